@@ -133,9 +133,9 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
         yield (name,), path, value
 
 
-def _require(value: Any, fits: bool, wanted: str) -> None:
+def _require(value: Any, fits: bool, choices: str) -> None:
     if not fits:
-        raise ValueError(f"is {value}, which is not supported: set {wanted}")
+        raise ValueError(f"is {value}, which is not supported: set {choices}")
 
 
 def _leaves(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:

@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import shlex
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -19,14 +19,13 @@ from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
+    from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
 
 TlsVersion = Literal["1.2", "1.3"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 Protocol = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 _PEM_START: Final = "-----BEGIN"
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
-_COMMAND: Final = ". To convert a store, run: keytool {0} {1} {2} {1}.{3}, and name the new file"
 
 
 def is_pem(value: str) -> bool:
@@ -53,7 +52,7 @@ def _version(value: Any) -> Any:
 def _extensions(found: dict[str, str]) -> dict[str, str]:
     for name, value in found.items():
         if not (name.isascii() and name.isalpha()) or name == "auth":
-            raise ValueError(f"has the extension {name!r}: its name must have letters only, and not be auth (KIP-342)")
+            raise ValueError(f"has the extension {name!r}: names have ASCII letters only, and auth is taken (KIP-342)")
         if not value.strip() or "," in value or not (value.isascii() and value.isprintable()):
             raise ValueError(f"has the extension {name} with a value that is empty, or not plain ASCII without commas")
     return found
@@ -254,126 +253,134 @@ class KafkaSecurity(Section):
         return KafkaSecurity.model_validate(values).read_from(self._folder, self._references)
 
 
-def file_problems(security: KafkaSecurity) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what is wrong with certificates, keys and stores: the setting below the section, and what to do.
+class FileProblem(Exception):
+    """A certificate, key or store is not usable."""
 
-    Call it with absolute paths (`read_from`). No text holds a secret.
-    """
+    def __init__(self, setting: str, sentence: str) -> None:
+        super().__init__(f"kafka.security.{setting}: {sentence}")
+        self.path: KeyPath = tuple(setting.split("."))
+        self.sentence = sentence
+        """What is wrong and what to do, without a secret."""
+
+
+def file_problems(security: KafkaSecurity) -> Iterator[FileProblem]:
+    """Yield what is wrong with the files of a section with absolute paths (`read_from`)."""
     tls, oauth = security.tls or KafkaTls(), security.sasl.oauth if security.sasl else None
-    checks: dict[KeyPath, Callable[[], object]] = {
-        ("tls", "ca"): lambda: tls.ca and _authorities(tls.ca),
-        ("tls", "certificate"): lambda: tls.certificate and _certificates(tls.certificate),
-        ("tls", "key"): lambda: tls.certificate and _key(tls),
-        ("tls", "keystore"): lambda: tls.keystore and _store(tls),
-        ("sasl", "oauth", "ca"): lambda: oauth and oauth.ca and _authorities(oauth.ca),
-    }
-    found: dict[KeyPath, str] = {}
-    for path, check in checks.items():
+    for check in (
+        lambda: read_authorities(tls.ca, "tls.ca"),
+        lambda: identity_of(tls),
+        lambda: read_authorities(oauth.ca if oauth else "", "sasl.oauth.ca"),
+    ):
         try:
-            if path != ("tls", "key") or ("tls", "certificate") not in found:
-                check()
-        except ValueError as cause:
-            found[path] = str(cause)
-    yield from found.items()
+            check()
+        except FileProblem as problem:
+            yield problem
 
 
 def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> list[str]:
-    """Return what the settings of a section weaken, and whether its certificate has expired; a sentence each."""
+    """Return what a section weakens, and whether its certificate is out of date; a sentence each."""
     found, tls, sasl = [], security.tls or KafkaTls(), security.sasl
     if not tls.verify_certificate:
         found.append("tls.verify_certificate is false, so any server can pose as a broker and read logins and records")
     elif not tls.verify_host_name:
-        found.append(
-            "tls.verify_host_name is false, so any server with a certificate of the authorities can pose as a broker"
-        )
+        found.append("tls.verify_host_name is false, so any server with a known certificate can pose as a broker")
     if sasl and security.effective_protocol == "sasl_plaintext":
         also = {"PLAIN": " and the password", "OAUTHBEARER": " and the token"}.get(sasl.mechanism, "")
         found.append(f"protocol is sasl_plaintext, so the network can read the records{also}: use sasl_ssl")
-    if tls.certificate or tls.keystore:
-        certificate = _store(tls) if tls.keystore else _certificates(tls.certificate)[0]
-        now = dt.datetime.now(dt.UTC)
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            days = f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}"
-            found.append(
-                f"tls.{'keystore' if tls.keystore else 'certificate'} is valid from {days} only, so brokers refuse it: "
-                "renew it. A new file is used without a restart"
-            )
+    if (identity := identity_of(tls)) and identity.cert:
+        certificate = identity.cert.certificate
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if not begin <= dt.datetime.now(dt.UTC) <= end:
+            name = "tls.keystore" if tls.keystore else "tls.certificate"
+            found.append(f"{name} is valid from {begin} to {end}, so brokers refuse it: renew it, no restart is needed")
     return [f"{section}.{sentence}" for sentence in found]
 
 
-def _content(value: str) -> bytes:
+def _content(value: str, setting: str) -> bytes:
     if is_pem(value):
         return value.encode()
     if not Path(value).is_file():
-        raise ValueError(f"names {value}, which is no file: correct the path")
+        raise FileProblem(setting, f"names {value}, which is no file: correct the path")
     try:
         return Path(value).read_bytes()
     except OSError as cause:
-        raise ValueError(f"names {value}, which cannot be read: {cause.strerror}. Correct its mode or path") from None
+        raise FileProblem(setting, f"names {value}, which cannot be read: {cause.strerror}. Correct it") from None
 
 
-def _no_pem(value: str, what: str, remedy: str) -> ValueError:
-    return ValueError(f"{'is a text' if is_pem(value) else f'names {value}'} without {what} in PEM: {remedy}")
+def read_authorities(value: str, setting: str) -> str:
+    """Return certificates of authorities as PEM text; empty if none are set.
 
-
-def _authorities(value: str) -> None:
+    Raises:
+        FileProblem: They are not usable.
+    """
+    text = _content(value, setting).decode("ascii", "ignore") if value else ""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_content(value).decode("ascii", "ignore"))
-    except (ssl.SSLError, UnicodeError):
-        command = "" if is_pem(value) else _COMMAND.format("-list -rfc -keystore", shlex.quote(value), ">", "pem")
-        raise _no_pem(value, "certificates", f"correct it{command}") from None
+        if value:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        name = shlex.quote(value)
+        command = (
+            "" if is_pem(value) else f". To convert a store, run: keytool -list -rfc -keystore {name} > {name}.pem"
+        )
+        raise FileProblem(setting, f"holds no certificates in PEM: correct it{command}") from None
+    return text
 
 
-def _certificates(value: str) -> list[Certificate]:
+def identity_of(tls: KafkaTls) -> PKCS12KeyAndCertificates | None:
+    """Return key, certificate and chain as their files are now; None if none are set.
+
+    Raises:
+        FileProblem: They are not usable, or do not belong together.
+    """
+    if tls.keystore:
+        return _store(tls.keystore, tls.keystore_password.get_secret_value())
+    if not tls.certificate:
+        return None
     from cryptography import x509
-
-    content = _content(value)
-    try:
-        return x509.load_pem_x509_certificates(content)
-    except ValueError:
-        raise _no_pem(value, "a certificate", "correct it, or set keystore to a PKCS#12 file") from None
-
-
-def _key(tls: KafkaTls) -> None:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as coding
+    from cryptography.hazmat.primitives.serialization import pkcs12
 
-    content, password = _content(value := tls.key.get_secret_value()), tls.key_password.get_secret_value()
+    try:
+        certificates = x509.load_pem_x509_certificates(_content(tls.certificate, "tls.certificate"))
+    except ValueError:
+        text = "holds no certificate in PEM: correct it, or set keystore to a PKCS#12 file"
+        raise FileProblem("tls.certificate", text) from None
+    content, password = _content(tls.key.get_secret_value(), "tls.key"), tls.key_password.get_secret_value()
     encrypted = b"ENCRYPTED" in content
     if encrypted != bool(password):
-        raise ValueError("is encrypted: set key_password" if encrypted else "is not encrypted: remove key_password")
+        text = "is encrypted: set key_password" if encrypted else "is not encrypted: remove key_password"
+        raise FileProblem("tls.key", text)
     try:
         key = coding.load_pem_private_key(content, password.encode() or None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        if encrypted:
-            raise ValueError("cannot be opened with key_password: correct key_password, or the key") from None
-        raise _no_pem(value, "a private key", "correct it") from None
+        text = "cannot be opened with key_password" if encrypted else "holds no private key in PEM"
+        raise FileProblem("tls.key", f"{text}: correct it") from None
     form = coding.Encoding.DER, coding.PublicFormat.SubjectPublicKeyInfo
-    if key.public_key().public_bytes(*form) != _certificates(tls.certificate)[0].public_key().public_bytes(*form):
-        raise ValueError("is not the key of the first certificate of certificate: set both from one pair")
+    if key.public_key().public_bytes(*form) != certificates[0].public_key().public_bytes(*form):
+        raise FileProblem("tls.key", "does not belong to the first certificate of certificate: set both from one pair")
+    first, *chain = (pkcs12.PKCS12Certificate(each, None) for each in certificates)
+    return pkcs12.PKCS12KeyAndCertificates(key, first, chain)
 
 
-def _store(tls: KafkaTls) -> Certificate:
+def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import pkcs12
 
-    content, name = _content(str(tls.keystore)), shlex.quote(str(tls.keystore))
+    content, name = _content(str(file), "tls.keystore"), shlex.quote(str(file))
+    text = f"names {file}, which is no PKCS#12 file that keystore_password opens: correct one of them"
     if content.startswith(_JKS):
-        command = _COMMAND.format("-importkeystore -deststoretype PKCS12 -srckeystore", name, "-destkeystore", "p12")
-        raise ValueError(f"names {tls.keystore}, a JKS store, which Kafka's client cannot read{command}")
-    if is_pem(content.decode("ascii", "ignore")):
-        raise ValueError(f"names {tls.keystore}, which is PEM: set certificate and key to it instead")
+        text = f"names {file}, a JKS store. To convert it, run: keytool -importkeystore -deststoretype PKCS12"
+        text += f" -srckeystore {name} -destkeystore {name}.p12"
+    elif is_pem(content.decode("ascii", "ignore")):
+        text = f"names {file}, which is PEM: set certificate and key to it instead"
     try:
-        key, certificate, _ = pkcs12.load_key_and_certificates(
-            content, tls.keystore_password.get_secret_value().encode()
-        )
+        store = pkcs12.load_pkcs12(content, password.encode())
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(
-            f"names {tls.keystore}, which is no PKCS#12 file that keystore_password opens: correct one of them"
-        ) from None
-    if not (key and certificate):
-        raise ValueError(f"names {tls.keystore}, which holds no private key with its certificate: name another file")
-    return certificate
+        raise FileProblem("tls.keystore", text) from None
+    if not (store.key and store.cert):
+        raise FileProblem("tls.keystore", f"names {file}, which holds no key with its certificate: use another")
+    return store
 
 
 def _oauth(values: dict[str, Any]) -> Any:

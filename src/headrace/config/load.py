@@ -273,8 +273,8 @@ class _FileReader:
             path[len(at) :]: text for path, text in self._replaced.items() if path[: len(at)] == at and files_in(text)
         }
         security = kafka.security.read_from(self._folder, references)
-        for path, sentence in file_problems(security):
-            self._report((*at, *path), sentence)
+        for problem in file_problems(security):
+            self._report((*at, *problem.path), problem.sentence)
         self._check_mount(security.key_file, (*at, "tls", "key"))
         return kafka.model_copy(update={"security": security})
 

@@ -51,7 +51,7 @@ _ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
 """The client has no setting for versions. This suite of TLS 1.2 is never usable here, and those of 1.3 stay offered."""
 _ONLY_TLS_1_2 = "openssl_conf=i\n[i]\nssl_conf=s\n[s]\nsystem_default=d\n[d]\nMaxProtocol=TLSv1.2\n"
 _process_tls: dict[str, str] = {}
-"""`newest`: the newest version that clients of this process offer, as soon as one may have been made."""
+"""`newest`: the newest version that clients of this process offer. `done`: OpenSSL was limited to it."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
@@ -73,36 +73,29 @@ def client_properties(kafka: KafkaConfig, client_id: str, *, consumer: bool = Fa
     }
 
 
-def limit_tls(*clusters: KafkaSecurity) -> None:
-    """Keep the `max_version` of clusters, before the first client of this process is made.
+def limit_tls(tls: KafkaTls) -> None:
+    """Keep `max_version`, which OpenSSL takes from a file when the first client is made, and for all of them.
 
-    OpenSSL reads its limit only then, from a file, and keeps it for every client. The variable that names the file is
-    removed again, so child processes and Python's own TLS keep theirs.
+    The variable that names the file is removed again. So child processes and Python's own TLS do not use it.
 
     Raises:
-        ConfigError: It cannot be kept, or another cluster needs a newer version.
+        ConfigError: It cannot be kept.
     """
-    used = [found.tls for found in clusters if found.tls]
-    newest = min((tls.max_version for tls in used), default="1.3")
-    known = _process_tls.setdefault("newest", newest) if newest == "1.3" else _process_tls.get("newest")
-    if "1.2" in (newest, known) and any(tls.min_version == "1.3" for tls in used):
-        raise ConfigError(
-            "kafka.security.tls: one cluster has max_version 1.2 and another min_version 1.3, and max_version counts "
-            "for the whole process: change one, or run two processes"
-        )
-    if newest == "1.3" or known == "1.2":
+    newest, known = tls.max_version, _process_tls.setdefault("newest", tls.max_version)
+    if known == "1.2" and tls.min_version == "1.3":
+        text = "min_version is 1.3 for one cluster, and max_version 1.2 for another, which counts for the whole process"
+        raise ConfigError(f"kafka.security.tls: {text}: change one, or run two processes")
+    if newest == "1.3" or "done" in _process_tls:
         return
-    if known:
-        raise ConfigError(
-            "kafka.security.tls.max_version is 1.2 for one cluster only, and counts for the whole process: set it in "
-            "kafka.security of headrace.yaml too"
+    if known == "1.3":
+        text = (
+            "is 1.2 for one cluster only, and counts for the whole process: set it in kafka.security of headrace.yaml"
         )
-    if "OPENSSL_CONF" in os.environ:
-        raise ConfigError(
-            f"kafka.security.tls.max_version is 1.2, and OPENSSL_CONF names {os.environ['OPENSSL_CONF']}: remove "
-            "max_version, and write MaxProtocol = TLSv1.2 into that file"
-        )
-    ssl.create_default_context()  # Python's own TLS has read its configuration before the variable is set
+        raise ConfigError(f"kafka.security.tls.max_version {text}")
+    if name := os.environ.get("OPENSSL_CONF"):
+        text = f"is 1.2, and OPENSSL_CONF names {name}: remove max_version, and write MaxProtocol = TLSv1.2 there"
+        raise ConfigError(f"kafka.security.tls.max_version {text}")
+    ssl.create_default_context()  # Python's own TLS has now read its configuration
     with tempfile.NamedTemporaryFile("w", suffix=".cnf") as file:
         file.write(_ONLY_TLS_1_2)
         file.flush()
@@ -111,7 +104,7 @@ def limit_tls(*clusters: KafkaSecurity) -> None:
             confluent_kafka.Producer({"log_level": 0})
         finally:
             del os.environ["OPENSSL_CONF"]
-    _process_tls["newest"] = newest
+    _process_tls["done"] = newest
 
 
 def security_properties(security: KafkaSecurity) -> dict[str, Any]:
@@ -120,7 +113,7 @@ def security_properties(security: KafkaSecurity) -> dict[str, Any]:
         security = security.current()
     except (ReferenceProblem, ValueError) as cause:
         log.warning("kafka.security: %s. The secrets read before stay in use", cause)
-    limit_tls(security)
+    limit_tls(security.tls or KafkaTls())
     protocol = security.effective_protocol
     properties: dict[str, Any] = {} if protocol == "plaintext" else {"security.protocol": protocol}
     if protocol.endswith("ssl"):

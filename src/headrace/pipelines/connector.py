@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaOAuth, KafkaSasl, KafkaSecurity, KafkaTls, is_pem
+from headrace.config.kafka_security import (
+    FileProblem,
+    KafkaOAuth,
+    KafkaSasl,
+    KafkaSecurity,
+    KafkaTls,
+    identity_of,
+    read_authorities,
+)
 from headrace.config.section import Section
 from headrace.errors import ConfigError
 
@@ -47,14 +55,8 @@ def require_supported(kafka: KafkaConfig) -> None:
     """Check that Java's client can do what the settings ask for.
 
     Raises:
-        ConfigError: It cannot, or TLS and login are set by librdkafka's names.
+        ConfigError: It cannot.
     """
-    for name, value in kafka.properties.items():
-        if name.startswith(("sasl.", "ssl.")) or (name == "security.protocol" and str(value).lower() != "plaintext"):
-            raise ConfigError(
-                f"kafka.properties.{name}: Spark's connector does not know it. Write TLS and login in kafka.security, "
-                "which pipelines use too"
-            )
     if kafka.security.tls and not kafka.security.tls.verify_certificate:
         raise ConfigError(f"kafka.security.tls.verify_certificate: {NOT_VERIFIED}")
 
@@ -80,7 +82,7 @@ def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
         }
         if tls.ca:
             plain["ssl.truststore.type"] = "PEM"
-            secrets["ssl.truststore.certificates"] = _certificates(tls.ca, "tls.ca")
+            secrets["ssl.truststore.certificates"] = _authorities(tls.ca, "tls.ca")
         if tls.certificate or tls.keystore:
             plain["ssl.keystore.type"] = "PEM"
             secrets["ssl.keystore.certificate.chain"], secrets["ssl.keystore.key"] = _identity(tls)
@@ -134,7 +136,7 @@ def _token_options(oauth: KafkaOAuth) -> dict[str, str]:
         **{f"extension_{name}": value for name, value in oauth.extensions.items()},
     }
     if oauth.ca:
-        authorities = _certificates(oauth.ca, "sasl.oauth.ca")
+        authorities = _authorities(oauth.ca, "sasl.oauth.ca")
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
     return options
 
@@ -145,15 +147,11 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
     return f"{_MODULES}.{module} required {written};"
 
 
-def _certificates(value: str, setting: str) -> str:
-    """Return the PEM text of certificates, of a file, or of all files in a folder."""
-    path = Path(value)
-    files = [] if is_pem(value) else sorted(path.iterdir()) if path.is_dir() else [path]
-    texts = [_read(file, setting).decode(errors="replace") for file in files] or [value]
-    found = dict.fromkeys(block for text in texts for block in _CERTIFICATE.findall(text))
-    if not found:
-        raise ConfigError(f"kafka.security.{setting} holds no certificate in PEM: correct it")
-    return "\n".join(found)
+def _authorities(value: str, setting: str) -> str:
+    try:
+        return "\n".join(dict.fromkeys(_CERTIFICATE.findall(read_authorities(value, setting))))
+    except FileProblem as cause:
+        raise ConfigError(str(cause)) from None
 
 
 def _identity(tls: KafkaTls) -> tuple[str, str]:
@@ -162,44 +160,20 @@ def _identity(tls: KafkaTls) -> tuple[str, str]:
     Java 17 reads neither keys in today's encryption (PBES2) nor keys in the older forms of OpenSSL.
     """
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    if tls.keystore:
-        setting = "tls.keystore"
-        try:
-            data = _read(tls.keystore, setting)
-            store = pkcs12.load_pkcs12(data, tls.keystore_password.get_secret_value().encode())
-        except ValueError:
-            raise ConfigError(
-                f"kafka.security.tls.keystore: {tls.keystore} is no PKCS#12 file, or keystore_password is not its "
-                "password: correct them"
-            ) from None
-        key, own = store.key, [store.cert, *store.additional_certs]
-        chain = "".join(each.certificate.public_bytes(Encoding.PEM).decode() for each in own if each)
-    else:
-        setting, written = "tls.key", tls.key.get_secret_value()
-        chain = _certificates(tls.certificate, "tls.certificate")
-        data = written.encode() if is_pem(written) else _read(Path(written), setting)
-        try:
-            key = load_key(data, tls.key_password.get_secret_value().encode() or None)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                "kafka.security.tls.key is no key in PEM, or does not fit key_password: correct them"
-            ) from None
-    if not chain or not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"kafka.security.{setting} holds no RSA or EC key with a certificate, which Java's Kafka client needs: "
-            "take another"
-        )
-    return chain, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-def _read(file: Path, setting: str) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError as cause:
-        raise ConfigError(f"kafka.security.{setting}: {file} cannot be read: {cause.strerror}") from cause
+        identity = identity_of(tls)
+    except FileProblem as cause:
+        raise ConfigError(str(cause)) from None
+    if not identity or not isinstance(identity.key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"kafka.security.tls.{'keystore' if tls.keystore else 'key'} holds no RSA or EC key, which Java's Kafka "
+            "client needs: use another"
+        )
+    own = [each.certificate for each in (identity.cert, *identity.additional_certs) if each]
+    chain = "".join(each.public_bytes(Encoding.PEM).decode() for each in own)
+    return chain, identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
 def _secret_values(section: Section) -> list[str]:

@@ -355,7 +355,8 @@ class TestSecrets:
         path.chmod(0o644)
         (problem,) = problems(path)
         assert problem.startswith(
-            "headrace.yaml:1: kafka.security.sasl.password: headrace.yaml holds a secret in plain text and its mode is 0644"
+            "headrace.yaml:1: kafka.security.sasl.password: headrace.yaml holds a secret in plain text and its mode "
+            "is 0644"
         )
         assert "chmod 600" in problem
         assert "hunter2" not in problem

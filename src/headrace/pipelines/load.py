@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace.config.explain import explain, location_of
+from headrace.config.kafka_security import file_problems
 from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_secret_name, resolve, too_open
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
@@ -130,8 +131,7 @@ def _security_problems(spec: PipelineSpec) -> Iterator[tuple[KeyPath, str]]:
     security = spec.kafka.security
     if security is None:
         return
-    for file in security.files:
-        if not file.is_file():
-            yield _SECURITY, f"names {file}, which is no file: correct the path"
+    for problem in file_problems(security):
+        yield (*_SECURITY, *problem.path), problem.sentence
     if security.tls and not security.tls.verify_certificate:
         yield (*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config.kafka import KafkaConfig
+from headrace.devcluster.certificates import Authority
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
@@ -241,7 +242,7 @@ def secured(folder: Path, security: str, servers: str = "other:1") -> str:
 
 def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) -> None:
     """References and paths work as in headrace.yaml, and the login is not for the brokers of others."""
-    (tmp_path / "ca.pem").touch()
+    Authority(tmp_path, "ca")
     sasl = "{mechanism: PLAIN, username: app, password: '${file:password}'}"
     spec = load(tmp_path, secured(tmp_path, f"{{tls: {{ca: ca.pem}}, sasl: {sasl}}}"))
     shared = KafkaConfig.model_validate(

@@ -23,8 +23,9 @@ from headrace.config.kafka_security import KafkaTls, is_pem
 _Error = confluent_kafka.KafkaError
 _AGO = re.compile(r" \(after \d+ms in state \w+.*$", re.DOTALL)
 _ADDRESS = re.compile(r"(?:\w+://)?([^\s/]+)/\w+: (.*)", re.DOTALL)
-_OAUTH_ERROR = re.compile(r'"error"\s*:\s*"(\w{1,40})"')
-_CERTIFICATE_REQUIRED = re.compile(r"alert number (?:40|42|46)\b")
+_OAUTH_ERROR = re.compile(r'(?:"error"\s*:\s*|error response \{)"(\w{1,40})"')
+_CERTIFICATE_REQUIRED = re.compile(r"alert number (?:40|42|46)\b|alert: (?:bad_certificate|certificate_required)")
+_OFFERED = re.compile(r"(?:supported mechanisms:|enabled mechanisms are) \[?([^\]]*)")
 _TEXT_LENGTH = 200
 _HANDSHAKE_SECONDS = 1.0
 _KNOWN_SECONDS = 10.0
@@ -88,6 +89,22 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
     return ConnectionProblem(f"{address}: {reason}") if code in (_Error._TRANSPORT, _Error._BAD_MSG) else None
 
 
+def refused_by_java(reported: str, kafka: KafkaConfig) -> ConnectionProblem:
+    """Return why the brokers of a pipeline refuse Java's client.
+
+    Args:
+        reported: What Java's exceptions report, in one line; `token: ` in front if they are about a token.
+        kafka: The settings of the pipeline.
+    """
+    tls = kafka.security.tls or KafkaTls()
+    name = next(
+        (name for pattern, name in _PATTERNS if pattern.search(reported)), "TLS" if "Ssl" in reported else "login"
+    )
+    if _CERTIFICATE_REQUIRED.search(reported) and not (tls.certificate or tls.keystore):
+        name = "no certificate"
+    return _named(name, kafka, reported, address=kafka.bootstrap_servers, text=reported[-_TEXT_LENGTH:])
+
+
 def _protocol(kafka: KafkaConfig) -> str:
     return str(kafka.properties.get("security.protocol", kafka.security.effective_protocol)).lower()
 
@@ -104,7 +121,7 @@ def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, t
         "text": text,
         "user": sasl.username if sasl else raw.get("sasl.username"),
         "mechanism": sasl.mechanism if sasl else raw.get("sasl.mechanism"),
-        "offered": reported.rpartition("supported mechanisms: ")[2],
+        "offered": offered[1] if (offered := _OFFERED.search(reported)) else "",
         "protocol": _protocol(kafka),
         # A query may hold a secret, and so may any other word of the token server's answer.
         "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",

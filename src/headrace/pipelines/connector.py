@@ -26,6 +26,8 @@ from headrace.config.kafka_security import (
 )
 from headrace.config.section import Section
 from headrace.errors import ConfigError
+from headrace.kafka.connection_errors import refused_by_java
+from headrace.pipelines.spec import PipelineSpec
 
 SECRETS_FILE: Final = "secrets.properties"
 """Name of the file in the driver's working folder."""
@@ -37,6 +39,8 @@ NOT_VERIFIED: Final = (
 _MODULES: Final = "org.apache.kafka.common.security"
 _PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_REFUSED_TOPICS: Final = re.compile(r"access topics: \[([^\]]+)\]")
+_REFUSED_GROUP: Final = re.compile(r"access group: (\S+)")
 _PLAIN_CHARACTER: Final = re.compile(r"[A-Za-z0-9]")
 
 
@@ -109,6 +113,37 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
         stream.writelines(f"{name}={_as_property(value)}\n" for name, value in secrets.items())
     draft.replace(file)
+
+
+def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
+    """Return why Kafka refuses the connector of a pipeline, as a sentence with the fix.
+
+    Args:
+        reported: What Java's exceptions report, in one line.
+        kafka: The settings of the pipeline's cluster.
+        spec: The pipeline.
+    """
+    if "AuthorizationException" not in reported:
+        of_a_token = "LoginException" in reported or "token endpoint" in reported
+        return str(refused_by_java(f"token: {reported}" if of_a_token else reported, kafka))
+    client = kafka.security.principal or "the client of this pipeline"
+    if "ClusterAuthorization" in reported:
+        return f"{client} has no right to write idempotently: grant it IdempotentWrite on the cluster"
+    if found := _REFUSED_GROUP.search(reported):
+        return f"{client} has no right to group {found[1]}: grant it Read"
+    named = _REFUSED_TOPICS.search(reported)
+    refused = named[1].split(", ") if named else []
+    needed = {
+        "Read": {source.topic for source in spec.sources.values()},
+        "Write": {flow.sink.topic for flow in spec.flows.values()},
+    }
+    rights = [
+        f"{right} on {', '.join(sorted(topics.intersection(refused) or topics))}"
+        for right, topics in needed.items()
+        if not refused or topics.intersection(refused)
+    ]
+    what = f"topic {named[1]}" if named else "a topic of this pipeline"
+    return f"{client} has no right to {what}: grant it {' and '.join(rights)}"
 
 
 def _as_property(value: str) -> str:

@@ -5,12 +5,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.config.kafka import KafkaConfig
 from headrace.config.references import ReferenceProblem
 from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
-from headrace.pipelines.connector import ConnectorSecurity, connector_options, require_supported, write_secrets
+from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import sources_of
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
@@ -201,6 +203,8 @@ class PipelineRun(Service):
         failure: wire.Failed | None = None
         try:
             async for event in driver.events():
+                if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
+                    event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
                 self._status.apply(event)
                 if isinstance(event, wire.FlowProgress):
                     self._publisher.add(self._spec.group(event.flow), event.positions)

@@ -17,7 +17,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import STORE_PASSWORD, Authority, KeyFiles
 from headrace.errors import ConfigError
-from headrace.pipelines.connector import connector_options, require_supported, write_secrets
+from headrace.pipelines.connector import connector_options, refusal, require_supported, write_secrets
+from headrace.pipelines.spec import PipelineSpec
 
 
 def security(**values: Any) -> KafkaSecurity:
@@ -159,3 +160,56 @@ def test_what_java_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"verify_certificate: is false, and Java's Kafka client"):
         require_supported(KafkaConfig(security=security(tls={"verify_certificate": False})))
     require_supported(KafkaConfig(properties={"client.rack": "a"}))
+
+
+_TLS = "SslAuthenticationException: SSL handshake failed; javax.net.ssl.SSLHandshakeException: "
+_LOGIN = "SaslAuthenticationException: Authentication failed"
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        (
+            f"{_LOGIN} during authentication due to invalid credentials with SASL mechanism SCRAM-SHA-256",
+            "login refused by b:1: user app or its password is wrong for SCRAM-SHA-256: correct kafka.security.sasl.",
+        ),
+        (f"{_LOGIN}: Invalid username or password", "login refused by b:1: user app or its password is wrong"),
+        (
+            "UnsupportedSaslMechanismException: Client SASL mechanism 'X' not enabled in the server, enabled "
+            "mechanisms are [PLAIN, OAUTHBEARER]",
+            "login refused by b:1: it offers PLAIN, OAUTHBEARER, and not SCRAM-SHA-256: correct kafka.security.sasl.m",
+        ),
+        (f"{_TLS}PKIX path building failed: unable to find valid certification path", "no known authority has signed"),
+        (f"{_TLS}No subject alternative names matching IP address 127.0.0.1 found", "is for another host name"),
+        (f"{_TLS}Received fatal alert: bad_certificate", "the broker requires a client certificate: set kafka.secu"),
+        (f"{_TLS}Received fatal alert: certificate_unknown", "the client certificate has expired, or the broker ref"),
+        (f"{_TLS}Received fatal alert: protocol_version", "no version or cipher suite is common: correct kafka"),
+        (
+            'LoginException: The response code 401 and error response {"invalid_client" - } was encountered reading '
+            "the token endpoint response",
+            "refused the request for a token (invalid_client): correct client_id",
+        ),
+        ("LoginException: An internal error occurred while retrieving token; PKIX path", "TLS failed with the token"),
+        (
+            "TopicAuthorizationException: Not authorized to access topics: [out]",
+            "User:app has no right to topic out: grant it Write on out",
+        ),
+        (
+            "TopicAuthorizationException: Topic authorization failed.",
+            "User:app has no right to a topic of this pipeline: grant it Read on in and Write on out",
+        ),
+        ("GroupAuthorizationException: Not authorized to access group: g", "no right to group g: grant it Read"),
+        ("ClusterAuthorizationException: Cluster authorization failed.", "grant it IdempotentWrite on the cluster"),
+    ],
+)
+def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
+    """Cause and fix, in the words of readiness and `doctor`."""
+    kafka = KafkaConfig(bootstrap_servers="b:1", security=security(sasl=scram("app", "c4nary")))
+    spec = PipelineSpec.model_validate(
+        {
+            "name": "p",
+            "sources": {"a": {"topic": "in", "schema": "x INT"}},
+            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out"}}},
+        }
+    )
+    assert expected in refusal(reported, kafka, spec)

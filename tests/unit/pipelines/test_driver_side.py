@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.__main__ import failure_event
@@ -140,3 +140,29 @@ def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     found = Toolchain(Path("/java"), ()).environment(Path("/scratch"), {"s3cret"})
     assert not {"SPARK_HOME", "KAFKA_PASSWORD", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")
+
+
+class _Captured(PySparkException):
+    """An error of the JVM as PySpark makes it: with a trace of its causes, or with the cause as another error."""
+
+    def __init__(self, text: str, trace: str, cause: PySparkException | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace = trace
+        self._cause = cause
+
+
+def test_a_refusal_by_kafka_is_known_by_its_cause() -> None:
+    """Spark names the flow only; what Kafka's client reports is below it, and it is retried."""
+    trace = """java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.SslAuthenticationException: SSL
+\tat java.base/java.util.concurrent.CompletableFuture.reportGet(CompletableFuture.java:396)
+Caused by: org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed
+Caused by: javax.net.ssl.SSLHandshakeException: PKIX path building failed
+\t... 5 more"""
+    cause = _Captured("Query terminated", "stack without causes", _Captured("SSL handshake failed", trace))
+    failure = failure_event(cause, "flows.f")
+    assert failure.error == "KAFKA_REFUSES"
+    assert failure.text.endswith("SSL handshake failed; SSLHandshakeException: PKIX path building failed")
+    assert "reportGet" not in failure.text
+    assert failure.retriable
+    other = _Captured("Query terminated", "org.apache.kafka.common.errors.TimeoutException: Timed out")
+    assert failure_event(other, "flows.f").error != "KAFKA_REFUSES"

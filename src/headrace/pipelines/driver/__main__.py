@@ -27,6 +27,8 @@ from headrace.pipelines.graph import ordered_views
 _POLL_SECONDS = 0.1
 _STOP_POLL_SECONDS = 0.02
 _LINES = 4
+_REPORT = re.compile(r"(?:Caused by: )?(?:\w+\.)+(\w+(?:Exception|Error): .*)")
+_REPORT_LENGTH = 4000
 
 
 class _PartFailed(Exception):
@@ -125,6 +127,15 @@ def _stop(active: dict[str, ProgressReader]) -> None:
         time.sleep(_STOP_POLL_SECONDS)
 
 
+def _refused(cause: BaseException) -> str:
+    """Return what Java's exceptions report, in one line, if Kafka refuses this client; otherwise an empty text."""
+    # The error of a query has no trace of its own causes; that of its cause has.
+    traces = [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
+    reports = [found[1] for trace in traces for line in trace.splitlines() if (found := _REPORT.match(line))]
+    text = "; ".join(dict.fromkeys(reports))
+    return text[found.start() :][:_REPORT_LENGTH] if (found := wire.REFUSED.search(text)) else ""
+
+
 def failure_event(cause: Exception, part: str) -> wire.Failed:
     """Return the event of an error: its first lines, without values of records."""
     name = type(cause).__name__
@@ -136,6 +147,8 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
         return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
+    if refused := _refused(cause):
+        return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
     # Spark quotes values of records in single quotes.
     text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
     return wire.Failed(name, text, retriable=True, part=part)

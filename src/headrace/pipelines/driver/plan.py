@@ -4,6 +4,7 @@ The plan is one JSON document on standard input, so nothing of it is in the proc
 JSON line each on the standard output that the process started with.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,12 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     """The failed part, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
 
 
+KAFKA_REFUSES = "KAFKA_REFUSES"
+"""Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
+REFUSED = re.compile(
+    r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
+)
+"""The exceptions of Kafka's client for that."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
 AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Failed

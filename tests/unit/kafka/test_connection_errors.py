@@ -127,7 +127,7 @@ def test_the_page_has_every_sentence() -> None:
     page = Path(__file__).parents[3] / "docs/security-kafka.md"
     rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \|$", page.read_text(), re.MULTILINE)
     values = {"address": "broker:9093", "user": "app", "mechanism": "SCRAM-SHA-512", "offered": "PLAIN", "text": "…"}
-    values |= {"protocol": "ssl", "token_url": "https://tokens/token", "oauth_error": " (invalid_client)"}
+    values |= {"protocol": "ssl", "token_url": "https://localhost/token", "oauth_error": " (invalid_client)"}
     expected = [(one.why.format_map(values), one.fix.format_map(values)) for one in PROBLEMS.values()]
     assert [row[1:] for row in rows] == expected
 

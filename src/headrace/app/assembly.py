@@ -70,7 +70,7 @@ class Assembly:
             PipelineInvalid: A pipeline file is not usable.
         """
         self._context, self._config, self._owner, self._may_read = context, config, owner, may_read
-        self.functions = [load_function(file) for file in config.functions]
+        self.functions = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.functions))
         self.consumers: list[RunningConsumer] = []
         self.pipeline_groups: list[str] = []
@@ -194,10 +194,7 @@ class Assembly:
         on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
         hooks = PumpHooks(on_ended=on_ended, on_drained=workers.call_drain_callbacks)
         pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery, hooks)
-        kafka = config.kafka
-        if trigger.kafka.brokers:
-            kafka = kafka.model_copy(update={"bootstrap_servers": ",".join(trigger.kafka.brokers)})
-        admin = self._admin_of(kafka, f"{spec.name}.{trigger.name}")
+        admin = self._admin_of(trigger.kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
         policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
         consumer = self._consumer(workers.name, pump, trigger.topics, policy, admin=admin)
         watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
@@ -213,7 +210,7 @@ class Assembly:
             dead_letters=dead_letters,
             pump=pump,
             flow=_FUNCTION_FLOW,
-            kafka=kafka,
+            kafka=admin.config,
             admin=admin,
         )
         self._add(running)

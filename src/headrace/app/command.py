@@ -50,7 +50,7 @@ class CommandProcess:
         """
         clock = self._clock = SystemClock()
         self._by = by
-        internal = InternalTopics(config, triggers_of(load_function(file) for file in config.functions))
+        internal = InternalTopics(config, triggers_of(load_function(file, config) for file in config.functions))
         audit = config.audit if config.audit.to == "topic" else AuditConfig(to="none")
         context = make_context(config.model_copy(update={"audit": audit, "producer": ProducerConfig()}), clock)
         context = dataclasses.replace(context, inner_producer=Producer(config.kafka, ProducerConfig(), "command"))

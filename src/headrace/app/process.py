@@ -246,7 +246,9 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
 
 def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTable[Any]:
     """Make the control table; its topic is created like the first topic that is read on the same cluster."""
-    topics = [topic for each in assembly.consumers if each.admin is context.admin for topic in each.topics]
+    topics = [
+        topic for each in assembly.consumers if each.admin.servers == context.admin.servers for topic in each.topics
+    ]
     config, source = context.config, next(iter(topics), "")
     topic = config.control.topic
     return CompactedTable(

@@ -25,12 +25,12 @@ class RegisteredConsumers:
         config = context.config
         self._context, self._internal, self._control = context, assembly.internal, control
         self._groups = ServiceGroups("reactive", context.clock, config.drain_seconds)
-        required = topic_requirements(config, assembly.functions).values()
+        required = topic_requirements(config, assembly.functions)
         rules = RegistrationRules(
             config.registrations,
             config.kafka.properties,
             {consumer.name for consumer in assembly.consumers},
-            [each for of_cluster in required for each in of_cluster],
+            [each for _, of_cluster in required for each in of_cluster],
             self._is_internal,
         )
         # A removed consumer keeps its hold while it drains, or it would begin again for that time.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.config.internal_topics import InternalTopics
+from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, TopicRequirement
@@ -16,16 +17,17 @@ def examination(
     config: HeadraceConfig, functions: Sequence[FunctionSpec], admin: Admin
 ) -> Callable[[], Awaitable[Sequence[Finding]]]:
     """Return what examines every cluster that a configuration uses; `admin` serves the cluster in `kafka`."""
-    own = config.kafka.bootstrap_servers
     clusters = [
-        (admin if servers == own else Admin(config.kafka.model_copy(update={"bootstrap_servers": servers})), required)
-        for servers, required in topic_requirements(config, functions).items()
+        (admin if kafka is config.kafka else Admin(kafka), required)
+        for kafka, required in topic_requirements(config, functions)
     ]
 
     async def run() -> list[Finding]:
         creates = config.kafka.create_topics
         return [
-            found for admin, required in clusters for found in await examine(admin, required, creates_topics=creates)
+            found
+            for cluster, required in clusters
+            for found in await examine(cluster, required, creates_topics=creates, dead_letters=admin)
         ]
 
     return run
@@ -33,12 +35,13 @@ def examination(
 
 def topic_requirements(
     config: HeadraceConfig, functions: Sequence[FunctionSpec]
-) -> Mapping[str, Sequence[TopicRequirement]]:
-    """Return the topics of every consumer and function, by bootstrap servers."""
+) -> Sequence[tuple[KafkaConfig, list[TopicRequirement]]]:
+    """Return the topics of every consumer and function by cluster and login, those of the configuration first."""
     internal = InternalTopics(config, triggers_of(functions))
-    found: dict[str, list[TopicRequirement]] = {config.kafka.bootstrap_servers: []}
+    own: list[TopicRequirement] = []
+    found = [(config.kafka, own)]
     for name, reactive in config.reactive_consumers.items():
-        found[config.kafka.bootstrap_servers].append(
+        own.append(
             TopicRequirement(
                 f"reactive_consumers.{name}",
                 reactive.group,
@@ -50,9 +53,12 @@ def topic_requirements(
         )
     for spec in functions:
         for trigger in spec.triggers:
-            servers = ",".join(trigger.kafka.brokers) or config.kafka.bootstrap_servers
+            cluster = trigger.kafka.cluster(config.kafka)
             dead_letter_topic = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
             label = f"function {spec.name}.{trigger.name}"
             required = TopicRequirement(label, trigger.kafka.group, trigger.topics, None, dead_letter_topic)
-            found.setdefault(servers, []).append(required)
+            if same := next((each for kafka, each in found if kafka == cluster), None):
+                same.append(required)
+            else:
+                found.append((cluster, [required]))
     return found

@@ -36,7 +36,7 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
         if cluster.file:
             config = cluster.file.model_copy(update={"kafka": cluster.kafka})
             found += await _machine(config)
-            functions = [load_function(file) for file in config.functions]
+            functions = [load_function(file, config) for file in config.functions]
             found += await examination(config, functions, Admin(cluster.kafka))()
         if topics or not cluster.file:
             required = [TopicRequirement("", "(any)", topics)] if topics else []

@@ -104,7 +104,7 @@ def check(file: Path, output: str) -> None:
             settings, problems, files = read_config(file, variables())
         except ConfigError as unreadable:
             settings, problems, files = None, [unreadable.description], {}
-        problems += _problems_of(files)
+        problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
     if output == "json":
@@ -168,13 +168,13 @@ def _warnings() -> Iterator[list[str]]:
         logger.propagate = before
 
 
-def _problems_of(files: Mapping[str, Sequence[Path]]) -> list[str]:
+def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
     from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipeline
 
     problems: list[str] = []
     load: dict[str, Callable[[Path], object]] = {
-        "functions": functools.partial(load_function, check_handler=True),
+        "functions": functools.partial(load_function, config=settings, check_handler=True),
         "pipelines": functools.partial(load_pipeline, check=True),
     }
     for section, paths in files.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -149,6 +151,10 @@ class KafkaConfig(Section):
     """Whether internal topics (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one answer to an administrative request."""
+
+    def is_at(self, brokers: Sequence[str]) -> bool:
+        """Return whether these are its bootstrap servers, in any order; none are taken for its own."""
+        return not brokers or {each.strip() for each in brokers} == set(re.split(r"\s*,\s*", self.bootstrap_servers))
 
     @model_validator(mode="after")
     def _one_choice_of_suites(self) -> KafkaConfig:

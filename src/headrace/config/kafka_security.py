@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import shlex
 import ssl
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,14 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _unflattened(value: Any) -> Any:
+    """Return PEM text with its lines; in variables and annotations they are often joined by blanks or `@`."""
+    if not isinstance(value, str) or not is_pem(value) or "\n" in value.strip():
+        return value
+    labels = re.sub(r"-----(BEGIN|END) [A-Z0-9 ]+-----", lambda label: label[0].replace(" ", "\0"), value.strip())
+    return labels.replace("@", "\n").replace(" ", "\n").replace("\0", " ") + "\n"
+
+
 def _version(value: Any) -> Any:
     return str(value).removeprefix("TLSv")
 
@@ -58,16 +67,19 @@ def _extensions(found: dict[str, str]) -> dict[str, str]:
     return found
 
 
+_Lines: Final = BeforeValidator(_unflattened)
+
+
 class KafkaTls(Section):
     """TLS to the brokers. Certificates and keys are PEM: the path of a file, relative to this file, or the text itself.
 
     Files are read again when they change."""
 
-    ca: str = ""
+    ca: Annotated[str, _Lines] = ""
     """Authorities that may have signed the brokers' certificates, instead of the system's."""
-    certificate: str = ""
+    certificate: Annotated[str, _Lines] = ""
     """Certificate that Headrace presents, with its chain."""
-    key: SecretStr = SecretStr("")
+    key: Annotated[SecretStr, _Lines] = SecretStr("")
     """Private key of the certificate (PKCS#8)."""
     key_password: SecretStr = SecretStr("")
     """Password of the key, if it has one."""
@@ -113,7 +125,7 @@ class KafkaOAuth(Section):
     """Scopes to ask for; empty for the server's default."""
     extensions: Annotated[dict[str, str], AfterValidator(_extensions)] = Field(default_factory=dict)
     """SASL extensions by name that brokers of some services ask for (KIP-342)."""
-    ca: str = ""
+    ca: Annotated[str, _Lines] = ""
     """Authorities of the token server's certificate, as path or PEM text, instead of the system's."""
 
     @model_validator(mode="after")

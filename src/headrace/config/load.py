@@ -253,12 +253,16 @@ class _FileReader:
             )
             backend = consumer.backend.model_copy(update={"tls": backend_tls})
             reactive[name] = consumer.model_copy(update={"backend": backend})
+        secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
+        if secrets and not secrets.is_dir():
+            self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
         registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
         return config.model_copy(
             update={
                 **(registry if "schema_registry" in config.model_fields_set else {}),  # one in the file must answer
                 **files,
                 "kafka": kafka,
+                "functions_secrets_dir": secrets,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
                 "http": config.http.model_copy(update={"tls": tls}),

@@ -48,6 +48,9 @@ class HeadraceConfig(Section):
     """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)
     """Function files (Nuclio's `function.yaml`), relative to this file."""
+    functions_secrets_dir: Path | None = None
+    """Folder with the secrets that function files mount (`spec.volumes`): a folder for each `secretName`, in which each
+    key is a file; relative to this file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
     durability: Literal["report", "strict"] = "report"

@@ -29,25 +29,30 @@ _DEFAULT_RETENTION_MINUTES = "10080"
 Examine = Callable[[], Awaitable[Sequence[Finding]]]
 
 
-async def examine(admin: Admin, required: Iterable[TopicRequirement], *, creates_topics: bool) -> list[Finding]:
+async def examine(
+    admin: Admin, required: Iterable[TopicRequirement], *, creates_topics: bool, dead_letters: Admin | None = None
+) -> list[Finding]:
     """Return every precondition of these requirements on one cluster, each once.
 
     Args:
         admin: Administration of the cluster.
         required: What is read, and where dead letters go.
         creates_topics: Whether dead letter topics that are missing will be created.
+        dead_letters: Administration of the cluster that dead letters go to; None for the same.
 
     Raises:
         KafkaUnavailable: No broker answers.
     """
-    return list(dict.fromkeys([judge_servers(admin.servers), *await _Examination(admin, creates_topics).of(required)]))
+    examination = _Examination(admin, dead_letters or admin, creates_topics)
+    return list(dict.fromkeys([judge_servers(admin.servers), *await examination.of(required)]))
 
 
 class _Examination:
-    def __init__(self, admin: Admin, creates_topics: bool) -> None:
+    def __init__(self, admin: Admin, dead_letters: Admin, creates_topics: bool) -> None:
         self._admin = admin
+        self._dead_letters_admin = dead_letters
         self._creates_topics = creates_topics
-        self._topics: dict[str, Topic | None] = {}
+        self._topics: dict[tuple[Admin, str], Topic | None] = {}
 
     async def of(self, required: Iterable[TopicRequirement]) -> list[Finding]:
         cluster = await self._admin.describe_cluster()
@@ -65,7 +70,7 @@ class _Examination:
     async def _source(
         self, name: str, group: str, dead_letter_topic: Callable[[str], str] | None, kept_ms: int
     ) -> list[Finding]:
-        source = await self._topic(name)
+        source = await self._topic(self._admin, name)
         if source is None:
             advice = f"headrace topics create {name}, with the partitions and replicas it needs"
             return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
@@ -75,21 +80,21 @@ class _Examination:
         return found
 
     async def _dead_letters(self, name: str, source: Topic) -> list[Finding]:
-        if dead_letters := await self._topic(name):
+        if dead_letters := await self._topic(self._dead_letters_admin, name):
             return [*judge_topic(dead_letters), *judge_dead_letters(dead_letters, source)]
         if self._creates_topics:
             return [Finding(f"topic {name}", "exists", "ok", f"will be created like {source.info.name}")]
         advice = f"headrace topics create {name}, or set kafka.create_topics: true"
         return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
 
-    async def _topic(self, name: str) -> Topic | None:
-        if name not in self._topics:
+    async def _topic(self, admin: Admin, name: str) -> Topic | None:
+        if (admin, name) not in self._topics:
             try:
-                info = await self._admin.describe_topic(name)
-                self._topics[name] = Topic(info, await self._admin.topic_configs(name))
+                info = await admin.describe_topic(name)
+                self._topics[admin, name] = Topic(info, await admin.topic_configs(name))
             except TopicNotFound:
-                self._topics[name] = None
-        return self._topics[name]
+                self._topics[admin, name] = None
+        return self._topics[admin, name]
 
 
 async def require(examine_all: Examine) -> None:

@@ -17,9 +17,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from headrace.config.explain import explain, location_of
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.spec import AnyTrigger, FunctionSpec, KafkaAttributes, KafkaTrigger, Trigger
+from headrace.functions.trigger_security import SETTINGS, SecretFiles, SecurityReader, Written, cluster_problem
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +41,18 @@ _ANNOTATED = (
     "ordering",
 )
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
-_SWITCHES = {"tls": "tls-enabled", "sasl": "sasl-enabled"}
-_CERTIFICATES = {"caCert": "ca-cert", "accessKey": "access-key", "accessCertificate": "access-cert"}
-"""Attributes that protect the connection, and their annotations. Certificates switch TLS on by being there."""
-_FALSE = ("false", "f", "0", "")
+_PROTECTION = ("tls", "sasl", "oauth")
+"""Mappings in which an unknown key is an error: it may be meant to protect."""
 _NEAR = 0.8
 """Similarity from which an unknown key counts as a misspelt one."""
 
 _KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
 _TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("url", "attributes")]
-_KAFKA_KEYS = [field.alias or name for name, field in KafkaAttributes.model_fields.items()]
+_KAFKA_KEYS = [field.alias or name for name, field in KafkaAttributes.model_fields.items() if name != "security"]
 _KEYS["attributes"]["read"] += _KAFKA_KEYS
+_KEYS["annotations"]["read"] += [annotation for annotation, _ in SETTINGS.values()]
+for _name in SETTINGS:
+    _KEYS[_name.split(".")[-2] if "." in _name else "attributes"]["read"].append(_name.split(".")[-1])
 _KEYS["attributes"]["read"] += [
     key
     for name, field in Trigger.model_fields.items()
@@ -56,11 +60,12 @@ _KEYS["attributes"]["read"] += [
 ]
 
 
-def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
+def load_function(file: Path, config: HeadraceConfig | None = None, *, check_handler: bool = False) -> FunctionSpec:
     """Return the spec of a function file, and log the keys that have no effect.
 
     Args:
         file: The file, or the folder that holds a `function.yaml`.
+        config: Names the cluster that triggers are compared with, and the folder of secrets; None for neither.
         check_handler: Also find the handler, without importing its module.
 
     Raises:
@@ -72,7 +77,8 @@ def load_function(file: Path, *, check_handler: bool = False) -> FunctionSpec:
     tree, locations = read_tree(text, str(file), problems)
     function = None
     if not problems.found:
-        function = _FunctionFile(tree, {**locations, (): str(file)}, problems).function(file.parent, check_handler)
+        found = _FunctionFile(tree, {**locations, (): str(file)}, problems, file, config)
+        function = found.function(file.parent, check_handler)
     if problems.found or not function:
         raise FunctionInvalid("\n".join(problems.ordered))
     return function
@@ -97,10 +103,14 @@ class _Section:
 class _FunctionFile:
     """A function file that has been parsed."""
 
-    def __init__(self, tree: Any, locations: dict[KeyPath, str], problems: Problems) -> None:
+    def __init__(
+        self, tree: Any, locations: dict[KeyPath, str], problems: Problems, file: Path, config: HeadraceConfig | None
+    ) -> None:
         self._tree = tree
         self._locations = locations
         self._problems = problems
+        self._config = config
+        self._files = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
 
     def function(self, folder: Path, check_handler: bool) -> FunctionSpec | None:
         top = self._section((), self._tree, "top")
@@ -113,6 +123,7 @@ class _FunctionFile:
             path = spec.paths["env"]
             sections = [self._section((*path, index), entry, "variable") for index, entry in enumerate(entries)]
             spec.values["env"] = [section.values for section in sections]
+        self._files = self._files._replace(mounts=self._mounts(spec))
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if trigger]
@@ -126,7 +137,7 @@ class _FunctionFile:
     def _check_runtime(self, spec: _Section) -> None:
         runtime = str(spec.values.get("runtime", "python"))
         if not runtime.startswith("python"):
-            log.warning(self._text_of(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only"))
+            self._warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
 
     def _annotations(self, metadata: _Section) -> _Section:
         """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
@@ -134,7 +145,7 @@ class _FunctionFile:
         if not isinstance(found, dict):
             return self._section(kafka.path, found, "annotations")
         for name in [name for name in found if name in _OTHER_ANNOTATIONS]:
-            log.warning(self._text_of((*kafka.path, name), "is without effect in Headrace"))
+            self._warn((*kafka.path, name), "is without effect in Headrace")
         kafka_only = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
         return self._section(kafka.path, kafka_only, "annotations", _PREFIX)
 
@@ -151,43 +162,56 @@ class _FunctionFile:
             annotation = re.sub("([A-Z])", r"-\1", key).lower()
             if annotation in annotations.values and key not in attributes.values:
                 attributes.take(key, annotations, annotation)
-        self._refuse_protection(attributes, annotations)
         if "url" in trigger.values and not attributes.values.get("brokers"):
             attributes.values["brokers"], attributes.paths["brokers"] = [trigger.values["url"]], trigger.paths["url"]
         for key in _TRIGGER_READ:
             if key in trigger.values:
                 attributes.take(key, trigger)
         attributes.values["name"], attributes.paths["name"] = name, trigger.path
-        if annotations.values.get("explicit-ack-mode") in ("enable", "explicitOnly"):  # it wins over the key
+        acknowledges = annotations.values.get("explicit-ack-mode") in ("enable", "explicitOnly")
+        if acknowledges and "explicitAckMode" not in trigger.values:
             attributes.take("explicitAckMode", annotations, "explicit-ack-mode")
-        values = attributes.values
-        values["kafka"] = {key: values.pop(key) for key in _KAFKA_KEYS if key in values}
+        values, security = attributes.values, self._security(attributes, annotations)
+        values["kafka"] = {key: values.pop(key) for key in _KAFKA_KEYS if key in values} | {"security": security}
         return self._model(KafkaTrigger, attributes)
 
-    def _refuse_protection(self, attributes: _Section, annotations: _Section) -> None:
-        """Refuse what asks for TLS or a login: without them, records and passwords would travel in plain text."""
-        for name, annotation in _SWITCHES.items():
-            value = attributes.values.get(name, {})
-            parts, path = value if isinstance(value, dict) else {"enable": value}, attributes.path_of(name)
-            on = [item for key, item in parts.items() if key.lower().startswith("enable")]
-            if not on and annotation in annotations.values:
-                on, path = [annotations.values[annotation]], annotations.path_of(annotation)
-            if any(str(item).lower() not in _FALSE for item in on):
-                self._refuse(path, "TLS" if name == "tls" else "a login")
-            elif name in attributes.values:
-                log.warning(self._text_of(path, "is not enabled, so it is without effect"))
-        for name, annotation in _CERTIFICATES.items():
-            for section, key in ((attributes, name), (annotations, annotation)):
-                if key in section.values:
-                    self._refuse(section.path_of(key), "TLS")
+    def _security(self, attributes: _Section, annotations: _Section) -> KafkaSecurity | None:
+        """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
+        sections = {"": attributes, "tls": self._below(attributes, "tls"), "sasl": self._below(attributes, "sasl")}
+        sections["sasl.oauth"] = self._below(sections["sasl"], "oauth")
+        written: dict[str, Written] = {}
+        for name, (annotation, _) in SETTINGS.items():
+            section, _, key = name.rpartition(".")
+            source, key = (sections[section], key) if key in sections[section].values else (annotations, annotation)
+            if key in source.values:
+                written[name] = Written(source.values[key], source.paths[key])
+        reader = SecurityReader(written, attributes.path, self._files, self._wrong, self._warn)
+        before = len(self._problems.found)
+        try:
+            security = reader.read()
+        except ValidationError as cause:
+            explain(reader.explained(cause), self._tree, self._locations, set(), self._problems)
+            return None
+        if len(self._problems.found) > before:
+            return None
+        kafka, brokers = self._config and self._config.kafka, attributes.values.get("brokers") or []
+        if kafka and isinstance(brokers, list) and (why := cluster_problem(security, brokers, kafka)):
+            path = next((one.path for one in written.values()), attributes.path_of("brokers"))
+            self._wrong(path, why)
+        plain_anyway = kafka and security == KafkaSecurity(protocol="plaintext") and kafka.is_at(brokers)
+        return None if plain_anyway else security
 
-    def _refuse(self, path: KeyPath, what: str) -> None:
-        properties = "security.protocol and ssl.*" if what == "TLS" else "security.protocol and sasl.*"
-        self._wrong(
-            path,
-            f"asks for {what}, which one trigger cannot have for itself: set {properties} for all clients under "
-            "kafka.properties in headrace.yaml, and remove it here",
-        )
+    def _mounts(self, spec: _Section) -> dict[Path, str]:
+        """Return the secrets that the file mounts: each `mountPath` with its `secretName`."""
+        found: dict[Path, str] = {}
+        entries = spec.values.get("volumes", [])
+        for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+            both = self._section((*spec.path_of("volumes"), index), entry, "mount")
+            volume, mount = self._below(both, "volume"), self._below(both, "volumeMount")
+            secret, path = self._below(volume, "secret").values.get("secretName"), mount.values.get("mountPath")
+            if isinstance(secret, str) and isinstance(path, str):
+                found[Path(path)] = secret
+        return found
 
     def _below(self, section: _Section, name: str, known: str = "", *, any_name: bool = False) -> _Section:
         return self._section(section.path_of(name), section.values.get(name, {}), "" if any_name else known or name)
@@ -203,12 +227,14 @@ class _FunctionFile:
         names = {name.lower(): name for kind in keys.values() for name in kind}
         for written, value in found.items():
             name = names.get(written.lower()) if known else written
-            if name is None:
+            if name is None and known in _PROTECTION:
+                self._wrong((*path, written), f"is not known: known here are {', '.join(keys['read'])}")
+            elif name is None:
                 self._judge_unknown((*path, prefix + written), written, keys["read"], names)
             elif value != "":  # Go's way to say that nothing was written
                 section.values[name], section.paths[name] = value, (*path, prefix + written)
         if idle := [prefix + name for name in section.values if name in ignored]:
-            log.warning(self._text_of(path, f"without effect in Headrace: {', '.join(idle)}"))
+            self._warn(path, f"without effect in Headrace: {', '.join(idle)}")
         return section
 
     def _judge_unknown(self, path: KeyPath, written: str, read: Collection[str], names: dict[str, str]) -> None:
@@ -217,10 +243,12 @@ class _FunctionFile:
         misspelt += [name for name in candidates if sorted(name) == sorted(written.lower())]
         near = misspelt or difflib.get_close_matches(written.lower(), names, 1)
         hint = f"; did you mean {names[near[0]]}?" if near else ""
-        if misspelt:
+        if written == "security":
+            self._wrong(path, "is a section of headrace.yaml: write tls and sasl here")
+        elif misspelt:
             self._wrong(path, f"is not known{hint}")
         else:
-            log.warning(self._text_of(path, f"is not known and has no effect{hint}"))
+            self._warn(path, f"is not known and has no effect{hint}")
 
     def _model(self, model: type[M], section: _Section) -> M | None:
         try:
@@ -236,6 +264,9 @@ class _FunctionFile:
 
     def _wrong(self, path: KeyPath, sentence: str) -> None:
         self._problems.add(location_of(path, self._locations), path, sentence)
+
+    def _warn(self, path: KeyPath, sentence: str) -> None:
+        log.warning(self._text_of(path, sentence))
 
     def _text_of(self, path: KeyPath, sentence: str) -> str:
         return ": ".join(part for part in (location_of(path, self._locations), dotted(path), sentence) if part)

@@ -16,6 +16,8 @@ from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import DeadLetterConfig, Ordering, RetryConfig
 from headrace.config.internal_topics import external_topic
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
 
@@ -74,6 +76,8 @@ class KafkaAttributes(_Part):
     group: Annotated[GroupName, Field(alias="consumerGroup")]
     brokers: list[str] = []
     """Brokers the file names; empty means those of headrace.yaml."""
+    security: KafkaSecurity | None = None
+    """TLS and login of its own; None for those of headrace.yaml, or plain text on brokers of its own."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
     session_timeout: Annotated[float, Field(ge=0.01), Duration] = 10.0
     heartbeat_interval: Annotated[float, Field(ge=0.001), Duration] = 3.0
@@ -89,6 +93,13 @@ class KafkaAttributes(_Part):
             times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
             raise ValueError(f"heartbeatInterval {times}: write less than it")
         return self
+
+    def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
+        """Return how to reach what the trigger reads: `kafka` itself, if it has neither brokers nor a login."""
+        if kafka.is_at(self.brokers):
+            return kafka.model_copy(update={"security": self.security}) if self.security else kafka
+        own = {"bootstrap_servers": ",".join(self.brokers), "security": self.security or KafkaSecurity()}
+        return kafka.model_copy(update=own)
 
     @property
     def member(self) -> ConsumerConfig:

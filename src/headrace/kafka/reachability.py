@@ -79,6 +79,7 @@ class Reachability(Service):
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
         """The addresses, as they are configured."""
+        self._label = name.removeprefix("kafka").strip() or self.servers
         self._properties = client_properties(kafka, "headrace-reachability")
         self._clock = clock
         self._report = report or log.warning
@@ -96,12 +97,12 @@ class Reachability(Service):
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
-        register_gauge(_UP, lambda: int(self._has_answered and not self._unanswered), bootstrap_servers=self.servers)
+        register_gauge(_UP, lambda: int(self._has_answered and not self._unanswered), bootstrap_servers=self._label)
         self._thread = OwnedThread(self.name, self._watch, self.die)
         self._thread.start()
 
     async def stop(self) -> None:
-        unregister_gauge(_UP, bootstrap_servers=self.servers)
+        unregister_gauge(_UP, bootstrap_servers=self._label)
         if self._thread:
             await self._thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()

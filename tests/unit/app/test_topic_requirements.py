@@ -11,6 +11,6 @@ def test_retry_tiers_are_judged_as_what_their_group_reads() -> None:
     reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost/"}}
     consumers = {"a": {**reactive, "retry": {"tiers": [1, 60]}}, "b": {**reactive, "group": "h"}}
     config = HeadraceConfig.model_validate({"reactive_consumers": consumers})
-    (required,) = topic_requirements(config, []).values()
+    ((_, required),) = topic_requirements(config, [])
     read = {each.group: ([*each.topics], [*each.retry_topics]) for each in required}
     assert read == {"g": (["t"], ["g.retry.1s", "g.retry.60s"]), "h": (["t"], [])}

@@ -75,7 +75,7 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
     assert told(caplog) == [
-        "spec: without effect in Headrace: volumes, minReplicas, maxReplicas",
+        "spec: without effect in Headrace: minReplicas, maxReplicas",
         "spec.triggers.my-kafka.attributes: without effect in Headrace: fetchMax",
     ]
 
@@ -202,39 +202,6 @@ def test_another_runtime_than_python_is_named(tmp_path: Path, caplog: pytest.Log
     """Its handler cannot run here."""
     load(tmp_path, with_attributes() + "  runtime: golang\n")
     assert told(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
-
-
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        (with_attributes("        tls: {enable: true}\n"), ":9: {at}.tls: asks for TLS"),
-        (with_attributes("        TLS: {Enabled: yes}\n"), ":9: {at}.TLS: asks for TLS"),
-        (with_attributes("        sasl: {enable: true, user: u}\n"), ":9: {at}.sasl: asks for a login"),
-        (with_attributes("        caCert: abc\n"), ":9: {at}.caCert: asks for TLS"),
-        (
-            "metadata: {annotations: {nuclio.io/kafka-tls-enabled: 'T'}}\n" + with_attributes(),
-            ":1: metadata.annotations.nuclio.io/kafka-tls-enabled: asks for TLS",
-        ),
-        (
-            "metadata: {annotations: {nuclio.io/kafka-access-key: abc}}\n" + with_attributes(),
-            ":1: metadata.annotations.nuclio.io/kafka-access-key: asks for TLS",
-        ),
-    ],
-)
-def test_a_trigger_that_asks_for_tls_or_a_login_is_refused(tmp_path: Path, text: str, where: str) -> None:
-    """What protects the connection is never dropped with a warning."""
-    with pytest.raises(FunctionInvalid) as caught:
-        load(tmp_path, text)
-    assert "function.yaml" + where.format(at="spec.triggers.k.attributes") in caught.value.description
-    assert "kafka.properties in headrace.yaml" in caught.value.description
-
-
-def test_protection_that_is_off_may_stand_in_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As in Nuclio, a user without `enable` does not log in; the attribute wins over the annotation."""
-    text = "metadata: {annotations: {nuclio.io/kafka-tls-enabled: 'true'}}\n"
-    load(tmp_path, text + with_attributes("        tls: {enable: false}\n        sasl: {user: u}\n"))
-    at = "spec.triggers.k.attributes"
-    assert told(caplog) == [f"{at}.{name}: is not enabled, so it is without effect" for name in ("tls", "sasl")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,232 @@
+"""TLS and login of a Kafka trigger: Nuclio's attributes, annotations and mounted secrets, as one `KafkaSecurity`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity, is_pem
+from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, resolve, too_open
+from headrace.config.yaml_tree import KeyPath
+
+SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    name: (annotation, tuple(setting.split(".")) if setting else ())
+    for name, (annotation, setting) in yaml.safe_load(
+        Path(__file__).with_name("security_keys.yaml").read_text()
+    ).items()
+}
+"""Each attribute, its annotation behind `nuclio.io/kafka-`, and its setting in `KafkaSecurity`."""
+
+_CERTIFICATES: Final = ("caCert", "accessCertificate", "accessKey", "sasl.oauth.caCert")
+_SECRETS: Final = ("accessKey", "accessKeyPassword", "sasl.password", "sasl.oauth.clientSecret")
+_BOOL: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
+    ("0", "f", "F", "FALSE", "false", "False"), False
+)
+"""Source: Go's strconv.ParseBool."""
+_NAMES: Final = {path[-1]: name.rpartition(".")[2] for name, (_, path) in SETTINGS.items() if path and path[-1] != "ca"}
+_MODEL_NAME: Final = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+
+
+class Written(NamedTuple):
+    """A value of the file, and where it is."""
+
+    value: Any
+    path: KeyPath
+
+
+class SecretFiles(NamedTuple):
+    """Where the secrets of a function file are on this machine."""
+
+    file: Path
+    """The function file; relative paths start from its folder."""
+    mounts: Mapping[Path, str]
+    """Each `mountPath` of `spec.volumes`, and the `secretName` there."""
+    folder: Path | None
+    """Holds a folder per secret; None if there is none."""
+
+    def find(self, path: Path) -> Path:
+        """Return where a file is.
+
+        Raises:
+            ValueError: It is in a mounted secret, and no folder is set.
+        """
+        for mount, secret in self.mounts.items():
+            if path.is_relative_to(mount) and self.folder:
+                return self.folder / secret / path.relative_to(mount)
+            if path.is_relative_to(mount) and not path.is_file():
+                raise ValueError(
+                    f"is in the secret {secret}, which spec.volumes mounts: set functions_secrets_dir in headrace.yaml "
+                    f"to the folder in which {secret} is a folder with a file per key"
+                )
+        return path
+
+
+class SecurityReader:
+    """Makes the `KafkaSecurity` of one trigger, and reports what is wrong with it."""
+
+    def __init__(
+        self,
+        written: Mapping[str, Written],
+        attributes: KeyPath,
+        files: SecretFiles,
+        wrong: Callable[[KeyPath, str], None],
+        warn: Callable[[KeyPath, str], None],
+    ) -> None:
+        """Take what is written, by the names in `SETTINGS`, and what reports a problem or a warning at a path."""
+        self._written, self._attributes, self._files = written, attributes, files
+        self._wrong, self._warn = wrong, warn
+        self._references: dict[KeyPath, str] = {}
+
+    def read(self) -> KafkaSecurity | None:
+        """Return the trigger's TLS and login; None if it says nothing of them.
+
+        Raises:
+            ValidationError: Of `KafkaSecurity`; `explained` says it in the names of the file.
+        """
+        tls, sasl = self._switch("tls.enable"), bool(self._switch("sasl.enable"))
+        has_tls = bool(tls or {"caCert", "accessCertificate", "accessKey"} & self._written.keys())
+        if sasl and tls is None and not has_tls:
+            text = "is not written, so the login uses TLS: write enable: true, or false for brokers without TLS"
+            self._warn((*self._attributes, "tls"), text)
+            has_tls = True
+        self._check_unused("tls", has_tls)
+        self._check_unused("sasl", sasl)
+        if self._switch("sasl.handshake") is False:
+            self._report("sasl.handshake", "is false, and Kafka's client always sends the handshake: remove it")
+        values: dict[str, Any] = {"tls": self._values("tls")} if has_tls else {}
+        if has_tls and self._switch("tls.insecureSkipVerify"):
+            values["tls"] |= {"verify_certificate": False, "verify_host_name": False}
+            text = "is true, so any server can pose as a broker and read logins and records"
+            self._warn(self._written["tls.insecureSkipVerify"].path, text)
+        if sasl:
+            values["sasl"] = {"mechanism": "PLAIN", **self._values("sasl")}
+        if not has_tls and (sasl or tls is False):
+            values["protocol"] = "sasl_plaintext" if sasl else "plaintext"
+        found = KafkaSecurity.model_validate(values).read_from(self._files.file.parent, self._references)
+        return found if values else None
+
+    def path_of(self, setting: KeyPath) -> KeyPath:
+        """Return the path in the file of a setting of `KafkaSecurity`, or of the first one in a section of it."""
+        names = [name for name, (_, path) in SETTINGS.items() if path and path[: len(setting)] == setting]
+        written = [self._written[name].path for name in names if name in self._written]
+        return written[0] if written else (*self._attributes, *names[0].split("."))
+
+    def explained(self, cause: ValidationError) -> list[ErrorDetails]:
+        """Return the errors of the model at the paths and with the names of the file."""
+        errors = cause.errors(include_url=False, include_input=False)
+        for error in errors:
+            error["loc"], error["msg"] = self.path_of(error["loc"][:3]), in_nuclio_names(error["msg"])
+        return errors
+
+    def _check_unused(self, section: str, enabled: bool) -> None:
+        """Judge the settings of a section that is not enabled: a forgotten switch must not drop protection."""
+        switches = (f"{section}.enable", "sasl.handshake")
+        names = [name for name in self._written if name.startswith(f"{section}.") and name not in switches]
+        if enabled or not names:
+            return
+        if switches[0] in self._written:
+            self._warn(self._written[names[0]].path, f"has no effect, because {section}.enable is false")
+        else:
+            self._report(names[0], f"has no effect without {section}.enable: write true to use it, false for none")
+
+    def _values(self, section: str) -> dict[str, Any]:
+        """Return the written settings of a section as the model has them."""
+        found: dict[str, Any] = {}
+        for name, (_, path) in SETTINGS.items():
+            if path[:1] == (section,) and name in self._written:
+                node = found
+                for part in path[1:-1]:
+                    node = node.setdefault(part, {})
+                if path[-1] in node:
+                    self._report(name, "is written in two spellings: keep one")
+                node[path[-1]] = self._value(name, path)
+        return found
+
+    def _value(self, name: str, path: KeyPath) -> Any:
+        value = self._written[name].value
+        if not isinstance(value, str):
+            return value
+        if name == "sasl.oauth.scopes":
+            return [part.strip() for part in value.split(",")]
+        if name == "sasl.oauth.extensions":
+            return {key.strip(): text for key, _, text in (part.partition("=") for part in value.split(","))}
+        try:
+            text = self._secret(name, value) if name in (*_CERTIFICATES, *_SECRETS) else value
+            files = [self._files.file.parent / file for file in files_in(text)]
+            resolved = resolve(text, os.environ, self._files.file.parent, lambda _: None)
+            if name in _SECRETS:
+                in_file = [Path(text)] if name == "accessKey" and not files and not is_pem(text) else files
+                reasons = [too_open(file, mounted=True) for file in in_file]
+                if holds_plain_text(text) and not in_file:
+                    reasons.append(too_open(self._files.file, mounted=False))
+                for reason in filter(None, reasons):
+                    self._report(name, reason)
+        except (ReferenceProblem, ValueError) as cause:
+            self._report(name, str(cause))
+            return "-"  # reported; anything but empty
+        if files:
+            self._references[path] = text
+        return resolved
+
+    def _secret(self, name: str, value: str) -> str:
+        """Return a certificate or secret as a text, the path of a file, or a reference to one. No error shows it."""
+        folder = str(self._written["secretPath"].value) if "secretPath" in self._written else ""
+        if is_pem(value) or "${" in value:
+            return value
+        if name not in _CERTIFICATES and not folder and not value.startswith(("/", "./", "../")):
+            return value  # the secret itself
+        file = self._files.find(Path(os.path.normpath(self._files.file.parent / folder / value)))
+        if not file.is_file():
+            other = "or write PEM text" if name in _CERTIFICATES else "or remove secretPath if this is the secret"
+            under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""
+            advice = f", {other}" if folder or name in _CERTIFICATES else ""
+            raise ValueError(f"names no file{under}: correct the name, or create the file{advice}")
+        one_line = b"\n" not in file.read_bytes().strip()
+        return f"${{file:{file}}}" if one_line or name not in _CERTIFICATES else str(file)
+
+    def _switch(self, name: str) -> bool | None:
+        if name not in self._written:
+            return None
+        found = _BOOL.get(str(self._written[name].value))
+        if found is None:
+            self._report(name, "is neither true nor false: write one of them")
+        return found
+
+    def _report(self, name: str, sentence: str) -> None:
+        self._wrong(self._written[name].path, sentence)
+
+
+def in_nuclio_names(sentence: str) -> str:
+    """Return a sentence about `KafkaSecurity` with the names that function files have."""
+    return _MODEL_NAME.sub(lambda match: _NAMES[match[0]], sentence)
+
+
+def cluster_problem(security: KafkaSecurity | None, brokers: Sequence[str], kafka: KafkaConfig) -> str:
+    """Return why a trigger's TLS and login do not fit the cluster in headrace.yaml; empty if they do."""
+    protocol, tls = kafka.security.effective_protocol, kafka.security.tls
+    own = security.effective_protocol if security else "plaintext"
+    if not kafka.is_at(brokers):
+        if security or protocol == "plaintext":
+            return ""
+        return (
+            f"names brokers of its own and neither TLS nor a login, while headrace.yaml reaches its brokers by "
+            f"{protocol}, which is not taken over: write tls and sasl here, or tls.enable: false for plain text"
+        )
+    if security is None:
+        return ""
+    if own != protocol:
+        return (
+            f"has {own} on the brokers of headrace.yaml, which are reached by {protocol} there: write the same here, "
+            "or name the brokers of another listener under brokers"
+        )
+    if tls and tls.ca and security.tls and not security.tls.ca and security.tls.verify_certificate:
+        return "has TLS of its own without caCert, and kafka.security.tls.ca of headrace.yaml is not taken over: add it"
+    return ""

@@ -1,0 +1,294 @@
+"""TLS and login of a function's trigger: attributes, annotations, mounted secrets, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.model import HeadraceConfig
+from headrace.devcluster.certificates import Authority, KeyFiles
+from headrace.errors import FunctionInvalid
+from headrace.functions.load import load_function
+
+PLAIN = {"enable": True, "user": "nuclio", "password": "s3rv3rl3ss"}
+NO_TLS: dict[str, Any] = {"tls": {"enable": False}}
+CANARY = "canary-secret"
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> KeyFiles:
+    """Make the authority `ca.pem` and a certificate with its key."""
+    return Authority(tmp_path, "ca").issue("app")
+
+
+def security_of(
+    folder: Path,
+    attributes: dict[str, Any] | None = None,
+    annotations: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    **spec: Any,
+) -> KafkaSecurity | None:
+    """Return what a trigger of a function file has; annotations are without their prefix."""
+    named = {f"nuclio.io/kafka-{name}": value for name, value in (annotations or {}).items()}
+    trigger = {"kind": "kafka-cluster", "attributes": {"topics": ["t"], "consumerGroup": "g", **(attributes or {})}}
+    document = {"metadata": {"annotations": named}, "spec": {"handler": "m:h", "triggers": {"k": trigger}, **spec}}
+    file = folder / "function.yaml"
+    file.touch(0o600)
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return load_function(file, HeadraceConfig.model_validate(config) if config else None).triggers[0].kafka.security
+
+
+def secured(folder: Path, *parts: Any, **spec: Any) -> KafkaSecurity:
+    """Return the TLS and login of a trigger that has one."""
+    found = security_of(folder, *parts, **spec)
+    assert found
+    return found
+
+
+def refusal(folder: Path, *parts: Any, **spec: Any) -> str:
+    """Return why a file is refused; no secret is in it, and a line is."""
+    with pytest.raises(FunctionInvalid) as refused:
+        security_of(folder, *parts, **spec)
+    assert CANARY not in str(refused.value)
+    assert f"{folder}/function.yaml:" in str(refused.value)
+    return refused.value.description
+
+
+def test_the_example_of_nuclio_s_page_is_a_scram_login_over_tls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unchanged; that nothing is verified there is a warning."""
+    sasl = {**PLAIN, "handshake": True, "mechanism": "SCRAM-SHA-256"}
+    found = secured(tmp_path, {"sasl": sasl, "tls": {"enable": True, "insecureSkipVerify": True}})
+    assert found.sasl and found.tls
+    assert (found.effective_protocol, found.sasl.mechanism) == ("sasl_ssl", "SCRAM-SHA-256")
+    assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("nuclio", "s3rv3rl3ss")
+    assert (found.tls.verify_certificate, found.tls.verify_host_name) == (False, False)
+    assert "insecureSkipVerify: is true" in caplog.text
+
+
+def test_the_example_of_the_earlier_page_uses_tls_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It has a login and no word on TLS: a password goes over TLS unless the file says otherwise."""
+    found = secured(tmp_path, {"sasl": PLAIN})
+    assert (found.effective_protocol, found.sasl and found.sasl.mechanism) == ("sasl_ssl", "PLAIN")
+    assert "attributes.tls: is not written, so the login uses TLS" in caplog.text
+    assert secured(tmp_path, {"sasl": PLAIN, **NO_TLS}).effective_protocol == "sasl_plaintext"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "annotations", "protocol"),
+    [
+        ({}, {}, None),
+        ({"tls": {"enable": True}}, {}, "ssl"),
+        ({"TLS": {"Enable": True}}, {}, "ssl"),
+        ({}, {"tls-enabled": "T"}, "ssl"),
+        ({"tls": {"enable": False}}, {"tls-enabled": "true"}, "plaintext"),
+        ({"tls": {"enable": True}}, {"tls-enabled": "false"}, "ssl"),
+        ({"sasl": {"enable": False, "user": "u"}}, {}, None),
+        ({"sasl": {"enable": False}}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p"}, None),
+        ({}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p", "tls-enabled": "0"}, "sasl_plaintext"),
+        ({"sasl": {"user": "v"}}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p"}, "sasl_ssl"),
+    ],
+)
+def test_attributes_win_over_annotations(
+    tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any], protocol: str | None
+) -> None:
+    """Each setting by itself; booleans have Go's spellings."""
+    found = security_of(tmp_path, attributes, annotations)
+    assert (found.effective_protocol if found else None) == protocol
+    if found and found.sasl and "sasl" in attributes:
+        assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("v", "p")
+
+
+OAUTH = {"clientID": "c", "clientSecret": CANARY, "tokenURL": "https://tokens/x"}
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+def test_a_token_server_is_named_by_either(tmp_path: Path, annotated: bool) -> None:
+    """Scopes and extensions are lists in attributes, and separated by commas in annotations."""
+    attributes: dict[str, Any] = {
+        "sasl": {
+            "enable": True,
+            "mechanism": "oauthbearer",
+            "oauth": {**OAUTH, "scopes": ["a", "b"], "extensions": {"pool": "1", "cluster": "2"}},
+        }
+    }
+    annotations: dict[str, Any] = {
+        "sasl-enabled": "true",
+        "sasl-mechanism": "OAUTHBEARER",
+        "sasl-oauth-client-id": "c",
+        "sasl-oauth-client-secret": CANARY,
+        "sasl-oauth-token-url": "https://tokens/x",
+        "sasl-oauth-scopes": "a, b",
+        "sasl-oauth-extensions": "pool=1,cluster=2",
+    }
+    found = secured(tmp_path, {}, annotations) if annotated else secured(tmp_path, attributes)
+    assert found.sasl and found.sasl.oauth
+    oauth = found.sasl.oauth
+    assert (oauth.client_id, oauth.client_secret.get_secret_value(), oauth.token_url) == (
+        "c",
+        CANARY,
+        "https://tokens/x",
+    )
+    assert (oauth.scopes, oauth.extensions) == (["a", "b"], {"pool": "1", "cluster": "2"})
+
+
+@pytest.mark.parametrize("name", ["minimumVersion", "minVersion", "MINVERSION"])
+@pytest.mark.parametrize(("version", "expected"), [("1.3", "1.3"), (1.2, "1.2"), ("TLSv1.3", "1.3")])
+def test_both_spellings_of_the_version_count(tmp_path: Path, name: str, version: Any, expected: str) -> None:
+    """Nuclio's key and that of its page; the number needs no quotes."""
+    found = secured(tmp_path, {"tls": {"enable": True, name: version}})
+    assert found.tls and found.tls.min_version == expected
+
+
+@pytest.mark.parametrize("flat", ["lines", "@", " "])
+@pytest.mark.parametrize("annotated", [False, True])
+def test_flattened_certificates_are_unflattened(tmp_path: Path, pem: KeyFiles, flat: str, annotated: bool) -> None:
+    """As annotations hold them: with `@` or blanks for line ends, which Nuclio does for two of the labels only."""
+    files = {"caCert": tmp_path / "ca.pem", "accessKey": pem.key, "accessCertificate": pem.certificate}
+    texts = {name: file.read_text() for name, file in files.items()}
+    shown = {name: text if flat == "lines" else text.strip().replace("\n", flat) for name, text in texts.items()}
+    names = {"caCert": "ca-cert", "accessKey": "access-key", "accessCertificate": "access-cert"}
+    annotations = {names[name]: text for name, text in shown.items()}
+    tls = (secured(tmp_path, {}, annotations) if annotated else secured(tmp_path, shown)).tls
+    assert tls
+    found = (tls.ca, tls.key.get_secret_value(), tls.certificate)
+    assert [text.strip() for text in found] == [text.strip() for text in texts.values()]
+
+
+def test_secrets_are_read_from_files_and_again_when_they_change(tmp_path: Path, pem: KeyFiles) -> None:
+    """From `secretPath`, by an absolute path whatever `secretPath` is, and flattened as well."""
+    mount, other = tmp_path / "mount", tmp_path / "other"
+    mount.mkdir()
+    (mount / "password").write_text("first\n")
+    other.write_text((tmp_path / "ca.pem").read_text().strip().replace("\n", "@"))
+    attributes = {"secretPath": str(mount), "sasl": {**PLAIN, "password": "password"}, "caCert": str(other)}
+    found = secured(tmp_path, attributes)
+    assert found.sasl and found.tls
+    assert (found.sasl.password.get_secret_value(), found.tls.ca.count("\n") > 2) == ("first", True)
+    assert {mount / "password", other} <= set(found.files)
+    (mount / "password").write_text("second\n")
+    now = found.current()
+    assert now.sasl and now.sasl.password.get_secret_value() == "second"
+    annotations = {"secret-path": str(mount), "ca-cert": str(tmp_path / "ca.pem"), "sasl-password": "password"}
+    by_annotation = secured(tmp_path, {"sasl": {"enable": True, "user": "u"}}, annotations)
+    assert by_annotation.sasl and by_annotation.sasl.password.get_secret_value() == "second"
+    assert tmp_path / "ca.pem" in by_annotation.files
+
+
+VOLUME = {
+    "volume": {"name": "s", "secret": {"secretName": "kafka-creds"}},
+    "volumeMount": {"name": "s", "mountPath": "/etc/nuclio/kafka-secret"},
+}
+
+
+def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> None:
+    """The folder has a folder per secret; without the setting the file is refused with its name."""
+    (tmp_path / "secrets/kafka-creds").mkdir(parents=True)
+    (tmp_path / "secrets/kafka-creds/password").write_text("mounted")
+    attributes: dict[str, Any] = {"sasl": {**PLAIN, "password": "password"}, "tls": {"enable": True}}
+    annotations = {"secret-path": "/etc/nuclio/kafka-secret"}
+    kafka = {"security": {"sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}}}
+    config = {"kafka": kafka, "functions_secrets_dir": str(tmp_path / "secrets")}
+    found = secured(tmp_path, attributes, annotations, config, volumes=[VOLUME])
+    assert found.sasl and found.sasl.password.get_secret_value() == "mounted"
+    assert found.files == [tmp_path / "secrets/kafka-creds/password"]
+    why = refusal(tmp_path, attributes, annotations, volumes=[VOLUME])
+    assert "sasl.password: is in the secret kafka-creds, which spec.volumes mounts: set functions_secrets_dir" in why
+    attributes["sasl"]["password"] = CANARY
+    assert "names no file under secretPath" in refusal(tmp_path, attributes, annotations, config, volumes=[VOLUME])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "annotations", "problem"),
+    [
+        ({"tls": {"enable": "maybe"}}, {}, ".attributes.tls.enable: is neither true nor false"),
+        ({}, {"tls-enabled": "yes"}, ":3: metadata.annotations.nuclio.io/kafka-tls-enabled: is neither true nor false"),
+        ({"tls": {"minimumVersion": "1.3"}}, {}, "tls.minimumVersion: has no effect without tls.enable"),
+        ({"tls": {"enable": True, "minimumVersion": "1.1"}}, {}, "tls.minimumVersion: should be '1.2' or '1.3'"),
+        ({}, {"tls-enabled": "t", "tls-minimum-version": "x"}, "kafka-tls-minimum-version: should be '1.2' or '1.3'"),
+        ({"tls": {"enable": True, "minVersion": "1.3", "minimumVersion": "1.3"}}, {}, "is written in two spellings"),
+        ({"tls": {"enable": True, "minVersion": "1.3", "maxVersion": "1.2"}}, {}, "minimumVersion 1.3 is newer than"),
+        ({"tls": {"enable": True, "serverName": "x"}}, {}, "tls.serverName: is not known: known here are"),
+        ({"tls": True}, {}, "attributes.tls: should be a mapping"),
+        ({"accessKey": "-----BEGIN PRIVATE KEY-----x"}, {}, "needs accessCertificate and accessKey together"),
+        ({"caCert": "nowhere.pem"}, {}, "caCert: names no file: correct the name, or create the file, or write PEM"),
+        ({"sasl": {"user": "u", "password": CANARY}}, {}, "sasl.user: has no effect without sasl.enable"),
+        ({}, {"sasl-password": CANARY}, "kafka-sasl-password: has no effect without sasl.enable"),
+        ({"sasl": {"enable": True, "user": "u"}}, {}, "mechanism PLAIN needs password"),
+        ({"sasl": {"enable": True, "password": CANARY}}, {}, "mechanism PLAIN needs user"),
+        ({"sasl": {**PLAIN, "mechanism": "GSSAPI"}}, {}, "sasl.mechanism: is GSSAPI, which needs Kerberos"),
+        ({"sasl": {**PLAIN, "mechanism": "SCRAM"}}, {}, "sasl.mechanism: should be 'PLAIN', 'SCRAM-SHA-256'"),
+        ({"sasl": {**PLAIN, "handshake": False}}, {}, "sasl.handshake: is false, and Kafka's client always sends"),
+        ({"sasl": {**PLAIN, "password": f"/{CANARY}"}}, {}, "sasl.password: names no file: correct the name"),
+        ({"secretPath": "s", "sasl": {**PLAIN, "password": CANARY}}, {}, "names no file under secretPath (s)"),
+        ({"sasl": {**PLAIN, "password": 1234}}, {}, "sasl.password: should be a valid string: put the value in quotes"),
+        ({"sasl": {**PLAIN, "password": "${env:NOT_SET}"}}, {}, "variable NOT_SET, which is not set"),
+        ({"sasl": {**PLAIN, "oauth": OAUTH}}, {}, "has oauth, which PLAIN does not use"),
+        ({"sasl": {"enable": True, "mechanism": "OAUTHBEARER"}}, {}, "without oauth: set oauth.tokenURL, clientID"),
+        (
+            {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": {**OAUTH, "tokenURL": "http://far/x"}}},
+            {},
+            "sasl.oauth.tokenURL: is not https",
+        ),
+        (
+            {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": {"clientID": "c"}}},
+            {},
+            "sasl.oauth.tokenURL: is missing",
+        ),
+        ({"security": {"protocol": "ssl"}}, {}, "security: is a section of headrace.yaml: write tls and sasl here"),
+    ],
+)
+def test_wrong_settings_name_their_line_and_the_fix(
+    tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any], problem: str
+) -> None:
+    """In the file's own names, and without the secret."""
+    assert problem in refusal(tmp_path, attributes, annotations)
+
+
+def test_a_file_with_a_secret_in_plain_text_must_be_private(tmp_path: Path) -> None:
+    """As headrace.yaml; a reference to a file or variable is not refused."""
+    (tmp_path / "p").write_text("x")
+    (tmp_path / "function.yaml").touch()
+    (tmp_path / "function.yaml").chmod(0o644)
+    why = refusal(tmp_path, {"sasl": {**PLAIN, "password": CANARY}})
+    assert "sasl.password" in why
+    assert "chmod 600" in why
+    assert secured(tmp_path, {"sasl": {**PLAIN, "password": "${file:p}"}}).files == [tmp_path / "p"]
+
+
+KAFKA = {
+    "bootstrap_servers": "a:9092, b:9092",
+    "security": {"tls": {"ca": "-----BEGIN"}, "sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}},
+}
+CA = "-----BEGIN CERTIFICATE-----"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "problem"),
+    [
+        ({}, ""),
+        ({"brokers": ["b:9092", "a:9092"]}, ""),
+        ({"brokers": ["c:9092"]}, "k.attributes.brokers: names brokers of its own and neither TLS nor a login"),
+        ({"brokers": ["a:9092"]}, "brokers: names brokers of its own and neither TLS nor a login"),
+        ({"brokers": ["c:9092"], **NO_TLS}, ""),
+        ({"brokers": ["c:9092"], "sasl": PLAIN}, ""),
+        ({"sasl": PLAIN}, "sasl.enable: has TLS of its own without caCert"),
+        ({"sasl": PLAIN, "caCert": CA}, ""),
+        ({"caCert": CA}, "has ssl on the brokers of headrace.yaml, which are reached by sasl_ssl"),
+        (NO_TLS, "has plaintext on the brokers of headrace.yaml, which are reached by sasl_ssl"),
+        ({"sasl": PLAIN, **NO_TLS}, "has sasl_plaintext on the brokers of headrace.yaml"),
+    ],
+)
+def test_settings_of_the_trigger_and_of_the_configuration_are_never_mixed(
+    tmp_path: Path, attributes: dict[str, Any], problem: str
+) -> None:
+    """The trigger has all of its TLS and login, or none; nothing becomes weaker by an omission."""
+    if problem:
+        assert problem in refusal(tmp_path, attributes, {}, {"kafka": KAFKA})
+    else:
+        security_of(tmp_path, attributes, {}, {"kafka": KAFKA})

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
+from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
@@ -46,7 +47,12 @@ from docs.generate import pages  # noqa: E402 a plain folder, found from the rep
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
 CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
-EXAMPLES = {"headrace.yaml": lambda path: load_config(path, {}), "function.yaml": load_function}
+EXAMPLES = {
+    "headrace.yaml": lambda path: load_config(path, {}),
+    "function.yaml": lambda path: load_function(
+        path, HeadraceConfig(functions_secrets_dir=path.parent.parent / "secrets")
+    ),
+}
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"
     r"|(?<![\w.])/(home|root|Users|mnt|workspace)/\w",
@@ -198,6 +204,7 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             "secret/shop",
             "secret/operators",
             "secret/cluster",
+            "secrets/kafka-creds/password",
             *CERTIFICATES,
         ):
             file = folder / name

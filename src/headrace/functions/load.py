@@ -42,7 +42,7 @@ _ANNOTATED = (
 )
 """Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
 _PROTECTION = ("tls", "sasl", "oauth")
-"""Mappings in which an unknown key is an error: it may be meant to protect."""
+"""Mappings in which an unknown key is an error: perhaps it should protect the connection."""
 _NEAR = 0.8
 """Similarity from which an unknown key counts as a misspelt one."""
 

@@ -17,12 +17,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from headrace.config.explain import explain, location_of
-from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.kafka_security import KafkaSecurity, file_problems, warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.spec import AnyTrigger, FunctionSpec, KafkaAttributes, KafkaTrigger, Trigger
-from headrace.functions.trigger_security import SETTINGS, SecretFiles, SecurityReader, Written, cluster_problem
+from headrace.functions.trigger_security import (
+    SETTINGS,
+    SecretFiles,
+    SecurityReader,
+    Written,
+    cluster_problem,
+    in_nuclio_names,
+)
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +199,13 @@ class _FunctionFile:
         except ValidationError as cause:
             explain(reader.explained(cause), self._tree, self._locations, set(), self._problems)
             return None
+        if security and len(self._problems.found) == before:
+            for problem in file_problems(security):
+                self._wrong(reader.path_of(problem.path), in_nuclio_names(problem.sentence))
         if len(self._problems.found) > before:
             return None
+        for sentence in warnings_of(security, dotted(attributes.path)) if security else ():
+            self._warn((), in_nuclio_names(sentence))
         kafka, brokers = self._config and self._config.kafka, attributes.values.get("brokers") or []
         if kafka and isinstance(brokers, list) and (why := cluster_problem(security, brokers, kafka)):
             path = next((one.path for one in written.values()), attributes.path_of("brokers"))

@@ -32,6 +32,13 @@ _BOOL: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | di
 )
 """Source: Go's strconv.ParseBool."""
 _NAMES: Final = {path[-1]: name.rpartition(".")[2] for name, (_, path) in SETTINGS.items() if path and path[-1] != "ca"}
+_PHRASES: Final = {
+    "tls.verify_certificate is false": "tls.insecureSkipVerify is true",
+    "protocol is sasl_plaintext": "tls.enable is false",
+    ": use sasl_ssl": ": write true",
+    "tls.certificate": "accessCertificate",
+    ", or set keystore to a PKCS#12 file": "",
+}
 _MODEL_NAME: Final = re.compile(rf"\b({'|'.join(_NAMES)})\b")
 
 
@@ -104,8 +111,6 @@ class SecurityReader:
         values: dict[str, Any] = {"tls": self._values("tls")} if has_tls else {}
         if has_tls and self._switch("tls.insecureSkipVerify"):
             values["tls"] |= {"verify_certificate": False, "verify_host_name": False}
-            text = "is true, so any server can pose as a broker and read logins and records"
-            self._warn(self._written["tls.insecureSkipVerify"].path, text)
         if sasl:
             values["sasl"] = {"mechanism": "PLAIN", **self._values("sasl")}
         if not has_tls and (sasl or tls is False):
@@ -162,6 +167,8 @@ class SecurityReader:
             text = self._secret(name, value) if name in (*_CERTIFICATES, *_SECRETS) else value
             files = [self._files.file.parent / file for file in files_in(text)]
             resolved = resolve(text, os.environ, self._files.file.parent, lambda _: None)
+            if name in _CERTIFICATES and not is_pem(resolved) and not (self._files.file.parent / resolved).is_file():
+                raise ValueError("refers to a value that is neither PEM text nor the path of a file: correct it")
             if name in _SECRETS:
                 in_file = [Path(text)] if name == "accessKey" and not files and not is_pem(text) else files
                 reasons = [too_open(file, mounted=True) for file in in_file]
@@ -189,8 +196,9 @@ class SecurityReader:
             under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""
             advice = f", {other}" if folder or name in _CERTIFICATES else ""
             raise ValueError(f"names no file{under}: correct the name, or create the file{advice}")
-        one_line = b"\n" not in file.read_bytes().strip()
-        return f"${{file:{file}}}" if one_line or name not in _CERTIFICATES else str(file)
+        content = file.read_bytes().strip()
+        flattened = b"\n" not in content and b"-----BEGIN" in content
+        return f"${{file:{file}}}" if flattened or name not in _CERTIFICATES else str(file)
 
     def _switch(self, name: str) -> bool | None:
         if name not in self._written:
@@ -206,6 +214,8 @@ class SecurityReader:
 
 def in_nuclio_names(sentence: str) -> str:
     """Return a sentence about `KafkaSecurity` with the names that function files have."""
+    for phrase, replacement in _PHRASES.items():
+        sentence = sentence.replace(phrase, replacement)
     return _MODEL_NAME.sub(lambda match: _NAMES[match[0]], sentence)
 
 

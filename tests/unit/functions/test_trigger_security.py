@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.model import HeadraceConfig
@@ -17,6 +19,9 @@ from headrace.functions.load import load_function
 PLAIN = {"enable": True, "user": "nuclio", "password": "s3rv3rl3ss"}
 NO_TLS: dict[str, Any] = {"tls": {"enable": False}}
 CANARY = "canary-secret"
+LOCKED = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
+)
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_the_example_of_nuclio_s_page_is_a_scram_login_over_tls(
     assert (found.effective_protocol, found.sasl.mechanism) == ("sasl_ssl", "SCRAM-SHA-256")
     assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("nuclio", "s3rv3rl3ss")
     assert (found.tls.verify_certificate, found.tls.verify_host_name) == (False, False)
-    assert "insecureSkipVerify: is true" in caplog.text
+    assert "attributes.tls.insecureSkipVerify is true, so any server can pose as a broker" in caplog.text
 
 
 def test_the_example_of_the_earlier_page_uses_tls_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -77,6 +82,7 @@ def test_the_example_of_the_earlier_page_uses_tls_and_says_so(tmp_path: Path, ca
     assert (found.effective_protocol, found.sasl and found.sasl.mechanism) == ("sasl_ssl", "PLAIN")
     assert "attributes.tls: is not written, so the login uses TLS" in caplog.text
     assert secured(tmp_path, {"sasl": PLAIN, **NO_TLS}).effective_protocol == "sasl_plaintext"
+    assert "attributes.tls.enable is false, so the network can read the records and the password" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -216,6 +222,15 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
         ({"tls": {"enable": True, "serverName": "x"}}, {}, "tls.serverName: is not known: known here are"),
         ({"tls": True}, {}, "attributes.tls: should be a mapping"),
         ({"accessKey": "-----BEGIN PRIVATE KEY-----x"}, {}, "needs accessCertificate and accessKey together"),
+        ({"caCert": "-----BEGIN CERTIFICATE-----x"}, {}, "attributes.caCert: holds no certificates in PEM"),
+        (
+            {"accessKey": "ca.key", "accessCertificate": "ca.key"},
+            {},
+            "accessCertificate: holds no accessCertificate in",
+        ),
+        ({"accessKey": "app.key", "accessCertificate": "ca.pem"}, {}, "accessKey"),
+        ({"accessKey": "locked.key", "accessCertificate": "app.pem"}, {}, "is encrypted: set accessKeyPassword"),
+        ({"accessKey": "${env:PWD}${env:HOME}", "accessCertificate": "app.pem"}, {}, "neither PEM text nor the path"),
         ({"caCert": "nowhere.pem"}, {}, "caCert: names no file: correct the name, or create the file, or write PEM"),
         ({"sasl": {"user": "u", "password": CANARY}}, {}, "sasl.user: has no effect without sasl.enable"),
         ({}, {"sasl-password": CANARY}, "kafka-sasl-password: has no effect without sasl.enable"),
@@ -244,9 +259,11 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
     ],
 )
 def test_wrong_settings_name_their_line_and_the_fix(
-    tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any], problem: str
+    tmp_path: Path, pem: KeyFiles, attributes: dict[str, Any], annotations: dict[str, Any], problem: str
 ) -> None:
     """In the file's own names, and without the secret."""
+    (tmp_path / "locked.key").write_bytes(LOCKED)
+    (tmp_path / "locked.key").chmod(0o600)
     assert problem in refusal(tmp_path, attributes, annotations)
 
 
@@ -265,7 +282,6 @@ KAFKA = {
     "bootstrap_servers": "a:9092, b:9092",
     "security": {"tls": {"ca": "-----BEGIN"}, "sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}},
 }
-CA = "-----BEGIN CERTIFICATE-----"
 
 
 @pytest.mark.parametrize(
@@ -278,14 +294,14 @@ CA = "-----BEGIN CERTIFICATE-----"
         ({"brokers": ["c:9092"], **NO_TLS}, ""),
         ({"brokers": ["c:9092"], "sasl": PLAIN}, ""),
         ({"sasl": PLAIN}, "sasl.enable: has TLS of its own without caCert"),
-        ({"sasl": PLAIN, "caCert": CA}, ""),
-        ({"caCert": CA}, "has ssl on the brokers of headrace.yaml, which are reached by sasl_ssl"),
+        ({"sasl": PLAIN, "caCert": "ca.pem"}, ""),
+        ({"caCert": "ca.pem"}, "has ssl on the brokers of headrace.yaml, which are reached by sasl_ssl"),
         (NO_TLS, "has plaintext on the brokers of headrace.yaml, which are reached by sasl_ssl"),
         ({"sasl": PLAIN, **NO_TLS}, "has sasl_plaintext on the brokers of headrace.yaml"),
     ],
 )
 def test_settings_of_the_trigger_and_of_the_configuration_are_never_mixed(
-    tmp_path: Path, attributes: dict[str, Any], problem: str
+    tmp_path: Path, pem: KeyFiles, attributes: dict[str, Any], problem: str
 ) -> None:
     """The trigger has all of its TLS and login, or none; nothing becomes weaker by an omission."""
     if problem:

@@ -13,49 +13,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import statistics
 import sys
 import time
 
 import httptools
 import uvloop
 
+from bench.sink import Count
+
 END = {False: b'"offset":', True: b"\n\n"}
 """What stands once in each record: in an array, and in a stream."""
 VALUE = re.compile(rb'"value":(\d+)')
-
-
-class Count:
-    """Records so far, when the first arrived, and how long each took."""
-
-    def __init__(self, expected: int) -> None:
-        self.expected, self.records, self.first, self.cpu = expected, 0, 0.0, 0.0
-        self.delays: list[float] = []
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    def add(self, records: int) -> None:
-        if not self.first:
-            self.first, self.cpu = time.perf_counter(), time.process_time()
-            print("first", flush=True)
-        self.records += records
-        if self.records >= self.expected and not self.done.done():
-            self.done.set_result(time.perf_counter() - self.first)
-
-    def found(self, seconds: float) -> dict[str, float]:
-        """Return what was measured."""
-        quarter = len(self.delays) // 4
-        late = 0.0
-        if quarter:
-            late = statistics.median(self.delays[-quarter:]) - statistics.median(self.delays[quarter : 2 * quarter])
-        ordered = sorted(self.delays) or [0.0]
-        return {
-            "records": self.records,
-            "seconds": seconds,
-            "load": (time.process_time() - self.cpu) / seconds,
-            "p50_ms": ordered[len(ordered) // 2],
-            "p99_ms": ordered[int(len(ordered) * 0.99)],
-            "late_ms": late,
-        }
 
 
 class Reader(asyncio.Protocol):

@@ -4,13 +4,15 @@ usage: python -m bench.sink EXPECTED_RECORDS [status|results|single|latency]
 Answers 200 without a body; `results`: one result per record; `single`: a request is one record; `latency`: as
 `single`, and values are when they were written (nanoseconds of the monotonic clock).
 Prints its port; with the first record a line; after the expected number of records, JSON: records, seconds (first to
-last), load (its share of one processor meanwhile), p50_ms, p99_ms.
+last), load (its share of one processor meanwhile), p50_ms, p99_ms, and late_ms: the median delay of the last quarter
+less that of the second one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import sys
 import time
 
@@ -25,11 +27,11 @@ def answer(body: bytes) -> bytes:
 
 
 class Count:
-    """Records so far, when the first and last arrived, and how long each took."""
+    """Records so far, when the first arrived, and how long each took."""
 
     def __init__(self, expected: int) -> None:
         self.expected, self.records, self.first, self.cpu = expected, 0, 0.0, 0.0
-        self.times: list[float] = []
+        self.delays: list[float] = []
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def add(self, records: int) -> None:
@@ -39,6 +41,22 @@ class Count:
         self.records += records
         if self.records >= self.expected and not self.done.done():
             self.done.set_result(time.perf_counter() - self.first)
+
+    def found(self, seconds: float) -> dict[str, float]:
+        """Return what was measured."""
+        quarter = len(self.delays) // 4
+        late = 0.0
+        if quarter:
+            late = statistics.median(self.delays[-quarter:]) - statistics.median(self.delays[quarter : 2 * quarter])
+        ordered = sorted(self.delays) or [0.0]
+        return {
+            "records": self.records,
+            "seconds": seconds,
+            "load": (time.process_time() - self.cpu) / seconds,
+            "p50_ms": ordered[len(ordered) // 2],
+            "p99_ms": ordered[int(len(ordered) * 0.99)],
+            "late_ms": late,
+        }
 
 
 class Sink(asyncio.Protocol):
@@ -65,7 +83,7 @@ class Sink(asyncio.Protocol):
             return
         records = body.count(MARK) if self.mode in ("status", "results") else 1
         if self.mode == "latency":
-            self.count.times.append((time.monotonic_ns() - int(body)) / 1e6)
+            self.count.delays.append((time.monotonic_ns() - int(body)) / 1e6)
         self.count.add(records)
         reply = self.plain
         if self.mode == "results":
@@ -77,11 +95,7 @@ async def main(expected: int, mode: str) -> None:
     count = Count(expected)
     server = await asyncio.get_running_loop().create_server(lambda: Sink(count, mode), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    seconds = await count.done
-    times = sorted(count.times) or [0.0]
-    load = (time.process_time() - count.cpu) / seconds
-    shares = {"load": load, "p50_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)]}
-    print(json.dumps({"records": count.records, "seconds": seconds, **shares}), flush=True)
+    print(json.dumps(count.found(await count.done)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ import pytest
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.errors import KafkaUnavailable
 from headrace.formats.codecs import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
@@ -67,7 +68,7 @@ class World:
     """The log, the commits and the topics of a cluster, which is also the `Admin` of its instances."""
 
     config = KafkaConfig()
-    reachability = SimpleNamespace(failed=lambda error: None, answered=lambda: None)
+    reachability = SimpleNamespace(outage=None, failed=lambda error: None, answered=lambda: None)
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
@@ -76,6 +77,9 @@ class World:
         self.on_commit: Callable[[TopicPartition, Committed], None] = lambda partition, at: None
         self.clients: list[Client] = []
         """Clients that are not closed, the newest last."""
+        self.answers = asyncio.Event()
+        """Set while the admin answers."""
+        self.answers.set()
         self.failure: confluent_kafka.KafkaException | None = None
         """Raised by questions to the coordinator while it is set."""
         patch.setattr(confluent_kafka, "Consumer", lambda settings: Client(self, settings))
@@ -99,6 +103,12 @@ class World:
 
     async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return {name: name for name in names}
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        await self.answers.wait()
+        if self.failure:
+            raise KafkaUnavailable()
+        return {p: len(self.logs[p]) for p in partitions}
 
     async def run(self, work: Awaitable[T], turns: int = 40) -> T:
         """Await a call while the thread takes turns; then only time passes."""

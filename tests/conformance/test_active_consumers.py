@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import confluent_kafka
 import pytest
+from active_client import Instance, offsets_of, send
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scene import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
-
-
-class Answer(NamedTuple):
-    status: int
-    body: Any
-
-    @property
-    def code(self) -> str:
-        return self.body["code"] if isinstance(self.body, dict) else ""
-
-
-def send(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-    data = None if body is None else json.dumps(body).encode()
-    sent = {**(headers or {}), **({"Content-Type": "application/json"} if data else {})}
-    request = urllib.request.Request(url, data, sent, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
-            return Answer(answer.status, json.loads(text) if text else None)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return Answer(answer.code, json.load(answer))
-
-
-class Instance:
-    """An instance as a client sees it."""
-
-    def __init__(self, url: str, group: str, **settings: Any) -> None:
-        self.created = send("POST", f"{url}/consumers/{group}", {"autoOffsetReset": "earliest", **settings})
-        assert self.created.status == 200, self.created
-        self.url = url + self.created.body["base_uri"]
-
-    def __call__(self, method: str, path: str = "", body: Any = None) -> Answer:
-        return send(method, self.url + path, body)
-
-    def ok(self, method: str, path: str = "", body: Any = None) -> Any:
-        answer = self(method, path, body)
-        assert answer.status in (200, 204), answer
-        return answer.body
-
-    def read(self, count: int, query: str = "") -> list[Any]:
-        """Read until there are so many records, with one empty read after the last."""
-        found: list[Any] = []
-        for _ in range(100):
-            answer = self.ok("GET", f"/records?timeout=2000{query}")
-            found += answer
-            if len(found) >= count and not answer:
-                break
-        assert len(found) == count
-        return found
 
 
 @pytest.fixture
@@ -87,10 +35,6 @@ def topic(kafka: Any) -> Iterator[str]:
     name = f"active-{uuid.uuid4().hex[:12]}"
     kafka.create_topic(name, 2, {})
     return name
-
-
-def offsets_of(records: list[Any], partition: int = 0) -> list[int]:
-    return [record["offset"] for record in records if record["partition"] == partition]
 
 
 def written(site: Scene, topic: str, count: int, partition: int = 0) -> None:

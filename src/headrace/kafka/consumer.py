@@ -210,9 +210,9 @@ class Consumer(Service):
             raise result
         return result
 
-    async def move(self, partition: TopicPartition, offset: int) -> bool:
-        """Read a partition from another offset on, without a commit. False if it is not assigned."""
-        return await self._answered(lambda poll, answer: poll.move(partition, offset, answer))
+    async def move(self, offsets: Mapping[TopicPartition, int]) -> Sequence[TopicPartition]:
+        """Read partitions from other offsets on, without a commit, unless some are not assigned: return those."""
+        return await self._answered(lambda poll, answer: poll.move(offsets, answer))
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the group; partitions without one are left out."""

@@ -213,16 +213,19 @@ class PollThread:
         if added:
             self._on_assign(self._client, _plain(added))
 
-    def move(self, partition: TopicPartition, offset: int, answer: Callable[[bool], None]) -> None:
-        """Read on at another offset, without a commit; False if the partition is not assigned."""
-        assigned = partition in self.epochs or self.resolver.is_open(partition)
-        if assigned:
+    def move(self, offsets: Mapping[TopicPartition, int], answer: Callable[[Sequence[TopicPartition]], None]) -> None:
+        """Read on at other offsets, without a commit. If partitions are not assigned, move none and answer with them.
+
+        A revoke cannot happen between the check and the moves, because it is a call of this thread.
+        """
+        gone = [p for p in offsets if p not in self.epochs and not self.resolver.is_open(p)]
+        for partition, offset in {} if gone else offsets.items():
             start = StartPosition(offset, epoch=self.resolver.new_epoch())
             self.commits.renew(partition, start.epoch)  # what was requested before the move is still committed
             self.resolver.forget([partition])
             self._pass_assigned({partition: start})
             self._fetch_from(partition, offset)
-        answer(assigned)
+        answer(gone)
 
     def committed(
         self,

@@ -26,6 +26,7 @@ from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
 from headrace.telemetry.correlation import caller
 
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
 _VERSION: Final = b"\x01"
 _DIGEST_BYTES: Final = 16
@@ -39,6 +40,17 @@ _ENTRY_BYTES: Final = 400
 """Approximate memory of an entry without its answer."""
 _WAIT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
+
+
+def check_key(key: bytes) -> bytes:
+    """Return the value of a header `Idempotency-Key`.
+
+    Raises:
+        InvalidRequest: It is not usable.
+    """
+    if not _KEY.fullmatch(key):
+        raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+    return key
 
 
 class Remembered(NamedTuple):
@@ -144,8 +156,7 @@ class Idempotency(Service):
             KafkaUnavailable: The keys are not read back yet.
             ProducerQueueFull: Too many transactions wait.
         """
-        if not _KEY.fullmatch(key):
-            raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+        check_key(key)
         if not self._ready.is_set():
             await self._wait_ready((await prepare()).records)
         scope, digest = _digest(caller.get().encode(), target.encode(), key), _digest(request)
@@ -172,6 +183,8 @@ class Idempotency(Service):
         return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.answer(results).body)
 
     def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
+        if outcome.cancelled():
+            return  # the outcome is unknown, so the key stays in use
         digest, results = self._running.pop(scope), outcome.result()
         if all(type(result) is Produced for result in results):
             self.window.remember(scope, digest, prepared.answer(results).body, self._clock.time())

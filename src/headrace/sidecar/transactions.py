@@ -170,7 +170,7 @@ class Transactions:
         outcome = self._producers.submit(prepared.records, receipt, prepared.group)
 
         def settled(done: asyncio.Future[list[Any]]) -> None:
-            if all(type(result) is Produced for result in done.result()):
+            if not done.cancelled() and all(type(result) is Produced for result in done.result()):
                 prepared.committed()
 
         outcome.add_done_callback(settled)

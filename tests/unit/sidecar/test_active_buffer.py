@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.buffer import RecordBuffer
+from headrace.sidecar.active.entries import fitting
 
 PARTITIONS = [TopicPartition("t", n) for n in range(3)]
 
@@ -54,3 +55,10 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBuffer = BufferMachine.TestCase
+
+
+def test_an_answer_has_at_least_one_entry_and_a_bound() -> None:
+    """8 MiB of text."""
+    part = "x" * 4_194_304
+    for entries, count in (([], 0), ([part * 3, ""], 1), ([part, part], 2), ([part, part, "x"], 2), (["", part], 2)):
+        assert fitting(entries) == entries[:count]

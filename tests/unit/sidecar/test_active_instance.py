@@ -8,7 +8,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from active_world import P0, P1, World, read, run_virtual, spec_of
+from active_world import P0, P1, P2, World, read, run_virtual, spec_of
 
 from headrace.errors import (
     CommitRefused,
@@ -16,6 +16,7 @@ from headrace.errors import (
     IdempotencyKeyReused,
     InstanceBusy,
     InstanceNotFound,
+    InstanceState,
     KafkaError,
     KafkaTimeout,
     KafkaUnavailable,
@@ -23,6 +24,7 @@ from headrace.errors import (
     TooManyRequests,
 )
 from headrace.lifecycle import Deadline
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import Committed
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
@@ -109,6 +111,55 @@ def test_a_seek_does_not_drop_a_commit_that_is_not_sent_yet(monkeypatch: pytest.
         await world.run(instance.seek({P0: 0}))
         await world.turns()
         assert world.committed == {P0: Committed(10), P1: Committed(10)}
+
+    with_instance(monkeypatch, test)
+
+
+@pytest.mark.parametrize("ends", ["delete", "unsubscribe"])
+def test_an_asynchronous_commit_survives_the_end_of_its_instance(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """The consumer is closed before the commit has begun; the answer has promised it."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        await instance.commit(wait=False)
+        await (instances.delete(instance) if ends == "delete" else instance.unsubscribe())
+        await world.turns()
+        assert instance.death is None
+        assert world.committed == {P0: Committed(10), P1: Committed(10)}
+
+    with_instance(monkeypatch, test)
+
+
+def test_a_seek_moves_all_partitions_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is not assigned."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        with pytest.raises(InstanceState, match="no position has changed: t-2;"):
+            await world.run(instance.seek({P0: 3, P2: 0, P1: 3}))
+        assert await delivered(world, instance) == {}
+        await world.run(instance.seek({P0: 3, P1: 4}))
+        assert await delivered(world, instance) == {P0: [*range(3, 10)], P1: [*range(4, 10)]}
+
+    with_instance(monkeypatch, test)
+
+
+def test_lags_stay_known_while_kafka_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the answer: the new ones, or none after an error."""
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        await delivered(world, instance)
+        world.append(P0, 10)
+        [status] = await instances.monitor.statuses()
+        assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
+        world.answers.clear()
+        asked = asyncio.ensure_future(instances.monitor.statuses())
+        await world.clock.settle()
+        assert [lag for _, _, lag in instances.monitor.lags()] == [1, 0]
+        world.failure = DOWN
+        world.answers.set()
+        assert (await asked)[0].lag is None and [*instances.monitor.lags()] == []
+        world.failure = None
 
     with_instance(monkeypatch, test)
 
@@ -340,15 +391,17 @@ def test_the_answers_that_are_not_taken_are_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred fit, the last ones with less; what is above is refused until one is deleted."""
+    """A hundred fit, the last ones with less; what is above is refused and counted until one is deleted."""
 
     async def main() -> None:
         instances = World(monkeypatch).instances(max_instances=1000)
+        await instances.start()
         made = [await instances.create(spec_of(f"n{number}", buffer_bytes=2_097_152)) for number in range(100)]
         assert made[0].spec.buffer_bytes == 2_097_152
         with pytest.raises(TooManyRequests, match=r"active_consumers\.total_bytes"):
             for number in range(1000):
                 made.append(await instances.create(spec_of(f"m{number}", buffer_bytes=2_097_152)))
+        assert gauges()[GaugeKey("headrace_active_refused_creations_total")] == 1
         assert sum(one.spec.buffer_bytes for one in made) <= 67_108_864
         await instances.delete(made[0])
         await instances.create(spec_of("last"))

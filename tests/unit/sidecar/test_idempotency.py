@@ -171,6 +171,24 @@ def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch
     run(Kafka(), test)
 
 
+def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No callback fails, and the key stays in use."""
+
+    async def test(keys: Keys) -> None:
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        sent = keys.send()
+        await keys.clock.settle()
+        keys.kafka.outcomes[-1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sent
+        with pytest.raises(errors.IdempotencyKeyBusy):
+            await keys.send()
+        assert problems == []
+
+    run(Kafka(), test)
+
+
 def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
     """What another process of the same name wrote is answered as it would have; what is too old is not."""
     clock, kafka = ManualClock(), Kafka()

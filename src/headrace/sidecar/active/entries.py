@@ -7,6 +7,8 @@ the records behind it.
 from __future__ import annotations
 
 import base64
+import bisect
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +20,7 @@ from headrace.records import Header, Record
 from headrace.sidecar.active.buffer import runs_of
 
 CORRELATION_ID: Final = "X-Correlation-Id"
+_MOST_ANSWER_BYTES: Final = 8_388_608
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,6 +87,11 @@ class EntryWriter:
                 decoded += "" if text is None else f',"{name}":{text}'
         entry["error"] = "; ".join(problems)
         return f'{_text(entry)[:-1]},"headers":{_headers_of(record.headers, identity)}{decoded}}}'
+
+
+def fitting(entries: list[str]) -> list[str]:
+    """Return the first entries, as many as an answer may have and at least one."""
+    return entries[: max(1, bisect.bisect(list(itertools.accumulate(map(len, entries))), _MOST_ANSWER_BYTES))]
 
 
 def _headers_of(headers: Sequence[Header], identity: str) -> str:

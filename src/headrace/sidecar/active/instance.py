@@ -325,18 +325,17 @@ class ActiveInstance(Service):
                 async with in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
                     gone += await self._consumer.commit_now(offsets)
             else:
-                self.spawn(self._commit_later(offsets), "commit")
+                self._unanswered.update(offsets)  # a revoke or the end of the instance commits them, too
+                self.spawn(self._commit_later(self._consumer, offsets), "commit")
             self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
         if gone:
             raise self._refused(gone, {p: at for p, at in offsets.items() if p not in gone})
         return offsets
 
-    async def _commit_later(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit offsets of a request that is answered already; a revoke before Kafka acknowledges commits them too."""
-        self._unanswered.update(offsets)
+    async def _commit_later(self, consumer: Consumer, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit offsets of a request that is answered already."""
         with contextlib.suppress(HeadraceError):  # the consumer has ended
-            assert self._consumer
-            await self._consumer.commit_now(offsets)
+            await consumer.commit_now(offsets)
             for partition, at in offsets.items():
                 if self._unanswered.get(partition) is at:
                     del self._unanswered[partition]
@@ -403,15 +402,15 @@ class ActiveInstance(Service):
         """Read partitions from other offsets on; what was delivered and not committed stays uncommitted.
 
         Raises:
-            InstanceState: A partition is not assigned to this instance.
+            InstanceState: A partition is not assigned to this instance, so none has moved.
         """
-        for partition, offset in offsets.items():
+        gone: Sequence[TopicPartition] = list(offsets)
+        if self._consumer:
             async with in_time(": seek again"):
-                moved = self._consumer is not None and await self._consumer.move(partition, offset)
-            if not moved:
-                raise InstanceState(
-                    f"{partition} is not assigned to instance {self.name}: subscribe or assign it first"
-                )
+                gone = await self._consumer.move(offsets)
+        if gone:
+            text = f"not assigned to instance {self.name}, so no position has changed: {names_of(gone)}"
+            raise InstanceState(f"{text}; subscribe or assign them first")
 
     async def resume(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read on behind the last event of a stream; of a partition that is not in it nothing was received."""

@@ -29,7 +29,11 @@ Claim = Callable[[str, str, str, Callable[[], None]], Awaitable[None]]
 """Makes an instance known to other processes: group, name, principal, and what closes it if they say so."""
 Release = Callable[[str, str], Awaitable[None]]
 """Says that an instance is closed: group and name."""
-_GAUGES: Final = ("headrace_active_instances", "headrace_active_buffered_bytes")
+_GAUGES: Final = (
+    "headrace_active_instances",
+    "headrace_active_buffered_bytes",
+    "headrace_active_refused_creations_total",
+)
 
 
 class ActiveInstances(Service):
@@ -51,6 +55,8 @@ class ActiveInstances(Service):
         self._clock = clock
         self._instances: dict[tuple[str, str], ActiveInstance] = {}
         self._draining = False
+        self._refused = 0
+        """Creations beyond a limit."""
         self._answer_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """What is read of them."""
@@ -62,6 +68,7 @@ class ActiveInstances(Service):
     async def start(self) -> None:
         register_gauge(_GAUGES[0], lambda: len(self._instances))
         register_gauge(_GAUGES[1], lambda: sum(one.buffered_bytes for one in self._instances.values()))
+        register_gauge(_GAUGES[2], lambda: self._refused)
         self.spawn(self._close_idle(), "idle instances")
 
     def end_reads(self) -> None:
@@ -96,14 +103,11 @@ class ActiveInstances(Service):
             return known
         if key in self._instances:
             raise InstanceExists(f"group {spec.group} has an instance {spec.name}: choose another name, or delete it")
-        settings, own = self._settings, [one for one in self._instances.values() if one.spec.owner == spec.owner]
-        if len(self._instances) >= settings.max_instances:
-            limit = f"active_consumers.max_instances, {settings.max_instances}"
-            raise TooManyRequests(f"this process has as many instances as it may ({limit}): delete those of no use")
-        if spec.owner and len(own) >= settings.max_instances_per_principal:
-            limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
-            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
-        spec = spec._replace(buffer_bytes=self._share(spec))
+        try:
+            spec = spec._replace(buffer_bytes=self._share(spec))
+        except TooManyRequests:
+            self._refused += 1
+            raise
         entries = self.entries(spec)
         instance = self._instances[key] = ActiveInstance(
             spec, entries, self._admin, self._clock, self.monitor.delivered
@@ -130,9 +134,16 @@ class ActiveInstances(Service):
 
     def _share(self, spec: InstanceSpec) -> int:
         """Return the buffer of one more instance: a part of what the others leave, so that more can follow."""
-        left = self._settings.total_bytes - sum(one.spec.buffer_bytes for one in self._instances.values())
+        settings, own = self._settings, [one for one in self._instances.values() if one.spec.owner == spec.owner]
+        if len(self._instances) >= settings.max_instances:
+            limit = f"active_consumers.max_instances, {settings.max_instances}"
+            raise TooManyRequests(f"this process has as many instances as it may ({limit}): delete those of no use")
+        if spec.owner and len(own) >= settings.max_instances_per_principal:
+            limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
+            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
+        left = settings.total_bytes - sum(one.spec.buffer_bytes for one in self._instances.values())
         if left < _LEAST_BUFFER_BYTES:
-            limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
+            limit = f"active_consumers.total_bytes, {settings.total_bytes}"
             raise TooManyRequests(f"the buffers of all instances have as many bytes as they may ({limit}): delete some")
         return min(spec.buffer_bytes, max(left // _BUFFER_PARTS, _LEAST_BUFFER_BYTES))
 

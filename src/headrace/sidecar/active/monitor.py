@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -134,9 +133,10 @@ class ReadMonitor(Service):
 
     async def _find_ends(self) -> None:
         partitions = {partition for one in self._instances() for partition in one.assigned}
-        self._ends = {}
-        with contextlib.suppress(KafkaError):  # unknown, never its last value
+        try:
             self._ends = await self._admin.end_offsets(partitions)
+        except KafkaError:  # unknown, never its last value
+            self._ends = {}
 
     async def _follow_ends(self) -> None:
         while True:

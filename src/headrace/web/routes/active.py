@@ -24,7 +24,7 @@ from headrace.lifecycle import run_while
 from headrace.records import Committed, TopicPartition
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.buffer import Read
-from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import (
@@ -46,6 +46,7 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
+from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, check_key
 from headrace.web.endpoint import JSON as JSON_TYPE
 from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, principal_of
 from headrace.web.exchange import (
@@ -77,12 +78,9 @@ _ERRORS: Final[Errors] = (
     errors.OwnerUnavailable,
 )
 _ANY_BYTES: Final = 2**40
-_MOST_KEY: Final = 255
-IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _MOST_BYTES: Final = 2_097_152
 _UNNOTICED_BYTES: Final = 65_536
 """Encrypted bytes that may wait in this process without being noticed."""
-_MOST_ANSWER_BYTES: Final = 8_388_608
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -117,10 +115,9 @@ class ActiveEndpoints:
     )
     async def create(self, call: Call[bytes, None]) -> HttpResponse:
         body = decode_body(call.body, CreateInstance, strict=False)
-        key = headers_of(call.scope).get(IDEMPOTENCY_KEY, b"").decode("latin-1")
-        if len(key) > _MOST_KEY or not key.isprintable():
-            raise InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
-        spec = self._spec(body, check_group(call.parameters["group"]), _owner(call.scope), key)
+        key = headers_of(call.scope).get(IDEMPOTENCY_KEY)
+        named = "" if key is None else check_key(key).decode()
+        spec = self._spec(body, check_group(call.parameters["group"]), _owner(call.scope), named)
         call.note = CallNote(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
@@ -417,7 +414,7 @@ def _note(call: Call[Any, Any]) -> CallNote:
 async def send_read(instances: ActiveInstances, read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
     """Answer with the records of a read. If they are not written completely, they return to the instance."""
     try:
-        texts = _fitting(await entries.write(read.records))
+        texts = fitting(await entries.write(read.records))
         body = f"[{','.join(texts)}]".encode()
         with instances.answering(len(body)):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
@@ -432,18 +429,6 @@ async def send_read(instances: ActiveInstances, read: Read, entries: EntryWriter
             await send({"type": "http.response.body", "body": b""})
     finally:
         read.end(0)
-
-
-def _fitting(entries: list[str]) -> list[str]:
-    """Return as many entries as an answer may have, at least one."""
-    size = 0
-    if sum(map(len, entries)) <= _MOST_ANSWER_BYTES:
-        return entries
-    for index, entry in enumerate(entries):
-        size += len(entry)
-        if size > _MOST_ANSWER_BYTES and index:
-            return entries[:index]
-    return entries
 
 
 def _first(*values: Any) -> Any:

@@ -13,6 +13,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.records import Header, OutgoingRecord
 from headrace.security.principals import WRITE
+from headrace.sidecar.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_answer import Prepared, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
@@ -34,7 +35,7 @@ from headrace.web.exchange import (
     unknown_name,
 )
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
-from headrace.web.routes.writing import KEY, KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
+from headrace.web.routes.writing import KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
 
 PATH: Final = "/producers/{topic}"
 _LINES: Final = (
@@ -99,7 +100,7 @@ class ProduceRoute:
             return
         body = await read_json(receive, headers, self._settings)
         ids = answered_ids(headers)
-        if (key := headers.get(KEY)) is not None:
+        if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
             await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
         prepared = await self._service.prepare(topic, body, ids)
@@ -110,7 +111,7 @@ class ProduceRoute:
         body = await read_body(receive, headers, self._settings)
         record = raw_record(self._service, topic, scope["headers"], body)
         prepared = await self._service.prepare_record(record, answered_ids(headers))
-        if (key := headers.get(KEY)) is None:
+        if (key := headers.get(IDEMPOTENCY_KEY)) is None:
             await self._writing.send_answer(send, await self._service.write(prepared))
             return
 

@@ -17,6 +17,7 @@ import msgspec
 from headrace.config.http import HttpConfig
 from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
 from headrace.lifecycle import Clock, SystemClock
+from headrace.sidecar.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_request import SchemaChoices
 from headrace.sidecar.produce_stream import ProduceStream
@@ -32,7 +33,7 @@ from headrace.web.exchange import (
     throw_away,
     unknown_name,
 )
-from headrace.web.routes.writing import KEY, request_ids
+from headrace.web.routes.writing import request_ids
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
 _START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]
@@ -65,7 +66,7 @@ class StreamProduceRoute:
         headers = headers_of(scope)
         if encoding := headers.get(b"content-encoding"):
             raise encoding_refused(encoding, "a stream is not decompressed")
-        if KEY in headers:
+        if IDEMPOTENCY_KEY in headers:
             raise InvalidRequest("Idempotency-Key is for whole requests, and a stream has no end: send it without")
         choices = choices_of(scope["query_string"])
         stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)

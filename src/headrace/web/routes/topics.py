@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
@@ -20,7 +18,7 @@ from headrace.kafka import Admin, read_slice
 from headrace.kafka.names import check_topic
 from headrace.records import Record, TopicPartition
 from headrace.security.principals import READ, WRITE
-from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import Consumption
@@ -28,7 +26,6 @@ from headrace.telemetry.correlation import caller
 from headrace.web.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.web.exchange import HttpResponse
 
-_MOST_ANSWER_BYTES: Final = 8_388_608
 _LIMIT_SECONDS: Final = 5.0
 _READS: Final = 4
 _Bytes = Annotated[int, Meta(ge=1, le=2_097_152)]
@@ -106,14 +103,14 @@ class TopicEndpoints:
             texts = await EntryWriter("", keys, values).write(records)
         finally:
             self._reads -= 1
-        fitting = max(1, bisect.bisect(list(itertools.accumulate(map(len, texts))), _MOST_ANSWER_BYTES))
-        if fitting < len(texts):
-            offsets["next_offset"] = records[fitting].offset
-        if self._audit and texts:
+        texts = fitting(texts)
+        shown = records[: len(texts)]
+        if len(shown) < len(records):
+            offsets["next_offset"] = records[len(shown)].offset
+        if self._audit and shown:
             who = Consumption("ACTIVE_CONSUMER", "", caller=caller.get(), action="read")
-            shown = records[:fitting]
             self._audit.consumed(who, shown, sum([record.size_bytes for record in shown]), "delivered", ())
-        body = f'{{"records":[{",".join(texts[:fitting])}],{msgspec.json.encode(offsets).decode()[1:]}'
+        body = f'{{"records":[{",".join(texts)}],{msgspec.json.encode(offsets).decode()[1:]}'
         return HttpResponse(body.encode())
 
     async def _read(self, partition: TopicPartition, query: SliceQuery) -> tuple[Sequence[Record], dict[str, int]]:

@@ -10,7 +10,7 @@ from headrace.config.http import HttpConfig
 from headrace.lifecycle import next_slice
 from headrace.security.principals import WRITE
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.idempotency import Idempotency
+from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, Idempotency
 from headrace.sidecar.produce import LONG_BODY_BYTES, RequestIds
 from headrace.sidecar.produce_answer import Prepared, ProduceAnswer
 from headrace.sidecar.transactions import (
@@ -50,7 +50,6 @@ from headrace.web.exchange import (
 )
 from headrace.web.forwarding import Forwarder
 
-KEY: Final = b"idempotency-key"
 _CORRELATION: Final = "Names the request. It is returned in the answer, and written into records without one."
 KEYED_HEADERS: Final = {
     "X-Correlation-Id": _CORRELATION,
@@ -179,7 +178,7 @@ class TransactionRoute:
             return await transactions.prepare(request, ids, instance)
 
         async def write_here(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._writing.write(send, headers.get(KEY), scope["path"], body, prepare)
+            await self._writing.write(send, headers.get(IDEMPOTENCY_KEY), scope["path"], body, prepare)
 
         if consumer:
             require(scope, (WRITE,), "group", consumer.group)

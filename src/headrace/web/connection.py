@@ -242,7 +242,9 @@ class ClientConnection(HttpToolsProtocol):
         So long a client may take to read it.
         """
         self._patience_seconds = patience_seconds
-        self.transport.set_write_buffer_limits(0)
+        # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
+        high = 0 if self.transport.get_extra_info("ssl_object") is None else 1
+        self.transport.set_write_buffer_limits(high, 0)
         try:
             await self.flow.drain()
         finally:

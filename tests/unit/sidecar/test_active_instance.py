@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -29,6 +30,7 @@ from headrace.records import Committed
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.spec import Topics
+from headrace.web.routes import active_stream
 
 Test = Callable[[World, ActiveInstances, ActiveInstance], Coroutine[Any, Any, None]]
 DOWN = confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
@@ -408,3 +410,32 @@ def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatc
         await instances.stop()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(("limit", "starts"), [(5, False), (15, True)])
+def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: int, starts: bool) -> None:
+    """A stream of more partitions is refused or ends with an error, and what was not sent stays undelivered."""
+    monkeypatch.setattr(active_stream, "_MOST_ID_BYTES", limit)
+
+    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+
+        if not starts:
+            await delivered(world, instance)
+        before = dict(instance.positions)
+        streaming = active_stream.stream_records(
+            instance, instance.entries, {"state": {}}, send, events=True, until=time.time() + 60
+        )
+        if starts:
+            await world.run(streaming)
+            assert b"2 partitions are more than the 15 bytes" in sent[-1] and sent[-1].startswith(b"event: error")
+        else:
+            with pytest.raises(InstanceState, match="let more instances share"):
+                await streaming
+            assert sent == []
+        assert instance.positions == before and not instance.is_reading
+
+    with_instance(monkeypatch, test)

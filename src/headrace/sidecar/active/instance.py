@@ -33,7 +33,6 @@ _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
 _NONE: Final[Mapping[TopicPartition, Committed]] = {}
 
-
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes records that the client of an instance has received, at least one."""
 
@@ -313,7 +312,6 @@ class ActiveInstance(Service):
             CommitRefused: A partition is not assigned to this instance any more.
             KafkaTimeout: No acknowledgement arrived. The commit is repeated while the partitions are assigned.
         """
-        gone: list[TopicPartition] = []
         if offsets is None:
             gone = list(self._revoked)
             offsets = {p: Committed(at) for p, at in self._uncommitted().items()}
@@ -422,6 +420,8 @@ class ActiveInstance(Service):
         """Return when partitions are assigned, or after some seconds: a group takes a moment to assign them."""
         if self.reads is None:
             return
+        if self.reads.partitions is not None:
+            partitions = [one for one in partitions if one in self.reads.partitions]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_SECONDS):
                 while not ({*self.assigned} >= {*partitions} and self.assigned) and not self.is_closed:

@@ -17,7 +17,7 @@ from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
-from headrace.web.exchange import STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.web.exchange import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -25,6 +25,8 @@ LAST_EVENT_ID: Final = b"last-event-id"
 _HEAD: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 _HEARTBEAT_SECONDS: Final = 15.0
 _MOST_RECORDS: Final = 500
+_MOST_ID_BYTES: Final = MAX_HEAD_BYTES * 3 // 4
+"""Of an event's id, because clients send it back in the head of a request."""
 _Positions = dict[str, dict[int, int]]
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
@@ -66,7 +68,7 @@ async def stream_records(
         resume: The positions of the last event that the client has received.
 
     Raises:
-        InstanceBusy, InstanceState: The instance is read already, or reads nothing.
+        InstanceBusy, InstanceState: The instance is read already, reads nothing, or too many partitions for an id.
     """
     await instance.wait_free()
     with instance.stream() as token:
@@ -74,11 +76,11 @@ async def stream_records(
             raise InstanceState(f"instance {instance.name} reads nothing: subscribe it to topics, or assign partitions")
         if resume is not None:
             await instance.resume(resume)
+        first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # it has no data, only an id
         scope["state"][STREAMING] = True
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await send({"type": "http.response.start", "status": 200, "headers": head})
-        first = b"id: %b\n\n" % _encode(_positions(instance)) if events else b""  # it has no data, only an id
-        await send({"type": "http.response.body", "body": first, "more_body": True})
+        await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
         while (left := until - time.time()) > 0 and not instance.is_closed:
             try:
                 read = await instance.read(
@@ -122,11 +124,26 @@ def _positions(instance: ActiveInstance) -> _Positions:
     return positions
 
 
+def _event_id(positions: _Positions) -> str:
+    """Return the id of an event.
+
+    Raises:
+        InstanceState: It would be too long.
+    """
+    text = _encode(positions).decode()
+    if len(text) > _MOST_ID_BYTES:
+        raise InstanceState(
+            f"the positions of {sum(map(len, positions.values()))} partitions are more than the {_MOST_ID_BYTES} bytes "
+            f"of an event's id: let more instances share the partitions, or accept {NDJSON}"
+        )
+    return text
+
+
 def _events(instance: ActiveInstance, records: Sequence[Record], texts: Sequence[str]) -> Iterator[str]:
     positions = _positions(instance)
     for record, text in zip(records, texts, strict=True):
         positions.setdefault(record.topic, {})[record.partition] = record.offset + 1
-        yield f"id: {_encode(positions).decode()}\ndata: {text}\n\n"
+        yield f"id: {_event_id(positions)}\ndata: {text}\n\n"
 
 
 def _error(error: HeadraceError, events: bool) -> bytes:

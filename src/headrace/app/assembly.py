@@ -12,6 +12,7 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.context import PumpHooks
@@ -237,6 +238,8 @@ class Assembly:
             if self.internal.kind_of(topic):
                 raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
         context, config = self._context, self._config
+        for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
+            log.warning("pipeline %s: %s", spec.name, warning)
         admin = self._admin_of(spec.cluster(config.kafka), f"pipeline {spec.name}")
         run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
         for flow, group in run.groups.items():

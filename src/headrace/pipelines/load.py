@@ -133,5 +133,7 @@ def _security_problems(spec: PipelineSpec) -> Iterator[tuple[KeyPath, str]]:
         return
     for problem in file_problems(security):
         yield (*_SECURITY, *problem.path), problem.sentence
+    if (key := security.key_file) and key.is_file() and (reason := too_open(key, mounted=True)):
+        yield (*_SECURITY, "tls", "key"), reason
     if security.tls and not security.tls.verify_certificate:
         yield (*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from confluent_kafka import KafkaError as _Refused
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
@@ -26,6 +27,7 @@ from headrace.config.kafka_security import (
 )
 from headrace.config.section import Section
 from headrace.errors import ConfigError
+from headrace.kafka.access import Right, missing_right
 from headrace.kafka.connection_errors import refused_by_java
 from headrace.pipelines.spec import PipelineSpec
 
@@ -126,24 +128,18 @@ def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
     if "AuthorizationException" not in reported:
         of_a_token = "LoginException" in reported or "token endpoint" in reported
         return str(refused_by_java(f"token: {reported}" if of_a_token else reported, kafka))
-    client = kafka.security.principal or "the client of this pipeline"
     if "ClusterAuthorization" in reported:
-        return f"{client} has no right to write idempotently: grant it IdempotentWrite on the cluster"
+        return missing_right(
+            _Refused(_Refused.CLUSTER_AUTHORIZATION_FAILED), kafka, [Right("IdempotentWrite", "cluster")]
+        )
     if found := _REFUSED_GROUP.search(reported):
-        return f"{client} has no right to group {found[1]}: grant it Read"
-    named = _REFUSED_TOPICS.search(reported)
-    refused = named[1].split(", ") if named else []
-    needed = {
-        "Read": {source.topic for source in spec.sources.values()},
-        "Write": {flow.sink.topic for flow in spec.flows.values()},
-    }
-    rights = [
-        f"{right} on {', '.join(sorted(topics.intersection(refused) or topics))}"
-        for right, topics in needed.items()
-        if not refused or topics.intersection(refused)
-    ]
-    what = f"topic {named[1]}" if named else "a topic of this pipeline"
-    return f"{client} has no right to {what}: grant it {' and '.join(rights)}"
+        return missing_right(_Refused(_Refused.GROUP_AUTHORIZATION_FAILED), kafka, [Right("Read", "group", found[1])])
+    found = _REFUSED_TOPICS.search(reported)
+    refused = found[1].split(", ") if found else []
+    needed = [Right("Read", "topic", source.topic) for source in spec.sources.values()]
+    needed += [Right("Write", "topic", flow.sink.topic) for flow in spec.flows.values()]
+    missing = [right for right in dict.fromkeys(needed) if not refused or right.name in refused]
+    return missing_right(_Refused(_Refused.TOPIC_AUTHORIZATION_FAILED), kafka, missing)
 
 
 def _as_property(value: str) -> str:

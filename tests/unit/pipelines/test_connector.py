@@ -192,14 +192,17 @@ _LOGIN = "SaslAuthenticationException: Authentication failed"
         ("LoginException: An internal error occurred while retrieving token; PKIX path", "TLS failed with the token"),
         (
             "TopicAuthorizationException: Not authorized to access topics: [out]",
-            "User:app has no right to topic out: grant it Write on out",
+            "User:app has no right Write on topic out: allow it (kafka-acls.sh --add",
         ),
         (
             "TopicAuthorizationException: Topic authorization failed.",
-            "User:app has no right to a topic of this pipeline: grant it Read on in and Write on out",
+            "User:app has no right Read on topic in or Write on topic out: allow it",
         ),
-        ("GroupAuthorizationException: Not authorized to access group: g", "no right to group g: grant it Read"),
-        ("ClusterAuthorizationException: Cluster authorization failed.", "grant it IdempotentWrite on the cluster"),
+        ("GroupAuthorizationException: Not authorized to access group: g", "no right Read on group g: allow it"),
+        (
+            "ClusterAuthorizationException: Cluster authorization failed.",
+            "no right IdempotentWrite on cluster: allow it",
+        ),
     ],
 )
 def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:

@@ -19,6 +19,12 @@ from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
 
+_NO_CONNECTION = (
+    confluent_kafka.KafkaError._AUTHENTICATION,
+    confluent_kafka.KafkaError._SSL,
+    confluent_kafka.KafkaError._TRANSPORT,
+)
+"""`Reachability` reports the outage, once for all clients."""
 _RETRY_SECONDS = 1.0
 _COMMITS = "commits"
 _TRIES, _TRY_SECONDS = 30, 0.1
@@ -153,7 +159,7 @@ class Commits:
                 request.unsent -= newest.keys()
             reach("commit.sent")
         except confluent_kafka.KafkaException as cause:
-            log.warning("%s: commit failed: %s", self._name, cause.args[0].str())
+            self._log_failed(cause.args[0])
             self._newest = newest
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
 
@@ -183,13 +189,17 @@ class Commits:
 
     def _report_failure(self, error: Any, topics: Collection[str]) -> None:
         if not is_refused(error):
-            log.warning("%s: commit failed: %s", self._name, error)
+            self._log_failed(error)
             return
         refusal = self._problems.error(error, topics)
         self._problems.report(_COMMITS, f"commits are refused: {refusal.description}")
         for request in [one for one in self._requests if one.unsent & self._sent.keys()]:
             self._requests.remove(request)
             request.answer(refusal)
+
+    def _log_failed(self, error: Any) -> None:
+        level = logging.DEBUG if error.code() in _NO_CONNECTION else logging.WARNING
+        log.log(level, "%s: commit failed: %s", self._name, error.str())
 
     def _drop(self, partitions: Sequence[TopicPartition], requests: Sequence[_Request]) -> None:
         for request in requests:

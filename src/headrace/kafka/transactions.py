@@ -455,6 +455,7 @@ class TransactionalProducers(Service):
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(limit * 1000),
             "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
+            "error_cb": self._admin.reachability.failed,
         }
 
 

@@ -118,6 +118,21 @@ def test_requests_are_refused_after_the_limit_and_counted() -> None:
     bed.seen.check(5)
 
 
+def test_requests_of_a_refused_client_are_refused_at_once() -> None:
+    """To wait does not help, so nothing is handed over even before the limit; a listener may yet come back."""
+    bed = Bed()
+    bed.asked(True)
+    bed.seen.failed(error("_TRANSPORT", "ssl://kafka:9092/1: SSL connection closed by peer (after 1ms in state X)"))
+    bed.asked(False)
+    bed.seen.check(5)
+    bed.seen.failed(error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: invalid credentials"))
+    bed.asked(False)
+    with pytest.raises(KafkaUnavailable, match=r"nothing of this request was sent: .*login refused by kafka:9092"):
+        bed.seen.check(5)
+    bed.asked(True)
+    bed.seen.check(5)
+
+
 def test_an_address_without_a_port_is_named() -> None:
     """The client takes 9092 for it, which may not be what was meant."""
     bed = Bed("kafka")

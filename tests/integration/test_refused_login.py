@@ -1,0 +1,142 @@
+"""A process whose login is refused says why once, accepts nothing, and resumes by itself when the login works."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from headrace.devcluster import Cluster
+from headrace.devcluster.certificates import write_file
+from headrace.devcluster.security import ClusterSecurity
+from headrace.devcluster.token_server import TokenServer
+from headrace.testing import RecordingBackend
+from headrace.testing.scene import Scene
+from headrace.testing.secured import SecuredCluster
+
+LIMIT_SECONDS = 60
+CONSUMERS = 5
+FIRST_REMINDER_SECONDS = 10
+WRONG = "canary-of-a-wrong-password"
+REFUSED = "user app or its password is wrong for SCRAM-SHA-512: correct kafka.security.sasl.username and password"
+
+
+class ShortLogins(ClusterSecurity):
+    """Brokers that want every client to log in again after a moment (KIP-368)."""
+
+    def listeners(self, sasl_port: int, tls_port: int) -> dict[str, str]:
+        name = "listener.name.sasl.scram-sha-512.connections.max.reauth.ms"
+        return {**super().listeners(sasl_port, tls_port), name: "2000"}
+
+
+@pytest.fixture(scope="module")
+def short_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    """A cluster of `ShortLogins`."""
+    cluster = Cluster(tmp_path_factory.mktemp("short"), 1, secured=True)
+    cluster.security = ShortLogins(tmp_path_factory.mktemp("security"))
+    tokens = TokenServer(tmp_path_factory.mktemp("tokens"), cluster.security)  # never started
+    try:
+        cluster.start()
+        yield SecuredCluster(cluster, cluster.security, tokens)
+    finally:
+        cluster.remove()
+
+
+def set_password(cluster: SecuredCluster, password: str) -> None:
+    """Change the password of the user `app` on the brokers."""
+    admin = AdminClient({"bootstrap.servers": cluster.cluster.bootstrap_servers})
+    information = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    change = UserScramCredentialUpsertion("app", information, password.encode())
+    for done in admin.alter_user_scram_credentials([change]).values():
+        done.result(LIMIT_SECONDS)
+
+
+def warnings(process: Any) -> list[dict[str, Any]]:
+    """Return the lines of the log on the login, and every other warning."""
+    lines = [json.loads(line) for line in process.server.log.read_text().splitlines() if line.startswith("{")]
+    return [
+        line
+        for line in lines
+        if (line["level"] in ("warning", "error") or "exception" in line)
+        and not line["message"].startswith(("CONFWARN", "durability"))
+    ]
+
+
+def assert_one_line(process: Any, before: int) -> None:
+    """The log has one line on the refused login with the fix, and later reminders, from all clients together."""
+    found = warnings(process)[before:]
+    assert {line["logger"] for line in found} == {"headrace.kafka.reachability"}, found
+    refused = [line["message"] for line in found if REFUSED in line["message"]]
+    ages = [int(found[1]) for text in refused if (found := re.search(r"has not answered for (\d+) s", text))]
+    assert len([age for age in ages if age < FIRST_REMINDER_SECONDS]) == 1, refused
+
+
+def assert_refused(process: Any) -> None:
+    """Readiness and every way to write name the fix, and nothing is handed over."""
+    assert REFUSED in Scene.ask(f"{process.url}/health/readiness").body["services"]["kafka"]["reason"]
+    record = {"value": "refused"}
+    for path, body in (
+        ("/producers/t", {"records": [record]}),
+        ("/producers/t", {"records": [record] * 100}),
+        ("/transactions", {"topics": [{"topic": "t", "records": [record]}]}),
+    ):
+        answer = Scene.ask(process.url + path, body)
+        assert (answer.status, answer.body["code"]) == (503, "ERR40012")
+        assert REFUSED in answer.body["description"]
+        assert "retry-after" in answer.headers
+
+
+def test_a_refused_login_heals(
+    short_logins: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
+) -> None:
+    """At the start and later: one line in the log, nothing is written, and consumers resume without a restart."""
+    scene = Scene(short_logins.cluster.bootstrap_servers, tmp_path)
+    short_logins.cluster.create_topic("t")
+    consumers = {
+        f"c{n}": {
+            "topics": ["t"],
+            "group": f"g{n}",
+            "value_format": "json",
+            "backend": {"url": backend.url},
+            "consumer": {"session_timeout_seconds": 120},  # no member loses its partitions meanwhile
+        }
+        for n in range(CONSUMERS)
+    }
+    settings = {"kafka": short_logins.login()}
+    set_password(short_logins, "another")
+    process = headrace({**settings, "reactive_consumers": consumers}, wait=False)
+    ready = f"{process.url}/health/readiness"
+    for turn in (1, 2):
+        before = 0 if turn == 1 else len(warnings(process))
+        set_password(short_logins, "another")
+        scene.wait_until(lambda: REFUSED in scene.ask(ready).body["services"]["kafka"]["reason"], "the refusal")
+        assert_refused(process)
+        assert_one_line(process, before)
+        set_password(short_logins, short_logins.security.passwords["app"])
+        scene.wait_until(lambda: scene.ask(ready).status == 200, "an accepted login")
+        answer = scene.ask(f"{process.url}/producers/t", {"records": [{"value": turn}]})
+        assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": turn - 1}])
+        scene.wait_until(lambda turn=turn: backend.accepted_records >= CONSUMERS * turn, "every consumer")
+    assert [record.value for record in scene.records("t")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "words", ["topics list", "topics describe t", "groups list", "groups lag g", "produce t", "consume t", "doctor"]
+)
+def test_commands_end_with_the_fix(short_logins: SecuredCluster, tmp_path: Path, words: str) -> None:
+    """They do not wait for `request_timeout_seconds`, which is longer than the limit of the test."""
+    section = {**short_logins.login("PLAIN"), "request_timeout_seconds": 3600}
+    section["security"]["sasl"]["password"] = WRONG
+    write_file(tmp_path / "headrace.yaml", json.dumps({"kafka": section}).encode(), 0o600)
+    scene = Scene(short_logins.cluster.bootstrap_servers, tmp_path)
+    done = scene.cli(*words.split(), given="v\n", code=1)
+    text = " ".join((done.stdout + done.stderr).split())
+    assert REFUSED.replace("SCRAM-SHA-512", "PLAIN") in text or words == "doctor"
+    assert "user app or its password is wrong" in text
+    assert WRONG not in text

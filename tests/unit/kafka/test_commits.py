@@ -38,7 +38,8 @@ class Bench:
 
     def report(self, offset: int, *, failed: bool) -> None:
         item = SimpleNamespace(topic="t", partition=0, offset=offset, metadata="", error=None)
-        self.commits.reported("coordinator moved" if failed else None, [item])
+        moved = confluent_kafka.KafkaError(confluent_kafka.KafkaError.NOT_COORDINATOR)
+        self.commits.reported(moved if failed else None, [item])
 
     def wait(self) -> None:
         asyncio.run(self.clock.advance(2))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from headrace.kafka.commits import Commits
 from headrace.kafka.loop_proxy import ConsumerProblems
@@ -43,7 +44,8 @@ class Bench:
         self.commits.send_due(self)
 
     def report(self, partition: TopicPartition, offset: int, failed: str | None = None) -> None:
-        item = SimpleNamespace(topic="t", partition=partition.partition, offset=offset, metadata="", error=failed)
+        error = KafkaError(KafkaError.NOT_COORDINATOR, failed) if failed else None
+        item = SimpleNamespace(topic="t", partition=partition.partition, offset=offset, metadata="", error=error)
         self.commits.reported(None, [item])
         self.commits.send_due(self)
 

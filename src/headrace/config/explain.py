@@ -74,7 +74,8 @@ def explain(
             continue
         seen.add(shown)
         problems.add(location_of(path, locations), shown, _sentence(error, path, model))
-        if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error"):
+        # A value where a section belongs may be a whole login.
+        if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error", "model_type"):
             problems.found[-1] += _quoted(path, tree)
 
 

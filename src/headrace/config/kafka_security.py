@@ -26,6 +26,7 @@ TlsVersion = Literal["1.2", "1.3"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 Protocol = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 _PEM_START: Final = "-----BEGIN"
+_LONG: Final = 150
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
 
@@ -312,7 +313,11 @@ def _content(value: str, setting: str) -> bytes:
     if is_pem(value):
         return value.encode()
     if not Path(value).is_file():
-        raise FileProblem(setting, f"names {value}, which is no file: correct the path")
+        # A long text may be a key without its first line.
+        named = (
+            "is neither PEM text nor the path of a file" if len(value) > _LONG else f"names {value}, which is no file"
+        )
+        raise FileProblem(setting, f"{named}: correct the path")
     try:
         return Path(value).read_bytes()
     except OSError as cause:

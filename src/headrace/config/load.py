@@ -256,13 +256,10 @@ class _FileReader:
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
-        password = self._replaced.get(("schema_registry", "password"), "")
-        registry = config.schema_registry.model_copy(update={"tls": registry_tls}).read_from(folder, password)
+        registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
         return config.model_copy(
             update={
-                **(
-                    {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}
-                ),  # one in the file must answer
+                **(registry if "schema_registry" in config.model_fields_set else {}),  # one in the file must answer
                 **files,
                 "kafka": kafka,
                 "functions_secrets_dir": secrets,

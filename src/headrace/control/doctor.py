@@ -58,7 +58,10 @@ class _Examination:
         cluster = await self._admin.describe_cluster()
         several = Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")
         found = [ONE_BROKER if cluster.brokers == 1 else several]
-        kept_ms = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
+        kept_ms: int | None = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
+        if cluster.refused:
+            kept_ms = None
+            found.append(Finding("cluster", "configuration", "warning", "not known", cluster.refused))
         known = [topic.name for topic in await self._admin.list_topics()]
         for each in required:
             for name in dict.fromkeys([*each.topics, *filter(each.matches or (lambda _: False), known)]):
@@ -68,7 +71,7 @@ class _Examination:
         return found
 
     async def _source(
-        self, name: str, group: str, dead_letter_topic: Callable[[str], str] | None, kept_ms: int
+        self, name: str, group: str, dead_letter_topic: Callable[[str], str] | None, kept_ms: int | None
     ) -> list[Finding]:
         source = await self._topic(self._admin, name)
         if source is None:

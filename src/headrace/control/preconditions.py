@@ -119,8 +119,8 @@ def judge_topic(topic: Topic) -> Iterator[Finding]:
         yield Finding(about, "in-sync replicas", "warning", text, f"see headrace topics describe {info.name}")
 
 
-def judge_source(topic: Topic, offsets_retention_ms: int, group: str) -> Iterator[Finding]:
-    """Judge whether the records of a topic and the offsets of its group are kept over a downtime."""
+def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> Iterator[Finding]:
+    """Judge whether the records of a topic and the offsets of its group, if that is known, outlive a downtime."""
     name, kept = topic.info.name, topic.retention_ms
     yield _judged(
         f"topic {name}",
@@ -134,6 +134,8 @@ def judge_source(topic: Topic, offsets_retention_ms: int, group: str) -> Iterato
         yield Finding(
             f"topic {name}", "retention.bytes", "warning", size, "records go when a partition is larger, read or not"
         )
+    if offsets_retention_ms is None:
+        return
     required_ms = _DEAD_LETTERS_MS if kept < 0 else min(kept, _DEAD_LETTERS_MS)
     yield _judged(
         f"group {group}",

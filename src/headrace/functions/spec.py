@@ -66,7 +66,13 @@ Workers = Annotated[int, Field(ge=0, le=1000), Number]
 class _Part(BaseModel):
     """Part of the file; fields are found by the file's own names."""
 
-    model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        hide_input_in_errors=True,  # it may be a secret
+    )
 
 
 class KafkaAttributes(_Part):

@@ -76,6 +76,8 @@ class ClusterInfo(NamedTuple):
 
     brokers: int
     configs: Mapping[str, str]
+    refused: str = ""
+    """Why the configuration may not be read; empty if it was."""
 
 
 class Admin:
@@ -148,7 +150,11 @@ class Admin:
         doing = "describe the cluster"
         brokers = (await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))).brokers
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
-        return ClusterInfo(len(brokers), await self._configs(resource, doing, Right("DescribeConfigs", "cluster")))
+        try:
+            configs = await self._configs(resource, doing, Right("DescribeConfigs", "cluster"))
+        except errors.KafkaUnauthorized as cause:
+            return ClusterInfo(len(brokers), {}, cause.description)
+        return ClusterInfo(len(brokers), configs)
 
     async def _configs(self, resource: ConfigResource, doing: str, right: Right) -> dict[str, str]:
         entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pydantic import BaseModel, ValidationError
+
 from headrace.config.explain import json_schema, masked
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
+from headrace.devcluster.certificates import Authority
+from headrace.errors import ConfigError
+from headrace.functions.spec import KafkaTrigger
 
 TEXT = """\
 kafka:
@@ -40,6 +48,15 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
     assert shown["http"]["port"] == 9000
 
 
+@pytest.mark.parametrize("model", [KafkaSecurity, HeadraceConfig, KafkaTrigger])
+def test_the_text_of_an_error_holds_no_value(model: type[BaseModel]) -> None:
+    """A secret that was read again, and does not fit, stands in no log."""
+    values = {name: {"password": "hunter2"} for name in ("sasl", "schema_registry", "kafka", "name")}
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(values)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_schema_describes_every_setting() -> None:
     """The JSON Schema forbids unknown keys and carries a sentence for each setting."""
     schema = json_schema()
@@ -48,3 +65,27 @@ def test_schema_describes_every_setting() -> None:
         assert section["additionalProperties"] is False
         for name, setting in section["properties"].items():
             assert setting.get("description") or "$ref" in setting, name
+
+
+@pytest.mark.parametrize("section", ["sasl", "tls", "oauth"])
+def test_a_text_where_a_section_belongs_is_not_shown(tmp_path: Path, section: str) -> None:
+    """It may be the line of a login."""
+    text = 'PlainLoginModule required password="hunter2";'
+    security: dict[str, Any] = {"sasl": {"mechanism": "OAUTHBEARER", "oauth": text}} if section == "oauth" else {}
+    (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": {"security": security or {section: text}}}))
+    with pytest.raises(ConfigError, match="should be a valid dictionary") as refused:
+        load_config(tmp_path / "headrace.yaml", {})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_key_without_its_first_line_is_not_shown(tmp_path: Path) -> None:
+    """It is taken for the path of a file, and there is none."""
+    authority = Authority(tmp_path, "ca")
+    files = authority.issue("app")
+    key = "".join(files.key.read_text().splitlines()[1:-1])
+    tls = {"certificate": str(files.certificate), "key": key}
+    (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": {"security": {"tls": tls}}}))
+    (tmp_path / "headrace.yaml").chmod(0o600)
+    with pytest.raises(ConfigError, match="neither PEM text") as refused:
+        load_config(tmp_path / "headrace.yaml", {})
+    assert key not in str(refused.value)

@@ -19,6 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.lifecycle import SystemClock
 from headrace.records import TopicPartition
+from headrace.testing.scene import Scene
 from headrace.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
@@ -30,16 +31,8 @@ def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def headrace(env: Mapping[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*COMMAND, *words], input=given, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+def headrace(site: Scene) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return site.cli
 
 
 def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:

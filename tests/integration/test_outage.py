@@ -62,6 +62,9 @@ class Scene:
 
     def is_well(self) -> bool:
         """Whether nothing says that anything is wrong, and the lag is known."""
+        metrics = self.site.ask(f"{self.process.url}/metrics").body  # asked first, because commands take longer
+        if "headrace_consumer_lag_records{" not in metrics or "headrace_ready 1" not in metrics:
+            return False
         says = self.says()
         quiet = not [*says["readiness"], *filter(None, says["list"] + says["top"])]
         known = says["lag"] == [0, 0] and says["lag metric"]

@@ -69,6 +69,23 @@ def test_the_command_line_reads_with_the_registry_of_the_file(
     assert "canary" not in report
 
 
+def test_a_password_that_changes_on_disk_is_taken_up(
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The next request uses it; a schema that is known needs no request."""
+    kafka_secured.cluster.create_topic("registry-password")
+    password = tmp_path / "password"
+    password.touch(0o600)
+    password.write_text("old")
+    config = {**front, "password": f"${{file:{password}}}"}
+    process = headrace({"kafka": kafka_secured.login(), "schema_registry": config}, wait=False)
+    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    Scene.wait_until(lambda: set(scene.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
+    assert "Correct schema_registry.username and password" in scene.reasons(process.url)["schema registry"]
+    password.write_text(kafka_secured.security.passwords["app"])
+    assert send("POST", f"{process.url}/producers/registry-password", BODY).status == 200
+
+
 def test_an_authority_that_changes_on_disk_is_taken_up(
     kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -57,8 +57,8 @@ def topic_requirements(
             dead_letter_topic = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
             label = f"function {spec.name}.{trigger.name}"
             required = TopicRequirement(label, trigger.kafka.group, trigger.topics, None, dead_letter_topic)
-            if same := next((each for kafka, each in found if kafka == cluster), None):
-                same.append(required)
-            else:
-                found.append((cluster, [required]))
+            same = [each for kafka, each in found if kafka.model_dump() == cluster.model_dump()]
+            if not same:
+                found.append((cluster, []))
+            (same[0] if same else found[-1][1]).append(required)
     return found

@@ -256,10 +256,13 @@ class _FileReader:
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
-        registry = {"schema_registry": config.schema_registry.model_copy(update={"tls": registry_tls})}
+        password = self._replaced.get(("schema_registry", "password"), "")
+        registry = config.schema_registry.model_copy(update={"tls": registry_tls}).read_from(folder, password)
         return config.model_copy(
             update={
-                **(registry if "schema_registry" in config.model_fields_set else {}),  # one in the file must answer
+                **(
+                    {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}
+                ),  # one in the file must answer
                 **files,
                 "kafka": kafka,
                 "functions_secrets_dir": secrets,

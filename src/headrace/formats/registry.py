@@ -201,7 +201,8 @@ class SchemaRegistry:
         decode: Callable[[bytes], Any] = _decode_answer,
     ) -> Any:
         try:
-            async with self._open_session().request(method, self._url + path, json=body) as response:
+            login = self._login()
+            async with self._open_session().request(method, self._url + path, json=body, headers=login) as response:
                 content, status = await response.read(), response.status
             if status in (401, 403):
                 raise self._unavailable(f"it refuses the login (HTTP {status})", _login_advice(status, self._settings))
@@ -225,12 +226,15 @@ class SchemaRegistry:
         text = f"the schema registry at {self._url} does not serve: {why}. Nothing was sent. {advice}"
         return RegistryUnavailable(text, url=self._url)
 
+    def _login(self) -> dict[str, str]:
+        if not self._settings.username:
+            return {}
+        pair = f"{self._settings.username}:{self._settings.current_password()}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
-            if self._settings.username:
-                pair = f"{self._settings.username}:{self._settings.password.get_secret_value()}"
-                headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
                 headers=headers,

@@ -208,7 +208,8 @@ class _FunctionFile:
             self._warn((), in_nuclio_names(sentence))
         kafka, brokers = self._config and self._config.kafka, attributes.values.get("brokers") or []
         if kafka and isinstance(brokers, list) and (why := cluster_problem(security, brokers, kafka)):
-            path = next((one.path for one in written.values()), attributes.path_of("brokers"))
+            used = (one.path for name, one in written.items() if name != "secretPath")
+            path = next(used, attributes.path_of("brokers"))
             self._wrong(path, why)
         plain_anyway = kafka and security == KafkaSecurity(protocol="plaintext") and kafka.is_at(brokers)
         return None if plain_anyway else security

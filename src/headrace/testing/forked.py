@@ -8,14 +8,17 @@ import ctypes
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import headrace.cli
 from headrace.devcluster import HeadraceProcess
 from headrace.lifecycle import failpoints
 
@@ -23,10 +26,10 @@ _PRELOADED = [
     "__main__",
     "headrace.testing.forked",
     "headrace.app",
-    *(f"headrace.cli.{name}" for name in ("main", "run", "config", "topics", "groups", "records", "dlq", "replay")),
-    *(f"headrace.cli.{name}" for name in ("jobs", "reactive", "doctor")),
+    *(f"headrace.cli.{module.name}" for module in pkgutil.iter_modules(headrace.cli.__path__)),
 ]
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_LIMIT_SECONDS = 240.0
 
 
 class ForkedCommand:
@@ -60,6 +63,17 @@ class ForkedCommand:
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired("headrace", limit_seconds)
         return code
+
+
+def run_command(
+    folder: Path, *words: str, given: str = "", env: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Run `headrace WORDS` in a folder to its end, as `subprocess.run` does."""
+    with tempfile.TemporaryDirectory() as scratch:
+        stdin, output, errors = (Path(scratch, name) for name in ("stdin", "output", "errors"))
+        stdin.write_text(given)
+        code = ForkedCommand(words, folder, env, output, errors, stdin).wait(_LIMIT_SECONDS)
+        return subprocess.CompletedProcess(words, code, output.read_text(), errors.read_text())
 
 
 def can_fork(env: Mapping[str, str]) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +17,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
-from headrace.testing.forked import ForkedCommand
+from headrace.testing.forked import run_command
 from headrace.testing.secured import command_environment, kafka_section
 
 PATIENCE_SECONDS = 150.0
@@ -89,11 +88,7 @@ class Scene:
     def cli(self, *words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command as a user who has named the cluster, and check its exit code."""
         env = command_environment(self.kafka.bootstrap_servers, self._folder)
-        with tempfile.TemporaryDirectory() as scratch:
-            stdin, output, errors = (Path(scratch, name) for name in ("stdin", "output", "errors"))
-            stdin.write_text(given)
-            ended = ForkedCommand(words, self._folder, env, output, errors, stdin).wait(240)
-            done = subprocess.CompletedProcess(words, ended, output.read_text(), errors.read_text())
+        done = run_command(self._folder, *words, given=given, env=env)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
+
+from headrace.app.assembly import Assembly
+from headrace.app.context import make_context
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.model import HeadraceConfig
+from headrace.testing import ManualClock
 
 
 def test_retry_tiers_are_judged_as_what_their_group_reads() -> None:
@@ -14,3 +21,39 @@ def test_retry_tiers_are_judged_as_what_their_group_reads() -> None:
     ((_, required),) = topic_requirements(config, [])
     read = {each.group: ([*each.topics], [*each.retry_topics]) for each in required}
     assert read == {"g": (["t"], ["g.retry.1s", "g.retry.60s"]), "h": (["t"], [])}
+
+
+def write_functions(folder: Path, *attributes: dict[str, object]) -> dict[str, object]:
+    """Write a function file per trigger; return the part of the configuration that names them."""
+    files = []
+    for number, more in enumerate(attributes):
+        file = folder / f"f{number}.yaml"
+        file.touch(0o600)
+        own = {"topics": ["t"], "consumerGroup": f"g{number}", **more}
+        triggers = {"k": {"kind": "kafka", "attributes": own}}
+        document = {"metadata": {"name": f"f{number}"}, "spec": {"handler": "m:h", "triggers": triggers}}
+        file.write_text(yaml.safe_dump(document))
+        files.append(str(file))
+    return {"functions": files}
+
+
+async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_cluster(tmp_path: Path) -> None:
+    """Another password is another login; without settings of its own a trigger uses the cluster of the file."""
+    login = {"enable": True, "user": "u", "password": "p"}
+    other = {**login, "password": "q"}
+    own: list[dict[str, object]] = [{"brokers": ["other:9092"], "sasl": sasl} for sasl in (login, login, other)]
+    files = write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own)
+    config = HeadraceConfig.model_validate(files)
+    clock = ManualClock()
+    assembly = Assembly(make_context(config, clock), config)
+    main, same, first, shared, third = [consumer.admin for consumer in assembly.consumers]
+    assert main is same
+    assert first is shared
+    assert len({main, first, third}) == 3
+    names = [service.name for service in assembly.services if service.name.startswith("kafka")]
+    assert names == ["kafka other:9092", "kafka other:9092 as f4.k"]
+    required = topic_requirements(config, assembly.functions)
+    assert [[each.group for each in found] for _, found in required] == [["g0", "g1"], ["g2", "g3"], ["g4"]]
+    third_security = required[2][0].security
+    assert third_security.sasl
+    assert third_security.sasl.password.get_secret_value() == "q"

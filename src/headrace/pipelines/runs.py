@@ -131,6 +131,7 @@ class PipelineRun(Service):
 
         A running client of Java keeps those that it began with.
         """
+        reported = ""
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
             driver = self._driver
@@ -138,14 +139,17 @@ class PipelineRun(Service):
                 continue
             try:
                 found = await run_blocking(self._read_security)
-            except HeadraceError as cause:
-                log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
-                continue
-            if found != self._security and self._driver is driver:
-                log.info("pipeline %s takes up changed TLS files or secrets: its driver starts again", self._spec.name)
-                self._renewing = True
+                if found == self._security or self._driver is not driver:
+                    continue
                 write_secrets(self._folder, found.secrets)
-                await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
+            except (HeadraceError, OSError) as cause:
+                if str(cause) != reported:
+                    log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
+                reported = str(cause)
+                continue
+            log.info("pipeline %s takes up changed TLS files or secrets: its driver starts again", self._spec.name)
+            self._renewing = True
+            await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
 
     def _read_security(self) -> ConnectorSecurity:
         try:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, Secret
 
 from headrace.config.backend import encrypted
 from headrace.config.kafka_java import with_jaas
-from headrace.config.references import files_in, resolve
+from headrace.config.references import FileReferences, files_in, resolve
 from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
 
@@ -288,6 +288,15 @@ def file_problems(security: KafkaSecurity) -> Iterator[FileProblem]:
             check()
         except FileProblem as problem:
             yield problem
+
+
+def located(security: KafkaSecurity, at: KeyPath, references: FileReferences) -> KafkaSecurity:
+    """Return a section of a file with absolute paths and able to read its secrets again; report what is wrong."""
+    found = security.read_from(references.folder, references.below(at))
+    for problem in file_problems(found):
+        references.report((*at, *problem.path), problem.sentence)
+    references.check_mount(found.key_file, (*at, "tls", "key"))
+    return found
 
 
 def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> list[str]:

@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import explain, known_keys, location_of
 from headrace.config.http import JwtConfig
-from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
-from headrace.config.kafka_security import file_problems
+from headrace.config.kafka_security import located
 from headrace.config.model import HeadraceConfig
-from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_secret_name, resolve, too_open
+from headrace.config.references import FileReferences
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
@@ -29,7 +28,6 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "pipelines")
-_PRIVATE_KEY = "PRIVATE KEY-----"
 _PROPERTIES = ("kafka", "properties")
 
 
@@ -89,17 +87,11 @@ class _FileReader:
         if not isinstance(self._tree, dict):
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
-        self._unresolved: set[KeyPath] = set()
-        """Paths of references that have no value."""
-        self._replaced: dict[KeyPath, str] = {}
-        """Paths of references that were replaced by their value, with their text."""
-        self._plain_secrets: list[KeyPath] = []
+        self._references = FileReferences(path, self._folder, environ, self._report)
 
     def read(self) -> ConfigReading:
         self._split_jaas()
-        self._resolve_references(self._tree, ())
-        if self._plain_secrets and self._path and (reason := too_open(self._path, mounted=False)):
-            self._report(self._plain_secrets[0], reason)
+        self._tree = self._references.replaced(self._tree, ())
         self._apply_overrides()
         self._translate_properties()
         files = self._named_files()
@@ -108,7 +100,8 @@ class _FileReader:
             config = HeadraceConfig.model_validate(self._tree)
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
-            explain(errors, self._tree, self._locations, self._unresolved, self._problems, hidden=set(self._replaced))
+            known = self._references
+            explain(errors, self._tree, self._locations, known.unresolved, self._problems, hidden=set(known.texts))
         else:
             config = self._with_absolute_paths(config)
             for path, sentence in unprotected(config):
@@ -131,13 +124,13 @@ class _FileReader:
                 properties[name] = parse_jaas(line)
             except ValueError as cause:
                 self._report((*_PROPERTIES, name), str(cause))
-                self._unresolved.add((*_PROPERTIES, name))
+                self._references.unresolved.add((*_PROPERTIES, name))
 
     def _translate_properties(self) -> None:
         """Move the security properties of every client to `kafka.security`, with their lines and references."""
         properties = self._kafka_properties()
         found = {name: properties.pop(name) for name in [*properties] if name in SECURITY_KEYS}
-        if any(path[:2] == _PROPERTIES for path in self._unresolved):
+        if any(path[:2] == _PROPERTIES for path in self._references.unresolved):
             return
         settings: dict[KeyPath, tuple[KeyPath, Any]] = {}
         for name in found:
@@ -150,8 +143,8 @@ class _FileReader:
                     settings[path] = source, value
             except ValueError as cause:
                 self._report((*_PROPERTIES, name), str(cause))
-                self._unresolved.add((*_PROPERTIES, name))
-        if found and not any(path[:2] == _PROPERTIES for path in self._unresolved):
+                self._references.unresolved.add((*_PROPERTIES, name))
+        if found and not any(path[:2] == _PROPERTIES for path in self._references.unresolved):
             for path, (source, value) in settings.items():
                 self._move(source, path, value, found[str(source[0])])
 
@@ -164,39 +157,8 @@ class _FileReader:
             self._locations.setdefault(new[:at], line)
         node[new[-1]], self._locations[new] = value, line
         if value is written or isinstance(written, dict):  # otherwise the reference's text stands for another value
-            moved = {
-                (*new, *known[len(old) :]): text for known, text in self._replaced.items() if known[: len(old)] == old
-            }
-            self._replaced |= moved
-
-    def _resolve_references(self, value: Any, at: KeyPath) -> Any:
-        """Replace the references inside a value, and refuse secrets in files that other users can read."""
-        if isinstance(value, dict):
-            for key in value:
-                value[key] = self._resolve_references(value[key], (*at, key))
-        elif isinstance(value, list):
-            value[:] = [self._resolve_references(item, (*at, index)) for index, item in enumerate(value)]
-        elif isinstance(value, str):
-            secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
-            if (secret and holds_plain_text(value)) or _PRIVATE_KEY in value:
-                self._plain_secrets.append(at)
-            files: list[Path] = []
-            try:
-                resolved = resolve(value, self._environ, self._folder, files.append)
-                if secret or _PRIVATE_KEY in resolved:
-                    for file in files:
-                        self._check_mount(file, at)
-                if resolved != value:
-                    self._replaced[at] = value
-                return resolved
-            except ReferenceProblem as cause:
-                self._unresolved.add(at)
-                self._report(at, str(cause))
-        return value
-
-    def _check_mount(self, file: Path | None, at: KeyPath) -> None:
-        if file and file.is_file() and (reason := too_open(file, mounted=True)):
-            self._report(at, reason)
+            texts = self._references.texts
+            texts |= {(*new, *known[len(old) :]): text for known, text in texts.items() if known[: len(old)] == old}
 
     def _apply_overrides(self) -> None:
         """Write the overrides of the environment into the tree, also those with unknown names."""
@@ -219,7 +181,7 @@ class _FileReader:
             node[key] = _override_value(self._environ[name])
             for overridden in [known for known in locations if known[: len(path)] == path]:
                 del locations[overridden]
-                self._replaced.pop(overridden, None)
+                self._references.texts.pop(overridden, None)
             locations[path] = name
 
     def _named_files(self) -> dict[str, list[Path]]:
@@ -229,7 +191,7 @@ class _FileReader:
             names = self._tree.get(section)
             for index, name in enumerate(names if isinstance(names, list) else ()):
                 path = (section, index)
-                if not isinstance(name, str) or path in self._unresolved:
+                if not isinstance(name, str) or path in self._references.unresolved:
                     continue  # reported already
                 if (file := self._folder / name).is_file():
                     files.append(file)
@@ -243,7 +205,7 @@ class _FileReader:
         files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
         tls = self._with_absolute_files(config.http.tls, ("http", "tls"))
         jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
-        kafka = self._with_security_files(config.kafka, ("kafka", "security"))
+        security = located(config.kafka.security, ("kafka", "security"), self._references)
         peer_tls = self._with_absolute_files(config.cluster.tls, ("cluster", "tls"))
         registry_tls = self._with_absolute_files(config.schema_registry.tls, ("schema_registry", "tls"))
         reactive: dict[str, ReactiveConsumerConfig] = {}
@@ -256,7 +218,7 @@ class _FileReader:
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
-        password = self._replaced.get(("schema_registry", "password"), "")
+        password = self._references.texts.get(("schema_registry", "password"), "")
         registry = config.schema_registry.model_copy(update={"tls": registry_tls}).read_from(folder, password)
         return config.model_copy(
             update={
@@ -264,7 +226,7 @@ class _FileReader:
                     {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}
                 ),  # one in the file must answer
                 **files,
-                "kafka": kafka,
+                "kafka": config.kafka.model_copy(update={"security": security}),
                 "functions_secrets_dir": secrets,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
@@ -275,23 +237,13 @@ class _FileReader:
             }
         )
 
-    def _with_security_files(self, kafka: KafkaConfig, at: KeyPath) -> KafkaConfig:
-        references = {
-            path[len(at) :]: text for path, text in self._replaced.items() if path[: len(at)] == at and files_in(text)
-        }
-        security = kafka.security.read_from(self._folder, references)
-        for problem in file_problems(security):
-            self._report((*at, *problem.path), problem.sentence)
-        self._check_mount(security.key_file, (*at, "tls", "key"))
-        return kafka.model_copy(update={"security": security})
-
     def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
         files = {name: self._folder / value for name, value in section if isinstance(value, Path)}
         for name, file in files.items():
             if not file.is_file():
                 self._report((*at, name), f"names {file}, which is no file: correct the path")
             elif name == "key":
-                self._check_mount(file, (*at, name))
+                self._references.check_mount(file, (*at, name))
         return section.model_copy(update=files)
 
 

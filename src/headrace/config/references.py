@@ -11,10 +11,14 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from headrace.config.yaml_tree import KeyPath
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{((?:[^{}]|\{[^{}]*\})*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_FILE_BYTES = 65_536
+_PRIVATE_KEY = "PRIVATE KEY-----"
 
 
 class ReferenceProblem(Exception):
@@ -129,3 +133,70 @@ def too_open(path: Path, *, mounted: bool) -> str:
     if group:
         log.warning("%s holds a secret and its group may read it (mode %s)", path, mode)
     return ""
+
+
+class FileReferences:
+    """Replaces the references of one file, and reports those without a value and secrets that other users can read."""
+
+    def __init__(
+        self, file: Path | None, folder: Path, environ: Mapping[str, str], report: Callable[[KeyPath, str], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            file: The file; None if there is only the environment.
+            folder: What relative paths start from.
+            environ: Values of `${env:}`.
+            report: Takes the path and the sentence of a problem.
+        """
+        self._file = file
+        self.folder = folder
+        """What relative paths start from."""
+        self._environ = environ
+        self.report = report
+        """Takes the path and the sentence of a problem."""
+        self.texts: dict[KeyPath, str] = {}
+        """Paths of replaced references, with their text."""
+        self.unresolved: set[KeyPath] = set()
+        """Paths of references without a value."""
+        self._is_open = False
+        """Whether it is reported that others can read a secret in the file itself."""
+
+    def replaced(self, value: Any, at: KeyPath) -> Any:
+        """Return a value of the file with its references replaced."""
+        if isinstance(value, dict):
+            return {key: self.replaced(item, (*at, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.replaced(item, (*at, index)) for index, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        files: list[Path] = []
+        try:
+            found = resolve(value, self._environ, self.folder, files.append)
+        except ReferenceProblem as cause:
+            self.unresolved.add(at)
+            self.report(at, str(cause))
+            return value
+        secret = is_secret_name(next(part for part in reversed(at) if isinstance(part, str)))
+        if (secret and holds_plain_text(value)) or _PRIVATE_KEY in value:
+            self._check_file(at)
+        if secret or _PRIVATE_KEY in found:
+            for file in files:
+                self.check_mount(file, at)
+        if found != value:
+            self.texts[at] = value
+        return found
+
+    def check_mount(self, file: Path | None, at: KeyPath) -> None:
+        """Report a file that holds a secret and that others can read."""
+        if file and file.is_file() and (reason := too_open(file, mounted=True)):
+            self.report(at, reason)
+
+    def below(self, at: KeyPath) -> dict[KeyPath, str]:
+        """Return the texts with references to files of one section, by their path in it."""
+        return {path[len(at) :]: text for path, text in self.texts.items() if path[: len(at)] == at and files_in(text)}
+
+    def _check_file(self, at: KeyPath) -> None:
+        if self._file and not self._is_open and (reason := too_open(self._file, mounted=False)):
+            self._is_open = True
+            self.report(at, reason)

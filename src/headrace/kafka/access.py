@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaTls, is_pem
+from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
 
 Kind = Literal["topic", "group", "transactional-id", "cluster"]
 _KIND_OF: Final[dict[int, Kind]] = {
@@ -62,12 +61,8 @@ def missing_right(error: confluent_kafka.KafkaError, kafka: KafkaConfig, needed:
 
 def principal_of(kafka: KafkaConfig) -> tuple[str, str]:
     """Return a client's principal for a sentence and for a command, where `PRINCIPAL` is one the brokers choose."""
-    plain, tls = kafka.properties, kafka.security.tls or KafkaTls()
-    if login := plain.get("sasl.username") or plain.get("sasl.oauthbearer.client.id"):
-        return f"User:{login}", f"User:{login}"
-    if "ssl.certificate.location" in plain:
-        tls = KafkaTls.model_construct(certificate=str(plain["ssl.certificate.location"]))
-    if tls.certificate or tls.keystore:
+    tls = kafka.security.tls or KafkaTls()
+    if (tls.certificate or tls.keystore) and not kafka.security.sasl:
         return f"the principal of {_certificate(tls)}", "PRINCIPAL"
     name = kafka.security.principal or "User:ANONYMOUS"
     return name, name
@@ -75,18 +70,12 @@ def principal_of(kafka: KafkaConfig) -> tuple[str, str]:
 
 def _certificate(tls: KafkaTls) -> str:
     """Return the certificate with its subject's common name, if that can be read here."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
+    from cryptography.x509.oid import NameOID
 
-        found: Any
-        if tls.keystore:
-            password = tls.keystore_password.get_secret_value().encode()
-            found = load_key_and_certificates(tls.keystore.read_bytes(), password)[1]
-        else:
-            text = tls.certificate if is_pem(tls.certificate) else Path(tls.certificate).read_text()
-            found = x509.load_pem_x509_certificate(text.encode())
-        names = found.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
-        return f"certificate CN={names[0].value}"
-    except (ImportError, OSError, ValueError, IndexError, AttributeError):
-        return "the client certificate"
+    try:
+        identity = identity_of(tls)
+    except FileProblem:
+        identity = None
+    subject = identity and identity.cert and identity.cert.certificate.subject
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME) if subject else []
+    return f"certificate CN={names[0].value!s}" if names else "the client certificate"

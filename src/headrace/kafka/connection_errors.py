@@ -105,24 +105,15 @@ def refused_by_java(reported: str, kafka: KafkaConfig) -> ConnectionProblem:
     return _named(name, kafka, reported, address=kafka.bootstrap_servers, text=reported[-_TEXT_LENGTH:])
 
 
-def _protocol(kafka: KafkaConfig) -> str:
-    return str(kafka.properties.get("security.protocol", kafka.security.effective_protocol)).lower()
-
-
 def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, text: str = "") -> ConnectionProblem:
-    sasl, raw, template, oauth_error = (
-        kafka.security.sasl,
-        kafka.properties,
-        PROBLEMS[name],
-        _OAUTH_ERROR.search(reported),
-    )
+    sasl, template, oauth_error = kafka.security.sasl, PROBLEMS[name], _OAUTH_ERROR.search(reported)
     values = {
         "address": address,
         "text": text,
-        "user": sasl.username if sasl else raw.get("sasl.username"),
-        "mechanism": sasl.mechanism if sasl else raw.get("sasl.mechanism"),
+        "user": sasl.username if sasl else "",
+        "mechanism": sasl.mechanism if sasl else "",
         "offered": offered[1] if (offered := _OFFERED.search(reported)) else "",
-        "protocol": _protocol(kafka),
+        "protocol": kafka.security.effective_protocol,
         # A query may hold a secret, and so may any other word of the token server's answer.
         "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",
         "oauth_error": f" ({oauth_error[1]})" if oauth_error else "",
@@ -167,8 +158,7 @@ class ConnectionErrors:
         return self.last()
 
     def _inspect(self, last: ConnectionProblem | None) -> ConnectionProblem | None:
-        protocol, raw = _protocol(self._kafka), self._kafka.properties
-        tls = self._kafka.security.tls or KafkaTls(ca=str(raw.get("ssl.ca.location", "")))
+        protocol, tls = self._kafka.security.effective_protocol, self._kafka.security.tls or KafkaTls()
         encrypted = protocol.endswith("ssl")
         for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
             done = _handshake(address.strip(), tls if encrypted else None)

@@ -62,7 +62,8 @@ def test_the_principal_of_a_certificate_is_what_the_brokers_make_of_it(tmp_path:
 
 
 def test_the_principal_of_a_login() -> None:
-    """Of the model, of the client's own properties, or the one of all clients that do not log in."""
+    """It counts also with a client certificate; clients that do not log in share one."""
     assert principal_of(kafka(security=LOGIN))[0] == "User:ann"
-    assert principal_of(kafka(properties={"sasl.username": "bob"}))[0] == "User:bob"
+    tls = {"certificate": "a.pem", "key": "a.key"}
+    assert principal_of(kafka(security={**LOGIN, "tls": tls}))[0] == "User:ann"
     assert principal_of(kafka())[0] == "User:ANONYMOUS"

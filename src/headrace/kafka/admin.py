@@ -110,8 +110,9 @@ class Admin:
         return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
 
     async def has_topic(self, name: str) -> bool:
-        """Return whether the cluster has a topic."""
-        return name in await self.topic_ids([name])  # the question that creates no topic, and names a missing right
+        """Return whether the cluster has a topic, for a caller that reads it."""
+        # Not by its metadata: that would create the topic where brokers create topics automatically.
+        return name in await self.topic_ids([name], "Read")
 
     async def describe_topic(self, name: str, right: str = "Describe") -> TopicInfo:
         """Return one topic; `right` is what the caller needs on it.
@@ -160,16 +161,18 @@ class Admin:
         entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
-    async def topic_ids(self, names: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic that exists; a recreated topic has another id (KIP-516)."""
+    async def topic_ids(self, names: Collection[str], right: str = "Describe") -> dict[str, str]:
+        """Return the id of each topic that exists; a recreated topic has another id (KIP-516).
+
+        `right` is what the caller needs on each.
+        """
 
         def ask() -> dict[str, str]:
             found = {}
             futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._limit)
             for name, future in futures.items():
                 try:
-                    right = Right("Describe", "topic", name)
-                    found[name] = str(_result(future, self._limit, right).topic_id)
+                    found[name] = str(_result(future, self._limit, Right(right, "topic", name)).topic_id)
                 except confluent_kafka.KafkaException as cause:
                     if cause.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise

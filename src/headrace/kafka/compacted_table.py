@@ -274,6 +274,8 @@ class CompactedTable(Service, Generic[T]):
 
     async def _ensure(self) -> None:
         self.missing = ""
+        if await self._admin.has_topic(self.topic.name):  # or a right is missing: then nothing is known of the entries
+            return
         try:
             await self.topic.ensure(self._admin)
         except KafkaUnavailable:

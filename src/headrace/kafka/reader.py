@@ -22,6 +22,8 @@ _BATCH = 500
 _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
+_OF_THE_GROUP = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
+"""The client looks for the coordinator of its group, which is not used here."""
 _NO_PROPERTIES: Mapping[str, Any] = {}
 _SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
 
@@ -81,6 +83,8 @@ async def read_records(
         while open_partitions or ends is None:
             records, events = await run_blocking(_poll, client)
             for event in events:
+                if event.error().code() == _OF_THE_GROUP:
+                    continue
                 partition = TopicPartition(event.topic(), event.partition())
                 if event.error().code() != _END:
                     raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))

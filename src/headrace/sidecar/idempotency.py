@@ -125,7 +125,7 @@ class Idempotency(Service):
         self._running: dict[bytes, bytes] = {}
         self._requested = asyncio.Event()
         self._ready = asyncio.Event()
-        self._problem = "they are being read back"
+        self._problem: errors.HeadraceError = errors.KafkaUnavailable("they are being read back")
 
     async def start(self) -> None:
         register_gauge("headrace_idempotency_keys", lambda: len(self.window))
@@ -154,6 +154,7 @@ class Idempotency(Service):
             IdempotencyKeyReused: It was sent with another request before.
             IdempotencyKeyBusy: The first request with it is not answered yet.
             KafkaUnavailable: The keys are not read back yet.
+            KafkaUnauthorized: A right to their topic is missing.
             ProducerQueueFull: Too many transactions wait.
         """
         check_key(key)
@@ -193,9 +194,12 @@ class Idempotency(Service):
         if records:
             self._topic = self._topic._replace(source=records[0].topic)
             self._requested.set()
+        limit = 0 if isinstance(self._problem, errors.KafkaUnauthorized) else _WAIT_SECONDS
         try:
-            await asyncio.wait_for(self._ready.wait(), _WAIT_SECONDS)
+            await asyncio.wait_for(self._ready.wait(), limit)
         except TimeoutError:
+            if isinstance(self._problem, errors.KafkaUnauthorized):
+                raise self._problem.with_traceback(None) from None
             raise errors.KafkaUnavailable(
                 f"the idempotency keys are not known yet, so nothing was sent; send it again: {self._problem}"
             ) from None
@@ -213,7 +217,7 @@ class Idempotency(Service):
                         self._take(record)
                 self._ready.set()
             except errors.HeadraceError as problem:
-                self._problem = problem.description
+                self._problem = problem
                 await self._clock.sleep(_RETRY_SECONDS)
 
     def _take(self, record: Record) -> None:

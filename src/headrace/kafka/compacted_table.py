@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable
+from headrace.errors import HeadraceError, KafkaError, KafkaTimeout, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records, read_window
 from headrace.kafka.topics import InternalTopic
@@ -51,6 +51,9 @@ class CompactedTable(Service, Generic[T]):
     A record without a value removes the entry of its key. A record that cannot be decoded is logged, counted in a
     gauge and skipped.
     """
+
+    _failure: type[KafkaError] = KafkaUnavailable
+    """What `require` raises."""
 
     def __init__(
         self,
@@ -208,9 +211,10 @@ class CompactedTable(Service, Generic[T]):
 
         Raises:
             KafkaUnavailable: It is not, or there is no topic.
+            KafkaUnauthorized: A right to it is missing.
         """
         if not self.is_loaded.is_set():
-            raise KafkaUnavailable(f"{self.name} is not available now: {self.missing or self._problem}")
+            raise self._failure(f"{self.name} is not available now: {self.missing or self._problem}")
 
     def read(self, records: Sequence[Record], position: int) -> None:
         """Apply records of the topic, in their order, up to a position."""
@@ -241,6 +245,7 @@ class CompactedTable(Service, Generic[T]):
                 await self._read_to(None)
             except HeadraceError as error:
                 self._problem = f"{self.topic.name} is not read: {error.description}"
+                self._failure = KafkaUnauthorized if isinstance(error, KafkaUnauthorized) else KafkaUnavailable
             await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
 
     async def _load(self) -> None:

@@ -308,3 +308,16 @@ def test_settings_of_the_trigger_and_of_the_configuration_are_never_mixed(
         assert problem in refusal(tmp_path, attributes, {}, {"kafka": KAFKA})
     else:
         security_of(tmp_path, attributes, {}, {"kafka": KAFKA})
+
+
+def test_a_login_alone_is_used_on_the_brokers_of_the_configuration(tmp_path: Path, pem: KeyFiles) -> None:
+    """Brokers of its own get nothing of `kafka.security`."""
+    kafka = HeadraceConfig.model_validate({"kafka": KAFKA}).kafka
+    security_of(tmp_path, {"sasl": PLAIN, "caCert": "ca.pem"}, {}, {"kafka": KAFKA})
+    cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
+    assert (cluster.bootstrap_servers, cluster.security.principal) == (kafka.bootstrap_servers, "User:nuclio")
+    security_of(tmp_path, {"brokers": ["c:9092"], **NO_TLS}, {}, {"kafka": KAFKA})
+    cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
+    assert (cluster.bootstrap_servers, cluster.security.effective_protocol) == ("c:9092", "plaintext")
+    security_of(tmp_path, {}, {}, {"kafka": KAFKA})
+    assert load_function(tmp_path).triggers[0].kafka.cluster(kafka) is kafka

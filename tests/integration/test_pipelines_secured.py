@@ -133,7 +133,6 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         allowed(user, ResourceType.TOPIC, "_headrace", AclOperation.ALL, prefix=True),
         allowed(user, ResourceType.GROUP, "_headrace", AclOperation.ALL, prefix=True),
         allowed(user, ResourceType.TOPIC, source, AclOperation.READ),
-        allowed(user, ResourceType.TOPIC, source, AclOperation.DESCRIBE_CONFIGS),
         allowed(user, ResourceType.TOPIC, sink, AclOperation.WRITE),
         allowed(user, ResourceType.GROUP, group, AclOperation.READ),
     )

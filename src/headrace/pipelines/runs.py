@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.references import ReferenceProblem
-from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid
+from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
@@ -163,12 +163,8 @@ class PipelineRun(Service):
             try:
                 for source in self._spec.sources.values():
                     await self._admin.describe_topic(source.topic)
-                for name, flow in self._spec.flows.items():
-                    if self._kafka.create_topics:
-                        like = self._spec.sources[sources_of(self._spec, name)[0]].topic
-                        await self._admin.ensure_topic_like(flow.sink.topic, like)
-                    else:
-                        await self._admin.describe_topic(flow.sink.topic)
+                for name in self._spec.flows:
+                    await self._ensure_sink(name)
                 toolchain = await find_toolchain()
                 security = await run_blocking(self._read_security)
             except HeadraceError as cause:
@@ -185,6 +181,16 @@ class PipelineRun(Service):
                     jars=toolchain.jars,
                 )
                 return plan, toolchain, security
+
+    async def _ensure_sink(self, flow: str) -> None:
+        """Create the topic of a flow's sink; one that exists needs no right to create it."""
+        topic = self._spec.flows[flow].sink.topic
+        try:
+            await self._admin.describe_topic(topic)
+        except TopicNotFound:
+            if not self._kafka.create_topics:
+                raise
+            await self._admin.ensure_topic_like(topic, self._spec.sources[sources_of(self._spec, flow)[0]].topic)
 
     async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
         """Run a driver process to its end. Returns if it had finished or was stopped.

@@ -104,6 +104,7 @@ class Bench:
 
     async def ensure_topic_like(self, topic: str, like: str) -> None:
         self.created.append((topic, like))
+        self.missing.pop(topic, None)
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self.publish_problem:
@@ -264,7 +265,8 @@ def test_a_missing_topic_is_waited_for(drive: Callable[..., None]) -> None:
         assert bench.reason == "Spark is starting"
         assert bench.created == [("late", "flights")]
 
-    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
+    absent = {topic: TopicNotFound(f"topic {topic} does not exist") for topic in ("flights", "late")}
+    drive(steps, missing=absent)
 
 
 def test_result_topics_are_created_only_if_that_is_allowed(drive: Callable[..., None]) -> None:

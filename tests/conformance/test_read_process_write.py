@@ -16,7 +16,7 @@ import pytest
 from headrace.testing.scene import HttpAnswer, Scene
 
 pytestmark = pytest.mark.xdist_group("active")
-SETTINGS = {"wait_seconds": 0.2, "auto_offset_reset": "earliest", "consumer": {"session_timeout_seconds": 6}}
+SETTINGS = {"wait_seconds": 0.2, "auto_offset_reset": "earliest", "consumer": {"session_timeout_seconds": 3}}
 
 
 @pytest.fixture

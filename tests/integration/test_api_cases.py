@@ -140,8 +140,8 @@ def check_writing(api: Any, topics: list[str], path: str, count: int) -> None:
 
 @pytest.mark.parametrize("path", WRITING)
 def test_writing_is_as_documented(api: Any, topics: list[str], path: str) -> None:
-    """300 requests to produce, half as many to its relatives, of which three in ten at least are served."""
-    check_writing(api, topics, path, 300 if path == POST else 150)
+    """150 requests to produce, half as many to its relatives, of which three in ten at least are served."""
+    check_writing(api, topics, path, 150 if path == POST else 75)
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from headrace.testing.secured import kafka_settings
 
 CLOCK = SystemClock()
 PATIENCE_SECONDS = 120.0
-QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000}
+QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 3000}
 
 
 class Reader:

@@ -31,7 +31,7 @@ from headrace.pipelines.spec import PipelineSpec
 pytestmark = pytest.mark.heavy
 
 LIMIT_SECONDS = 180.0
-FLIGHTS = 30_000
+FLIGHTS = 12_000
 SCHEMA = "id INT, carrier STRING, hour INT, arr_delay DOUBLE"
 BAD = [b"{bad", b"[]", b'{"id": "many"}', b"", b'"text"']
 

@@ -86,7 +86,7 @@ class Deployment:
             "topics": [topic],
             "group": f"{topic}-group",
             "backend": {"url": self.backend.url},
-            "consumer": {"session_timeout_seconds": 6},
+            "consumer": {"session_timeout_seconds": 3},
             **more,
         }
 

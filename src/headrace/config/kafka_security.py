@@ -7,15 +7,15 @@ import os
 import re
 import shlex
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from headrace.config.backend import encrypted
 from headrace.config.kafka_java import with_jaas
-from headrace.config.references import FileReferences, files_in, resolve
+from headrace.config.references import FileReferences, ReferenceProblem, files_in, resolve
 from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
 
@@ -183,6 +183,7 @@ class KafkaSecurity(Section):
     """The login."""
     _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
     _folder: Path = PrivateAttr(default=Path())
+    _in_use: KafkaSecurity | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> KafkaSecurity:
@@ -227,6 +228,15 @@ class KafkaSecurity(Section):
         unprotected = name and not is_pem(name) and not (self.tls and self.tls.key_password.get_secret_value())
         return Path(name) if unprotected else None
 
+    @property
+    def in_use(self) -> KafkaSecurity:
+        """What clients use now: another object whenever `use` has taken up changed files."""
+        return self._in_use or self
+
+    def use(self, current: KafkaSecurity) -> None:
+        """Have every client use what the files hold now, from any thread."""
+        self._in_use = current
+
     def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
         """Return this with absolute paths, able to read its secrets again.
 
@@ -235,27 +245,19 @@ class KafkaSecurity(Section):
             references: Path below this section to the text with its `${file:}` references.
         """
         values = self.model_dump(exclude_unset=True)
-        for section, names in (
-            (values.get("tls"), ("ca", "certificate", "key", "keystore")),
-            (_oauth(values), ("ca",)),
-        ):
-            for name in names:
-                if section and (value := section.get(name)):
-                    text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-                    section[name] = text if is_pem(text) else str(folder / text)
+        _replace_paths(values, lambda path, _: str(folder / path), "ca", "certificate", "key", "keystore")
         found = KafkaSecurity.model_validate(values)
         if references:
             found._references, found._folder = dict(references), folder
         return found
 
     def current(self) -> KafkaSecurity:
-        """Return this with the secrets that its files hold now.
+        """Return this with the secrets, certificates and keys that its files hold now; a PKCS#12 file stays a path.
 
         Raises:
-            ReferenceProblem: A file cannot be read.
-            ValidationError: A secret is not usable.
+            ReferenceProblem: A file cannot be read, or what it holds is not usable.
         """
-        if not self._references:
+        if not self.files:
             return self
         values = self.model_dump(exclude_unset=True)
         for path, text in self._references.items():
@@ -263,7 +265,16 @@ class KafkaSecurity(Section):
             for part in path[:-1]:
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
-        return KafkaSecurity.model_validate(values).read_from(self._folder, self._references)
+        try:
+            _replace_paths(values, lambda path, name: _content(path, name).decode(), "ca", "certificate", "key")
+            found = KafkaSecurity.model_validate(values)
+        except (FileProblem, UnicodeDecodeError) as cause:
+            raise ReferenceProblem(str(cause)) from None
+        except ValidationError as cause:  # its text shows the values
+            raise ReferenceProblem("; ".join(problem["msg"] for problem in cause.errors())) from None
+        for problem in file_problems(found):
+            raise ReferenceProblem(str(problem))
+        return found
 
 
 class FileProblem(Exception):
@@ -409,5 +420,11 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     return store
 
 
-def _oauth(values: dict[str, Any]) -> Any:
-    return (values.get("sasl") or {}).get("oauth")
+def _replace_paths(values: dict[str, Any], change: Callable[[str, str], str], *names: str) -> None:
+    """Change the paths of certificates and keys by setting; text stays."""
+    sections = {"tls": values.get("tls"), "sasl.oauth": (values.get("sasl") or {}).get("oauth")}
+    for setting, section in sections.items():
+        for name in names:
+            if section and (value := section.get(name)):
+                text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+                section[name] = text if is_pem(text) else change(text, f"{setting}.{name}")

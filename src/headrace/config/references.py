@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,31 @@ def files_in(text: str) -> list[str]:
     return [
         match[1].removeprefix("file:") for match in _REFERENCE.finditer(text) if (match[1] or "").startswith("file:")
     ]
+
+
+class FileChanges:
+    """Whether files have changed since the last look. A link counts as the file it leads to, as in secret mounts."""
+
+    LOOK_SECONDS = 10.0
+    """How often to look."""
+
+    def __init__(self, files: Iterable[Path | None]) -> None:
+        """Take the present state of the files; None is none."""
+        self._files = [path for path in files if path]
+        self._seen = [_stamp(path) for path in self._files]
+
+    def found(self) -> bool:
+        """Return whether a file was written, replaced, removed or created again since the last call."""
+        before, self._seen = self._seen, [_stamp(path) for path in self._files]
+        return self._seen != before
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def holds_plain_text(text: str) -> bool:

@@ -100,6 +100,8 @@ class ClusterSecurity:
             "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/,DEFAULT",
             f"{sasl}sasl.enabled.mechanisms": ",".join(MECHANISMS),
             **{f"{sasl}{mechanism}.sasl.jaas.config": text for mechanism, text in login.items()},
+            # Connections of tokens end with the token, unless their client logs in again.
+            f"{sasl}oauthbearer.connections.max.reauth.ms": "3600000",
             f"{sasl}oauthbearer.sasl.server.callback.handler.class": (
                 f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
             ),

@@ -19,6 +19,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.producer_limits import BatchLimits
 from headrace.kafka.properties import client_properties
 from headrace.kafka.reachability import Reachability
+from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import TopicPartition
 
@@ -96,8 +97,14 @@ class Admin:
         """Whether the cluster answers; gets the errors of every client."""
         self.batch_limits = BatchLimits(self.topic_configs)
         """How large a batch of each topic may be, for every producer."""
-        self._properties = {**client_properties(kafka, "headrace-admin"), "error_cb": self.reachability.failed}
-        self._client = AdminClient(self._properties)
+        self._security = ClientSecurity(kafka.security, self._new_client)
+        self._client = self._new_client()
+
+    def _properties(self) -> dict[str, Any]:
+        return {**client_properties(self.config, "headrace-admin"), "error_cb": self.reachability.failed}
+
+    def _new_client(self) -> AdminClient:
+        return AdminClient(self._properties())
 
     async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
         """Return every topic that is not internal to Kafka, sorted by name.
@@ -253,7 +260,7 @@ class Admin:
         check_group(group)
 
         def ask() -> list[Any]:
-            client = AdminClient(self._properties)  # of its own: see `alter_group_offsets`
+            client = self._new_client()  # of its own: see `alter_group_offsets`
             try:
                 return list(
                     _results(client.describe_consumer_groups([group]), self._limit, "Describe", "group")[0].members
@@ -284,7 +291,7 @@ class Admin:
             for info in topic.partitions
         ]
         properties = {
-            **self._properties,
+            **self._properties(),
             "group.id": check_group(group),
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",  # do not wait for a transaction that commits offsets
@@ -312,7 +319,7 @@ class Admin:
 
         def ask() -> list[Any]:
             # A client of its own: one that knows the group's coordinator asks it for minutes after a move.
-            client = AdminClient(self._properties)
+            client = self._new_client()
             return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
 
         needed = [Right("Read", "group", group), *(Right("Read", "topic", p.topic) for p in offsets)]
@@ -406,7 +413,7 @@ class Admin:
         try:
             if self.reachability.must_ask:
                 await self._reach(doing, limit)
-            answer = await run_blocking(call)
+            answer = await run_blocking(self._call, call)
             self.reachability.answered()
             return answer
         except confluent_kafka.KafkaException as cause:
@@ -431,7 +438,7 @@ class Admin:
         while True:
             rest = began + limit_seconds - loop.time()
             try:
-                await run_blocking(self._client.list_topics, timeout=max(0.01, min(attempt, rest)))
+                await run_blocking(self._call, lambda: self._client.list_topics(timeout=max(0.01, min(attempt, rest))))
                 return
             except confluent_kafka.KafkaException:
                 self._client.poll(0)
@@ -441,6 +448,13 @@ class Admin:
             if (problem and problem.refused) or unsure or waited >= limit_seconds:
                 raise self._unavailable(doing, limit_seconds)
             attempt *= 2
+
+    def _call(self, call: Callable[[], T]) -> T:
+        """Make a call on a thread of the pool, with the certificates and secrets that are in use now."""
+        before = self._client  # kept for the call, and released on this thread, because that may block
+        if (replacement := self._security.replacement(before)) is not None:  # it has a length, which is 0
+            self._client = replacement
+        return call()
 
     def _log_waiting(self, limit_seconds: float) -> None:
         self._client.poll(0)

@@ -92,7 +92,8 @@ class Commits:
         self._acknowledged = acknowledged
         self._newest: dict[TopicPartition, tuple[int, Committed]] = {}
         self._sent: dict[TopicPartition, int] = {}
-        self._in_flight = False
+        self.in_flight = False
+        """Whether a commit was sent and not reported yet."""
         self._retry_at = 0.0
         self._requests: list[_Request] = []
 
@@ -117,7 +118,7 @@ class Commits:
     ) -> None:
         """Answer when no commit of these partitions waits or is in flight, with those revoked before that."""
         settling = _Request(self._newest.keys() & set(partitions), answer)
-        if self._in_flight:
+        if self.in_flight:
             settling.sent = self._sent.keys() & set(partitions)
         self._requests.append(settling)
         self._end_requests()
@@ -143,9 +144,13 @@ class Commits:
         if partition in self._sent:
             self._sent[partition] = epoch
 
+    def restart(self) -> None:
+        """Expect no report of what the client before has sent."""
+        self._sent, self.in_flight, self._retry_at = {}, False, 0.0
+
     def send_due(self, client: Any) -> None:
         """Send the offsets, unless a commit is in flight or has just failed."""
-        if not self._newest or self._in_flight or self._clock.monotonic() < self._retry_at:
+        if not self._newest or self.in_flight or self._clock.monotonic() < self._retry_at:
             return
         newest, self._newest = self._newest, {}
         self._sent = {partition: epoch for partition, (epoch, _) in newest.items()}
@@ -153,7 +158,7 @@ class Commits:
         try:
             client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
             # One at a time: the repetition of one that failed must not set back a newer one.
-            self._in_flight = True
+            self.in_flight = True
             for request in self._requests:
                 request.sent |= request.unsent & newest.keys()
                 request.unsent -= newest.keys()
@@ -168,7 +173,7 @@ class Commits:
         reported = from_client(offsets)
         if reported and self._sent.keys().isdisjoint(reported):
             return  # a commit on revoke, which waits by itself, is reported too
-        self._in_flight = False
+        self.in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
         acknowledged = {p: self._sent[p] for p in reported if p in self._sent and p not in from_client(failed)}

@@ -23,6 +23,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
+from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 from headrace.records import Committed, TopicPartition
@@ -78,14 +79,14 @@ class Consumer(Service):
         """
         super().__init__(name)
         self._group = check_group(group)
-        self._properties = member_properties(admin.config, f"headrace-{self.name}", group, policy.member)
-        # The client fetches ahead as much as may be in flight, so that what a consumer holds has a bound.
-        self._properties["queued.max.messages.kbytes"] = min(_MOST_QUEUED_KBYTES, max(1, flow.max_bytes // 1024))
+        self._queued_kbytes = min(_MOST_QUEUED_KBYTES, max(1, flow.max_bytes // 1024))
+        """The client fetches ahead as much as may be in flight, so that what a consumer holds has a bound."""
         self._listener = listener
         self._flow = FetchFlowControl(flow)
         self._policy = policy
         self._clock = clock
         self._admin = admin
+        self._properties()
         self._problems = ConsumerProblems(group, admin.config)
         self._commands = CommandQueue()
         self._epochs: dict[TopicPartition, int] = {}
@@ -103,12 +104,9 @@ class Consumer(Service):
         loop = LoopProxy(self, self._listener, self._epochs)
         self._problems.on_stalled = lambda error: loop.post(self.on_problem, error)
         ask_store = functools.partial(self._ask_store, loop) if self._policy.stored_offsets else None
-        client = confluent_kafka.Consumer(
-            {**self._properties, "on_commit": self._commit_reported, "error_cb": self._admin.reachability.failed}
-        )
         self._poll = PollThread(
             self.name,
-            client,
+            ClientSecurity(self._admin.config.security, lambda: confluent_kafka.Consumer(self._properties())),
             loop=loop,
             commands=self._commands,
             flow=self._flow,
@@ -125,6 +123,14 @@ class Consumer(Service):
         )
         self._thread = OwnedThread(self.name, self._poll.run, self.die)
         self._thread.start()
+
+    def _properties(self) -> dict[str, Any]:
+        return {
+            **member_properties(self._admin.config, f"headrace-{self.name}", self._group, self._policy.member),
+            "queued.max.messages.kbytes": self._queued_kbytes,
+            "on_commit": self._commit_reported,
+            "error_cb": self._admin.reachability.failed,
+        }
 
     async def drain(self, deadline: Deadline) -> None:
         """Leave the group: what is in flight ends and is committed first, as on a revoke."""

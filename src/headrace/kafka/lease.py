@@ -18,6 +18,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable, LeaseLost
 from headrace.kafka.admin import Admin
 from headrace.kafka.consumer import Consumer
+from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import Committed, Record, TopicPartition
@@ -141,6 +142,7 @@ class Lease:
             listener=self,
             flow=FlowControl(),
             clock=self._clock,
+            policy=ReadPolicy(replaces_client=False),
         )
         self._consumer.on_death = lambda _: self.lost.set()
         try:

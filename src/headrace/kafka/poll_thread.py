@@ -20,6 +20,7 @@ from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.positions import OffsetGap, PositionResolver, StartPosition, committed_offsets
 from headrace.kafka.reader import to_record
+from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
@@ -85,12 +86,17 @@ class _Assignment:
             self._client.incremental_unassign(moved)
             self._client.incremental_assign(moved)
             return [partition]
-        items = self._client.position([confluent_kafka.TopicPartition(*p) for p in self._started_at if p != partition])
+        others = [item for item in self.positions() if (item.topic, item.partition) != partition]
+        self._client.assign(moved + others)
+        return list(self._started_at)
+
+    def positions(self) -> list[Any]:
+        """Return the assigned partitions with the offsets to fetch next."""
+        items = self._client.position([confluent_kafka.TopicPartition(*p) for p in self._started_at])
         for item in items:
             if item.offset < 0:  # no record was returned yet
                 item.offset = self._started_at[TopicPartition(item.topic, item.partition)]
-        self._client.assign(moved + items)
-        return list(self._started_at)
+        return list(items)
 
 
 class PollThread:
@@ -99,7 +105,7 @@ class PollThread:
     def __init__(
         self,
         name: str,
-        client: Any,
+        security: ClientSecurity[Any],
         *,
         loop: LoopProxy,
         commands: CommandQueue,
@@ -112,7 +118,7 @@ class PollThread:
 
         Args:
             name: The consumer's.
-            client: Closed by this thread.
+            security: Makes the clients, which this thread closes.
             loop: Calls the listener.
             commands: Run before each poll.
             flow: Which partitions to pause.
@@ -128,14 +134,14 @@ class PollThread:
         self.attentive_until = 0.0
         """Until when polls are short, by the monotonic clock."""
         self._name = name
-        self._client = client
+        self._security = security
         self.loop = loop
         self._commands = commands
         self._flow = flow
         self.resolver = resolver
         self._problems = problems
         self._clock = clock
-        self._assignment = _Assignment(client, whole=resolver.policy.member.stops_everything)
+        self._use(security.make())
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         self._by_hand: list[TopicPartition] = []
         """Partitions that are assigned without a subscription."""
@@ -145,10 +151,39 @@ class PollThread:
         try:
             while not stop_requested.is_set():
                 self.turn()
+                self._renew()
             # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
             self._drain_and_commit(list(self.epochs))
         finally:
             self._client.close()  # runs _on_revoke for the assigned partitions
+
+    def _use(self, client: Any) -> None:
+        self._client = client
+        self._assignment = _Assignment(client, whole=self.resolver.policy.member.stops_everything)
+
+    def _renew(self) -> None:
+        """Replace the client if its certificates or its user have changed: leave the group, and join again."""
+        if not self.resolver.policy.replaces_client:
+            self._security.must_replace(self._client)  # gives the client a new password
+            return
+        if self._by_hand and self.commits.in_flight:
+            return  # later: the new client would not report that commit
+        client = self._security.replacement(self._client)
+        if client is None:
+            return
+        log.info("%s: its client is being replaced, because files of kafka.security have changed", self._name)
+        at = self._assignment.positions() if self._by_hand else []
+        if not at:
+            self._drain_and_commit(list(self.epochs))
+        self._client.close()
+        self.commits.restart()
+        self._use(client)
+        if at:  # without membership the assignment continues
+            self._assignment.add(at)
+            paused = [p for p in self._by_hand if self._flow.is_paused(p) or self.resolver.is_open(p)]
+            client.pause(_plain(paused))
+        elif self.resolver.subscribed:
+            client.subscribe(self.resolver.subscribed, **self._callbacks())
 
     def turn(self) -> None:
         """Run the commands of the loop, and poll once."""
@@ -183,10 +218,13 @@ class PollThread:
             return
         self.resolver.subscribed = topics
         if topics:
-            self._client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            self._client.subscribe(topics, **self._callbacks())
         else:
             self._client.unsubscribe()
             self._problems.report("", f"group {self._problems.group}: no topic fits its patterns yet")
+
+    def _callbacks(self) -> dict[str, Any]:
+        return {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
 
     def seek(self, partition: TopicPartition, epoch: int, to: Committed, answer: Callable[[bool], None]) -> None:
         """Stop a partition and commit another offset; it starts there when the commit is acknowledged."""

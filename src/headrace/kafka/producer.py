@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -25,9 +26,12 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.error_map import repeat_error, report_error, write_error
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
+from headrace.kafka.renewal import ClientReplacement
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02
@@ -164,6 +168,7 @@ class Producer(Service):
         self._open_requests = 0
         self._crowded_at = -1.0
         self._health = _Health()
+        self._replacement = ClientReplacement(kafka.security, self._new_client)
         self._client = self._new_client()
         self._bridge: LoopBridge[_Request] | None = None
         self._thread: OwnedThread | None = None
@@ -181,7 +186,9 @@ class Producer(Service):
         register_gauge("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     def _open(self) -> None:
-        self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
+        loop = asyncio.get_running_loop()
+        self._bridge = LoopBridge(loop, self._finish)
+        self._replacement.open(loop, self._use, self._work.set)
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
 
@@ -319,6 +326,9 @@ class Producer(Service):
             await client.stop()
         unregister_gauge("headrace_producer_pending_bytes", producer=self.name)
         if self._thread:
+            for request, records, first in self._replacement.stop():
+                for index in range(first, first + len(records)):
+                    request.refuse(index, errors.KafkaUnavailable("this process stops: this record was not sent"))
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
@@ -354,6 +364,9 @@ class Producer(Service):
         return self._limited[size]
 
     def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
+        if self._replacement.held is not None:
+            self._replacement.held.append((request, records, first))
+            return
         produce, reported = self._client.produce, request.reported
         for index, record in enumerate(records, first):
             try:
@@ -412,7 +425,9 @@ class Producer(Service):
 
     def _poll(self) -> None:
         client = self._client
-        if time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+        if self._replacement.advance(client):
+            client.flush(_FLUSH_SECONDS)
+        elif time.monotonic() - self._crowded_at < _CROWD_SECONDS:
             client.poll(_POLL_SECONDS)
         elif len(client):
             # The client sends at once while it is flushed: a lone request does not wait for company that would
@@ -432,6 +447,13 @@ class Producer(Service):
         end = time.monotonic() + _IDLE_REFUSED_SECONDS
         while not stop_requested.is_set() and time.monotonic() < end and not self._work.wait(_POLL_SECONDS):
             pass
+
+    def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[_Request, Sequence[Any], int]]) -> None:
+        """Continue with a new client; on the loop."""
+        self._client = client
+        for request, records, first in held:
+            self._hand_over(request, records, first)
+        log.info("%s: its client was replaced, because files of kafka.security have changed", self.name)
 
     def _replace_client(self) -> None:
         # Librdkafka's fatal errors are for good. New requests go to the new client at once; what the old one holds

@@ -18,10 +18,8 @@ from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity, KafkaTls, is_pem
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
-from headrace.config.references import ReferenceProblem
 from headrace.errors import ConfigError
 
-log = logging.getLogger(__name__)
 client_log = logging.getLogger("headrace.kafka.client")
 
 
@@ -108,11 +106,8 @@ def limit_tls(tls: KafkaTls) -> None:
 
 
 def security_properties(security: KafkaSecurity) -> dict[str, Any]:
-    """Return the properties of TLS and login, with the secrets that their files hold now."""
-    try:
-        security = security.current()
-    except (ReferenceProblem, ValueError) as cause:
-        log.warning("kafka.security: %s. The secrets read before stay in use", cause)
+    """Return the properties of TLS and login, as they are in use now."""
+    security = security.in_use
     limit_tls(security.tls or KafkaTls())
     protocol = security.effective_protocol
     properties: dict[str, Any] = {} if protocol == "plaintext" else {"security.protocol": protocol}

@@ -20,6 +20,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.properties import client_properties
+from headrace.kafka.renewal import SecurityFiles
 from headrace.lifecycle import Clock, OwnedThread, Readiness, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 
@@ -80,7 +81,8 @@ class Reachability(Service):
         self.servers = kafka.bootstrap_servers
         """The addresses, as they are configured."""
         self._label = name.removeprefix("kafka").strip() or self.servers
-        self._properties = client_properties(kafka, "headrace-reachability")
+        self._kafka = kafka
+        self._files = SecurityFiles(kafka, clock)
         self._clock = clock
         self._report = report or log.warning
         self._answered_at = clock.monotonic()
@@ -180,14 +182,7 @@ class Reachability(Service):
     # On the thread ---------------------------------------------------------------------------------------------------
 
     def _watch(self, stop_requested: threading.Event) -> None:
-        own: dict[str, Any] = {
-            "group.id": "headrace.reachability",  # required by the client; never joined
-            "allow.auto.create.topics": False,
-            "reconnect.backoff.max.ms": 500,
-            "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is tried
-            "error_cb": self._own_failed,
-        }
-        client = confluent_kafka.Consumer({**self._properties, **own})
+        client = self._new_client(self._kafka, self._own_failed)
         try:
             while not stop_requested.is_set():
                 started_at = self._clock.monotonic()
@@ -195,8 +190,37 @@ class Reachability(Service):
                 if not stop_requested.is_set():
                     self.record_attempt(started_at, answered)
                 self._wait(client, stop_requested)
+                if self._files.due and (renewed := self._files.look(self._connect)):
+                    client.close()
+                    client = renewed
         finally:
             client.close()
+
+    def _new_client(self, kafka: KafkaConfig, failed: Callable[[Any], None]) -> confluent_kafka.Consumer:
+        own: dict[str, Any] = {
+            "group.id": "headrace.reachability",  # required by the client; never joined
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.max.ms": 500,
+            "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is tried
+            "error_cb": failed,
+        }
+        return confluent_kafka.Consumer({**client_properties(kafka, "headrace-reachability"), **own})
+
+    def _connect(self, kafka: KafkaConfig) -> confluent_kafka.Consumer:
+        """Return a client with changed security that a broker has answered."""
+        reasons: list[Any] = []
+        client = self._new_client(kafka, lambda error: reports[-1](error))
+        reports: list[Callable[[Any], None]] = [reasons.append]
+        try:
+            client.list_topics(_TOPIC, timeout=_LIMIT_SECONDS)
+        except confluent_kafka.KafkaException as cause:
+            client.poll(0)  # serves the errors
+            client.close()
+            raise next(
+                (confluent_kafka.KafkaException(each) for each in reasons if plain_reason(each)), cause
+            ) from None
+        reports.append(self._own_failed)
+        return client
 
     def record_attempt(self, started_at: float, answered: bool) -> None:
         """Take the result of a question to the brokers: start an outage, remind of it, or end it."""
@@ -243,6 +267,8 @@ class Reachability(Service):
         began = self._clock.monotonic()
         while not stop_requested.is_set():
             now = self._clock.monotonic()
+            if self._files.due:
+                return
             if self._unanswered:
                 if now - began >= _RETRY_SECONDS:
                     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.errors import KafkaTimeout, KafkaUnavailable
 from headrace.kafka.access import Right
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
+from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import run_blocking
 from headrace.records import Header, Record, TopicPartition
 
@@ -77,10 +79,15 @@ async def read_records(
     open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
     if not open_partitions:
         return
-    client = confluent_kafka.Consumer({**_properties(kafka), **properties})
+    next_offsets = dict(starts)
+    open_client = functools.partial(_open_client, kafka, properties, open_partitions, next_offsets)
+    security = ClientSecurity(kafka.security, open_client)
+    client = open_client()
     try:
-        client.assign([confluent_kafka.TopicPartition(p.topic, p.partition, starts[p]) for p in open_partitions])
         while open_partitions or ends is None:
+            if (renewed := security.replacement(client)) is not None:
+                before, client = client, renewed
+                await run_blocking(before.close)
             records, events = await run_blocking(_poll, client)
             for event in events:
                 if event.error().code() == _OF_THE_GROUP:
@@ -91,6 +98,7 @@ async def read_records(
                 # The last stable offset: if aborted records or markers follow, no record reaches `end`.
                 if ends is not None and event.offset() >= ends[partition]:
                     open_partitions.discard(partition)
+            next_offsets.update((record.topic_partition, record.offset + 1) for record in records)
             if ends is not None:
                 last = {(record.topic, record.partition): record.offset for record in records}
                 ended = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}  # type: ignore[index]
@@ -183,6 +191,14 @@ def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
     items = [first, *client.consume(_BATCH - 1, 0)]
     events = [item for item in items if item.error() is not None]
     return [to_record(item) for item in items if item.error() is None] if events else [*map(to_record, items)], events
+
+
+def _open_client(
+    kafka: KafkaConfig, properties: Mapping[str, Any], partitions: set[TopicPartition], at: Mapping[TopicPartition, int]
+) -> confluent_kafka.Consumer:
+    client = confluent_kafka.Consumer({**_properties(kafka), **properties})
+    client.assign([confluent_kafka.TopicPartition(*partition, at[partition]) for partition in partitions])
+    return client
 
 
 def _properties(kafka: KafkaConfig) -> dict[str, Any]:

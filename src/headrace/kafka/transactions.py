@@ -35,6 +35,7 @@ from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_limits import Batches, BatchLimits, wire_bytes
 from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
+from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
@@ -137,7 +138,7 @@ class _Writer:
     def __init__(
         self,
         kafka: KafkaConfig,
-        properties: dict[str, Any],
+        security: ClientSecurity[dict[str, Any]],
         jobs: queue.SimpleQueue[_Job],
         post: Callable[[_Job], None],
         limits: BatchLimits,
@@ -146,7 +147,8 @@ class _Writer:
         self._kafka = kafka
         self._limits = limits
         self._loop = loop
-        self._properties = properties
+        self._security = security
+        self._properties = security.make()
         self._jobs = jobs
         self._post = post
         self._client: confluent_kafka.Producer | None = None
@@ -163,14 +165,15 @@ class _Writer:
                 self._write(jobs)
             else:
                 self._poll(0)
-                self._close_if(self._guard.problem())
+                self._close_if(self._outdated())
         self._close()
 
     def _open(self) -> bool:
         """Open a client that fences its predecessor, and so ends the transactions that one left open."""
         self._guard = TransactionGuard()
-        client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
         try:
+            self._properties = self._security.make()
+            client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
             client.init_transactions(_OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
             name = self._properties["transactional.id"]
@@ -200,6 +203,11 @@ class _Writer:
             log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], problem)
             self._close()
         return bool(problem)
+
+    def _outdated(self) -> str:
+        """Return why the client must not begin another transaction; empty if it may."""
+        renewed = self._security.must_replace(self._client) if self._client else False
+        return "the files of kafka.security have changed" if renewed else self._guard.problem()
 
     def _poll(self, seconds: float) -> None:
         try:
@@ -244,7 +252,7 @@ class _Writer:
             if not self._guard.fresh:
                 self._close_if("it sends no statistics")
                 break
-            if self._client and not self._close_if(self._guard.problem()):
+            if self._client and not self._close_if(self._outdated()):
                 self._guard.begin()
                 return self._client
         return None
@@ -346,8 +354,9 @@ class TransactionalProducers(Service):
         loop = asyncio.get_running_loop()
         bridge = LoopBridge(loop, self._finish)
         for number in range(self._settings.transactions.producers):
-            properties = self._properties(f"{self._id_prefix}-{number}")
-            writer = self._writer(self._kafka, properties, self._jobs, bridge.post, self._admin.batch_limits, loop)
+            properties = functools.partial(self._properties, f"{self._id_prefix}-{number}")
+            security = ClientSecurity(self._kafka.security, properties)
+            writer = self._writer(self._kafka, security, self._jobs, bridge.post, self._admin.batch_limits, loop)
             thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
             self._threads.append(thread)
             thread.start()
@@ -460,9 +469,13 @@ class TransactionalProducers(Service):
 
 
 class _SessionWriter(_Writer):
-    """Fails later requests instead of opening another client."""
+    """Fails later requests instead of opening another client, so changed certificates count for the next session."""
 
     _opened = False
+
+    def _outdated(self) -> str:
+        super()._outdated()  # gives the client a new password
+        return self._guard.problem()
 
     def _open(self) -> bool:
         if not self._opened:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import ssl
 from pathlib import Path
-from typing import Final
 
 from headrace.config.backend import ClientTls
 from headrace.config.http import TlsConfig
+from headrace.config.references import FileChanges
 from headrace.errors import ConfigError
 from headrace.lifecycle import Clock, Service
 
 log = logging.getLogger(__name__)
-
-_LOOK_SECONDS: Final = 10.0
 
 
 class _WatchedContext(Service):
@@ -27,7 +25,7 @@ class _WatchedContext(Service):
         self._setting = setting
         self._files = files
         self._clock = clock
-        self._seen = self._state()
+        self._changes = FileChanges(files)
         try:
             self.context = self._fill(self._new())
         except (OSError, ssl.SSLError) as cause:
@@ -38,10 +36,8 @@ class _WatchedContext(Service):
 
     def look(self) -> None:
         """Load changed files if they fit together; otherwise the old ones stay in use."""
-        state = self._state()
-        if state == self._seen:
+        if not self._changes.found():
             return
-        self._seen = state
         try:
             # Certificate and key are two files, written one after the other: a new context shows whether they match.
             self._fill(self._new())
@@ -52,7 +48,7 @@ class _WatchedContext(Service):
 
     async def _watch(self) -> None:
         while True:
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self._clock.sleep(FileChanges.LOOK_SECONDS)
             self.look()
 
     def _new(self) -> ssl.SSLContext:
@@ -63,9 +59,6 @@ class _WatchedContext(Service):
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         raise NotImplementedError
-
-    def _state(self) -> list[tuple[int, int] | None]:
-        return [_stamp(path) for path in self._files]
 
     def _problem(self, cause: OSError) -> str:
         files = ", ".join(str(path) for path in self._files if path)
@@ -120,11 +113,3 @@ class ClientTlsFiles(_WatchedContext):
         else:
             context.load_default_certs()
         return context
-
-
-def _stamp(path: Path | None) -> tuple[int, int] | None:
-    try:
-        found = path.stat() if path else None
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_ino) if found else None

@@ -1,0 +1,161 @@
+"""Certificates and secrets that change on disk: tried first, and then taken up by every client of the cluster.
+
+One thread per cluster looks at the files (`Reachability`). It connects a client of its own with what they hold now.
+Once a broker has answered that client, the others follow, each on the thread that owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import confluent_kafka
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.references import FileChanges, ReferenceProblem
+from headrace.lifecycle import Clock, LoopBridge
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C")
+
+
+class SecurityFiles:
+    """The files of `kafka.security`, for the one thread that looks at them."""
+
+    def __init__(self, kafka: KafkaConfig, clock: Clock) -> None:
+        """Read the files; those that are not usable are left to the check of the start."""
+        self._kafka = kafka
+        self._clock = clock
+        self._changes = FileChanges(kafka.security.files)
+        self._look_at = clock.monotonic() + FileChanges.LOOK_SECONDS
+        self._is_new = False
+        """Whether the files hold something that is not in use."""
+        if kafka.security.files and kafka.security.in_use is kafka.security:
+            try:
+                kafka.security.use(kafka.security.current())
+            except ReferenceProblem as problem:
+                log.debug("kafka.security: %s", problem)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look."""
+        return self._clock.monotonic() >= self._look_at
+
+    def look(self, attempt: Callable[[KafkaConfig], C]) -> C | None:
+        """Take up changed files if a broker accepts what they hold; what is refused is tried again at each look.
+
+        Args:
+            attempt: Returns a client that a broker has answered; raises KafkaException with the reason if none has.
+
+        Returns:
+            That client, if there are changes and they are in use now.
+        """
+        self._look_at = self._clock.monotonic() + FileChanges.LOOK_SECONDS
+        security, changed = self._kafka.security, self._changes.found()
+        if not changed and not self._is_new:
+            return None
+        try:
+            current = security.current()
+            # A store is not compared: the client reads it by its path.
+            self._is_new = current != security.in_use or bool(current.tls and current.tls.keystore)
+            client = attempt(self._kafka.model_copy(update={"security": current})) if self._is_new else None
+        except (ReferenceProblem, confluent_kafka.KafkaException) as cause:
+            self._is_new = True
+            if changed:
+                why = cause if isinstance(cause, ReferenceProblem) else cause.args[0].str()
+                log.warning("kafka.security: changed files are tried again, and the old stay in use: %s", why)
+            return None
+        if client is not None:
+            self._is_new = False
+            security.use(current)
+            log.info("kafka.security: changed files are in use")
+        return client
+
+
+class ClientSecurity(Generic[C]):
+    """What one client was made with, compared with what is in use; for the thread that owns the client."""
+
+    def __init__(self, security: KafkaSecurity, make: Callable[[], C]) -> None:
+        """Take what is in use, before `make` makes the client, or its properties, for the first time."""
+        self.make = make
+        self._security = security
+        self._made_with = security.in_use
+
+    def must_replace(self, client: Any) -> bool:
+        """Return whether a client must be replaced; a new password alone is given to it instead."""
+        now, before = self._security.in_use, self._made_with
+        if now is before:
+            return False
+        self._made_with = now
+        if not _only_password_differs(now, before):
+            return True
+        assert now.sasl
+        client.set_sasl_credentials(now.sasl.username, now.sasl.password.get_secret_value())
+        return False
+
+    def replacement(self, client: C) -> C | None:
+        """Return a new client if one must be replaced; the old one stays in use if none can be made."""
+        if not self.must_replace(client):
+            return None
+        try:
+            return self.make()
+        except confluent_kafka.KafkaException as cause:
+            log.warning("kafka.security: a client keeps what it was made with: %s", cause.args[0].str().strip())
+            return None
+
+
+class ClientReplacement(ClientSecurity[C]):
+    """The replacement of a producer's client: the new one gets nothing before the old one is empty."""
+
+    def __init__(self, security: KafkaSecurity, make: Callable[[], C]) -> None:
+        """Take what is in use, before the first client is made."""
+        super().__init__(security, make)
+        self.held: list[Any] | None = None
+        """What waits for the new client; None while the present one is used."""
+        self._next: C | None = None
+        self._ends = False
+        self._bridge: LoopBridge[C] | None = None
+
+    def open(
+        self, loop: asyncio.AbstractEventLoop, use: Callable[[C, list[Any]], None], wake: Callable[[], Any]
+    ) -> None:
+        """Begin: `use` gets a new client with what waits for it, on the loop; `wake` wakes the client's thread."""
+
+        def step(_clients: list[C]) -> None:
+            if self.held is None:
+                self.held = []
+            elif self._next is not None:
+                held, self.held, client = self.held, None, self._next
+                self._next, self._ends = None, False
+                use(client, held)
+            wake()
+
+        self._bridge = LoopBridge(loop, step)
+
+    def advance(self, client: Any) -> bool:
+        """Return whether a client is only to be emptied, because of its files; on the client's thread."""
+        assert self._bridge
+        if self._next is None:
+            self._next = self.replacement(client)
+            if self._next is not None:
+                self._bridge.post(self._next)
+        elif self.held is not None and not self._ends and not len(client):
+            self._ends = True  # what it held is acknowledged, or has failed at its time limit
+            self._bridge.post(self._next)
+        return self._next is not None and not self._ends
+
+    def stop(self) -> list[Any]:
+        """Return what waits, which is not sent any more; on the loop."""
+        held, self.held = self.held or [], None if self.held is None else []
+        return held
+
+
+def _only_password_differs(now: KafkaSecurity, before: KafkaSecurity) -> bool:
+    """Return whether a living client can do without a new connection: its user has the same name and rights."""
+    if not now.sasl or not before.sasl or now.sasl.oauth or (now.tls and now.tls.keystore):
+        return False
+    return now == before.model_copy(update={"sasl": before.sasl.model_copy(update={"password": now.sasl.password})})

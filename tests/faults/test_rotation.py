@@ -1,0 +1,202 @@
+"""Certificates and secrets change on disk under load: nothing is lost or repeated, and no caller gets an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from headrace.devcluster import HeadraceProcess
+from headrace.devcluster.certificates import Authority
+from headrace.devcluster.security import ClusterSecurity, allowed
+from headrace.devcluster.token_server import TokenServer
+from headrace.testing import RecordingBackend
+from headrace.testing.secured import SecuredCluster
+from tests.faults.conftest import Ledger, Poster, wait_until
+
+LIMIT_SECONDS = 150
+IN_USE = "changed files are in use"
+REFUSED = "changed files are tried again, and the old stay in use"
+REPLACED = ("consumer: its client is being replaced", "producer: its client was replaced")
+
+
+class Mount:
+    """A folder of secrets as Kubernetes mounts it: links that lead through one link, which is replaced at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, bytes] = {}
+
+    def put(self, **files: str | bytes | Path) -> None:
+        """Replace files by others; a name's underscore is the point before its suffix."""
+        for name, content in files.items():
+            data = content.read_bytes() if isinstance(content, Path) else content
+            self._files[name.replace("_", ".")] = data if isinstance(data, bytes) else data.encode()
+        version = self.folder / f"..{uuid.uuid4().hex}"
+        version.mkdir(parents=True)
+        for name, data in self._files.items():
+            (version / name).write_bytes(data)
+            (version / name).chmod(0o600)
+            if not (self.folder / name).is_symlink():
+                (self.folder / name).symlink_to(f"..data/{name}")
+        (self.folder / "..new").symlink_to(version.name)
+        (self.folder / "..new").replace(self.folder / "..data")
+
+
+class Operator:
+    """Changes users and rights of a cluster."""
+
+    def __init__(self, secured: SecuredCluster) -> None:
+        self._secured = secured
+        self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers, "log_level": 0})
+        self._authority = Authority(secured.security.folder, "ca")
+
+    def _rights(self, user: str) -> list[Any]:
+        names = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+        rights = [allowed(user, kind, "*", AclOperation.ALL) for kind in names]
+        return [*rights, allowed(user, ResourceType.BROKER, "kafka-cluster", AclOperation.IDEMPOTENT_WRITE)]
+
+    def certificate(self, user: str) -> dict[str, Path]:
+        """Return a new certificate and its key, of a user with every right that is needed."""
+        for granted in self._admin.create_acls(self._rights(user)).values():
+            granted.result(30)
+        files = self._authority.issue(user)
+        return {"client_pem": files.certificate, "client_key": files.key}
+
+    def deny(self, user: str) -> None:
+        """Take every right from a user."""
+        from confluent_kafka.admin import AclBindingFilter, AclPermissionType, ResourcePatternType
+
+        every = AclBindingFilter(
+            ResourceType.ANY,
+            None,
+            ResourcePatternType.ANY,
+            f"User:{user}",
+            None,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        for removed in self._admin.delete_acls([every]).values():
+            assert removed.result(30)
+
+    def password(self, user: str, password: str) -> None:
+        """Set a password of SCRAM, and give the user every right that is needed."""
+        change = UserScramCredentialUpsertion(
+            user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
+        )
+        for changed in self._admin.alter_user_scram_credentials([change]).values():
+            changed.result(30)
+        for granted in self._admin.create_acls(self._rights(user)).values():
+            granted.result(30)
+
+
+class World:
+    """A producer over HTTP and a push consumer on a secured cluster, whose files an operator changes."""
+
+    def __init__(self, secured: SecuredCluster, start: Callable[..., Any], backend: RecordingBackend, folder: Path):
+        self.name = f"rotate-{uuid.uuid4().hex[:8]}"
+        self.secured, self.backend = secured, backend
+        self.operator, self.mount = Operator(secured), Mount(folder / "mount")
+        self.ledger = Ledger(secured.cluster.bootstrap_servers)
+        self._start = start
+        secured.cluster.create_topic(self.name, 3)
+        self.mount.put(ca_pem=secured.security.authority)
+
+    def file(self, name: str) -> str:
+        return str(self.mount.folder / name)
+
+    def scram(self) -> dict[str, Any]:
+        """Return the section of a login with the mount's password."""
+        login = {"mechanism": "SCRAM-SHA-512", "username": self.name, "password": f"${{file:{self.file('password')}}}"}
+        security = {"tls": {"ca": self.file("ca.pem")}, "sasl": login}
+        return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
+
+    def tls(self) -> dict[str, Any]:
+        """Return the section of the mount's certificate."""
+        tls = {"ca": self.file("ca.pem"), "certificate": self.file("client.pem"), "key": self.file("client.key")}
+        return {"bootstrap_servers": self.secured.cluster.tls_servers, "security": {"tls": tls}}
+
+    def start(self, kafka: dict[str, Any]) -> HeadraceProcess:
+        """Start a process that pushes what is produced to it."""
+        consumer = {
+            "topics": [self.name],
+            "group": self.name,
+            "value_format": "json",
+            "auto_offset_reset": "earliest",
+            "backend": {"url": self.backend.url},
+        }
+        process: HeadraceProcess = self._start({"kafka": kafka, "reactive_consumers": {"push": consumer}})
+        return process
+
+    def check(self, poster: Poster, most_repeats: int = 0) -> None:
+        """Nothing was refused, lost, or repeated without a cause."""
+        assert (poster.refused, poster.unknown) == ([], [])
+        self.ledger.check_acknowledged(self.name, poster)
+        wanted = len(poster.acknowledged)
+        self.backend.wait_for(lambda seen: len(places(seen)) >= wanted)
+        assert len(places(self.backend)) == wanted
+        assert len(self.backend.accepted) - wanted <= most_repeats
+
+
+def places(backend: RecordingBackend) -> set[tuple[int, int]]:
+    return {(record["partition"], record["offset"]) for record in list(backend.accepted)}
+
+
+def wait_logged(process: HeadraceProcess, text: str, times: int = 1) -> None:
+    wait_until(lambda: process.output.count(text) >= times, LIMIT_SECONDS, text)
+
+
+@pytest.fixture
+def world(
+    kafka_secured: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
+) -> World:
+    return World(kafka_secured, headrace, backend, tmp_path)
+
+
+def test_a_new_certificate_of_another_user_is_taken_up(world: World) -> None:
+    """The old user loses every right as soon as the clients are replaced; the new one has them."""
+    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
+    process = world.start(world.tls())
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(500)
+        world.mount.put(**world.operator.certificate(f"{world.name}-new"))
+        for line in (IN_USE, *REPLACED):
+            wait_logged(process, line)
+        world.operator.deny(f"{world.name}-old")
+        poster.wait_for_more(1000)
+    world.check(poster)
+
+
+@pytest.mark.parametrize("first", ["broker", "file"])
+def test_a_new_password_is_taken_up(world: World, first: str) -> None:
+    """Whether the broker knows it before the file or after; then every connection is opened again."""
+    world.operator.password(world.name, "old-password")
+    world.mount.put(password="old-password")
+    process = world.start(world.scram())
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(500)
+        changes = [
+            lambda: world.operator.password(world.name, "new-password"),
+            lambda: world.mount.put(password="new-password\n"),
+        ]
+        for change in changes if first == "broker" else reversed(changes):
+            change()
+            if first == "file" and REFUSED not in process.output:
+                wait_logged(process, REFUSED)
+            poster.wait_for_more(300)
+        wait_logged(process, IN_USE)
+        world.secured.cluster.restart(1)
+        poster.wait_for_more(1000)
+    assert "new-password" not in process.output
+    assert process.output.count("is being replaced") == 0, "a new password needs no new client"
+    world.check(poster)

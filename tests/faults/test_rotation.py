@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +14,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from headrace.devcluster import HeadraceProcess
@@ -75,8 +77,6 @@ class Operator:
 
     def deny(self, user: str) -> None:
         """Take every right from a user."""
-        from confluent_kafka.admin import AclBindingFilter, AclPermissionType, ResourcePatternType
-
         every = AclBindingFilter(
             ResourceType.ANY,
             None,
@@ -138,6 +138,16 @@ class World:
         process: HeadraceProcess = self._start({"kafka": kafka, "reactive_consumers": {"push": consumer}})
         return process
 
+    def connect_again(self, process: HeadraceProcess) -> None:
+        """Restart the broker, which closes every connection; then records are written and pushed."""
+        self.secured.cluster.restart(1)
+        wait_until(lambda: ready(process), LIMIT_SECONDS, "readiness")
+        before = len(places(self.backend))
+        with Poster(process.url, self.name) as poster:
+            poster.wait_for_more(200)
+        assert (poster.refused, poster.unknown) == ([], [])
+        self.backend.wait_for(lambda seen: len(places(seen)) >= before + len(poster.acknowledged))
+
     def check(self, poster: Poster, most_repeats: int = 0) -> None:
         """Nothing was refused, lost, or repeated without a cause."""
         assert (poster.refused, poster.unknown) == ([], [])
@@ -150,6 +160,14 @@ class World:
 
 def places(backend: RecordingBackend) -> set[tuple[int, int]]:
     return {(record["partition"], record["offset"]) for record in list(backend.accepted)}
+
+
+def ready(process: HeadraceProcess) -> bool:
+    try:
+        with urllib.request.urlopen(f"{process.url}/health/readiness", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 def wait_logged(process: HeadraceProcess, text: str, times: int = 1) -> None:
@@ -195,8 +213,88 @@ def test_a_new_password_is_taken_up(world: World, first: str) -> None:
                 wait_logged(process, REFUSED)
             poster.wait_for_more(300)
         wait_logged(process, IN_USE)
-        world.secured.cluster.restart(1)
-        poster.wait_for_more(1000)
+        poster.wait_for_more(300)
     assert "new-password" not in process.output
     assert process.output.count("is being replaced") == 0, "a new password needs no new client"
     world.check(poster)
+    world.connect_again(process)
+
+
+def test_a_new_secret_of_a_client_of_tokens_is_taken_up(world: World, tmp_path: Path) -> None:
+    """Tokens are fetched again before they end, with the old secret and with the new one."""
+    security = ClusterSecurity(tmp_path / "tokens")
+    shutil.copytree(world.secured.security.folder, security.folder)
+    passwords = {**security.passwords}
+    with TokenServer(tmp_path / "server", security, token_seconds=15) as tokens:
+        world.mount.put(secret=passwords["app"])
+        oauth = {"token_url": tokens.token_url, "client_id": "app", "ca": world.file("ca.pem")}
+        sasl = {"mechanism": "OAUTHBEARER", "oauth": {**oauth, "client_secret": f"${{file:{world.file('secret')}}}"}}
+        tls = {"ca": world.file("ca.pem")}
+        servers = world.secured.cluster.sasl_servers
+        process = world.start({"bootstrap_servers": servers, "security": {"tls": tls, "sasl": sasl}})
+        with Poster(process.url, world.name) as poster:
+            end = time.monotonic() + 40
+            while time.monotonic() < end:
+                poster.wait_for_more(100)
+            world.mount.put(secret="canary-new-secret")
+            wait_logged(process, REFUSED)
+            (security.folder / "passwords.json").write_text(json.dumps({**passwords, "app": "canary-new-secret"}))
+            tokens.restart(1)
+            for line in (IN_USE, *REPLACED):
+                wait_logged(process, line)
+            end = time.monotonic() + 40
+            while time.monotonic() < end:
+                poster.wait_for_more(100)
+        assert "canary" not in process.output
+        world.check(poster)
+
+
+@pytest.fixture
+def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
+    """The broker's certificate, which is there again after the test."""
+    store = kafka_secured.security.server_store
+    content = store.read_bytes()
+    yield store
+    store.write_bytes(content)
+    kafka_secured.cluster.restart(1)
+
+
+def test_a_new_authority_of_the_brokers_is_taken_up(world: World, server_store: Path, tmp_path: Path) -> None:
+    """Both are trusted, then the brokers' certificate is replaced, then the old one is no longer trusted."""
+    old, new = world.secured.security.authority, Authority(tmp_path, "new-ca")
+    world.mount.put(**world.operator.certificate(world.name))
+    process = world.start(world.tls())
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(300)
+        world.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
+        for line in (IN_USE, *REPLACED):
+            wait_logged(process, line)
+        poster.wait_for_more(300)
+    world.check(poster)
+    issued = new.issue("server", server=True)
+    server_store.write_bytes(issued.key.read_bytes() + issued.certificate.read_bytes())
+    world.connect_again(process)
+    world.mount.put(ca_pem=new.certificate)
+    for line in (IN_USE, *REPLACED):
+        wait_logged(process, line, times=2)
+    world.connect_again(process)
+
+
+def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: World) -> None:
+    """The user that Kafka knows after the outage is another one."""
+    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
+    new = world.operator.certificate(f"{world.name}-new")
+    process = world.start(world.tls())
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(300)
+        world.secured.cluster.kill(1)
+        world.mount.put(**new)
+        wait_logged(process, REFUSED)
+        world.secured.cluster.restart(1)
+        for line in (IN_USE, *REPLACED):
+            wait_logged(process, line)
+        world.operator.deny(f"{world.name}-old")
+        poster.wait_for_more(500)
+    assert poster.unknown == []
+    world.ledger.check_acknowledged(world.name, poster)
+    world.ledger.wait_until(lambda: len(places(world.backend)) >= len(poster.acknowledged), "deliveries")

@@ -438,7 +438,8 @@ class Admin:
         while True:
             rest = began + limit_seconds - loop.time()
             try:
-                await run_blocking(self._call, lambda: self._client.list_topics(timeout=max(0.01, min(attempt, rest))))
+                seconds = max(0.01, min(attempt, rest))
+                await run_blocking(self._call, lambda limit=seconds: self._client.list_topics(timeout=limit))
                 return
             except confluent_kafka.KafkaException:
                 self._client.poll(0)

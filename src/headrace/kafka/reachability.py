@@ -208,17 +208,15 @@ class Reachability(Service):
 
     def _connect(self, kafka: KafkaConfig) -> confluent_kafka.Consumer:
         """Return a client with changed security that a broker has answered."""
-        reasons: list[Any] = []
+        errors = ConnectionErrors(kafka)
+        reports: list[Callable[[Any], None]] = [errors.take]
         client = self._new_client(kafka, lambda error: reports[-1](error))
-        reports: list[Callable[[Any], None]] = [reasons.append]
         try:
             client.list_topics(_TOPIC, timeout=_LIMIT_SECONDS)
         except confluent_kafka.KafkaException as cause:
             client.poll(0)  # serves the errors
             client.close()
-            raise next(
-                (confluent_kafka.KafkaException(each) for each in reasons if plain_reason(each)), cause
-            ) from None
+            raise KafkaUnavailable(str(errors.find() or cause.args[0].str())) from cause
         reports.append(self._own_failed)
         return client
 

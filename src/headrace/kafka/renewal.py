@@ -16,6 +16,7 @@ import confluent_kafka
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges, ReferenceProblem
+from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock, LoopBridge
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class SecurityFiles:
         """Take up changed files if a broker accepts what they hold; what is refused is tried again at each look.
 
         Args:
-            attempt: Returns a client that a broker has answered; raises KafkaException with the reason if none has.
+            attempt: Returns a client that a broker has answered; raises an error if none has.
 
         Returns:
             That client, if there are changes and they are in use now.
@@ -63,10 +64,10 @@ class SecurityFiles:
             # A store is not compared: the client reads it by its path.
             self._is_new = current != security.in_use or bool(current.tls and current.tls.keystore)
             client = attempt(self._kafka.model_copy(update={"security": current})) if self._is_new else None
-        except (ReferenceProblem, confluent_kafka.KafkaException) as cause:
+        except (ReferenceProblem, HeadraceError, confluent_kafka.KafkaException) as cause:
             self._is_new = True
             if changed:
-                why = cause if isinstance(cause, ReferenceProblem) else cause.args[0].str()
+                why = cause.args[0].str() if isinstance(cause, confluent_kafka.KafkaException) else cause
                 log.warning("kafka.security: changed files are tried again, and the old stay in use: %s", why)
             return None
         if client is not None:

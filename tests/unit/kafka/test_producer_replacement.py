@@ -1,0 +1,113 @@
+"""A producer's client is replaced after changes of its files: in order, without loss, also while the process stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.producer import ProducerConfig
+from headrace.errors import KafkaUnavailable
+from headrace.kafka.producer import Producer
+from headrace.records import OutgoingRecord, Produced
+
+LIMIT_SECONDS = 30
+
+
+class Client:
+    """A client whose records are acknowledged when the test says so."""
+
+    made: list[Client]
+
+    def __init__(self, _properties: dict[str, Any]) -> None:
+        self.taken: list[bytes] = []
+        self._reports: list[Callable[[], None]] = []
+        self.acknowledges = False
+        Client.made.append(self)
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def produce(self, topic: str, value: bytes, *rest: Any) -> None:
+        offset = len(self.taken)
+        self.taken.append(value)
+        record = SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: offset, key=lambda: None)
+        self._reports.append(lambda: rest[2](None, record))
+
+    def poll(self, _seconds: float) -> None:
+        if self.acknowledges:
+            reports, self._reports = self._reports, []
+            for report in reports:
+                report()
+
+    flush = poll
+
+    def purge(self) -> None:
+        self.acknowledges = True
+
+
+@asynccontextmanager
+async def producing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Producer, KafkaSecurity]]:
+    """Start a producer whose clients are those of the test."""
+    Client.made = []
+    monkeypatch.setattr(confluent_kafka, "Producer", Client)
+    security = KafkaSecurity.model_validate({"sasl": {"mechanism": "PLAIN", "username": "a", "password": "p"}})
+    producer = Producer(KafkaConfig(security=security), ProducerConfig())
+    await producer.start()
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            yield producer, security
+    finally:
+        await producer.stop()
+
+
+def change_user(security: KafkaSecurity) -> None:
+    sasl = {"mechanism": "PLAIN", "username": "b", "password": "p"}
+    security.use(KafkaSecurity.model_validate({"sasl": sasl}))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 the state is that of another thread
+        await asyncio.sleep(0.01)
+
+
+async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So records of a partition keep their order; every request is answered once."""
+    answers: list[list[Any]] = []
+    async with producing(monkeypatch) as (producer, security):
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        change_user(security)
+        await until(lambda: len(Client.made) > 1 and producer._replacement.held is not None)
+        for value in (b"2", b"3"):
+            producer.send([OutgoingRecord("t", None, value, [], 0, 0)], answers.append)
+        old, new = Client.made
+        new.acknowledges = True
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert (old.taken, new.taken, answers) == ([b"1"], [], [])
+        old.acknowledges = True
+        await until(lambda: len(answers) == 3)
+        assert (old.taken, new.taken) == ([b"1"], [b"2", b"3"])
+        assert answers == [[Produced(0, 0)], [Produced(0, 0)], [Produced(0, 1)]]
+        assert len(Client.made) == 2
+
+
+async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused for certain, and what the old client holds ends with its report."""
+    answers: list[list[Any]] = []
+    async with producing(monkeypatch) as (producer, security):
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        change_user(security)
+        await until(lambda: producer._replacement.held is not None)
+        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], answers.append)
+    await asyncio.sleep(0.05)
+    assert len(answers) == 2
+    assert [type(answer[0]) for answer in answers].count(KafkaUnavailable) == 1
+    assert [client.taken for client in Client.made] == [[b"1"], []]

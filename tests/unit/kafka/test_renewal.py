@@ -1,0 +1,177 @@
+"""Files of `kafka.security` that change: what is tried, what is taken up, and what becomes of living clients."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.references import FileChanges
+from headrace.devcluster.certificates import Authority
+from headrace.errors import KafkaUnavailable
+from headrace.kafka.properties import client_properties
+from headrace.kafka.renewal import ClientSecurity, SecurityFiles
+from headrace.testing import ManualClock
+
+
+class Client:
+    """A client that keeps the login it is given; like an administrative one, it has a length of 0."""
+
+    def __init__(self) -> None:
+        self.logins: list[tuple[str, str]] = []
+
+    def __len__(self) -> int:
+        return 0
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        self.logins.append((username, password))
+
+
+class Bed:
+    """Files, a process that looks at them, and brokers that accept what `accepts` says."""
+
+    def __init__(self, folder: Path, **security: Any) -> None:
+        self.folder, self.clock = folder, ManualClock()
+        self.accepts, self.attempts = True, 0
+        references = {("sasl", "password"): "${file:password}"} if "sasl" in security else {}
+        if references:
+            self.write("password", "old")
+            security["sasl"] = {"mechanism": "PLAIN", "password": "old", **security["sasl"]}
+        self.security = KafkaSecurity.model_validate(security).read_from(folder, references)
+        self.kafka = KafkaConfig(security=self.security)
+        self.files = SecurityFiles(self.kafka, self.clock)
+        self.client = Client()
+        self.owner = ClientSecurity(self.security, Client)
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file at once."""
+        (self.folder / "draft").write_text(text)
+        (self.folder / "draft").replace(self.folder / name)
+
+    def look(self) -> bool:
+        """Look at the files when it is time, and return whether they are in use now."""
+        assert not self.files.due
+        self.clock._now += FileChanges.LOOK_SECONDS
+        assert self.files.due
+        return self.files.look(self._attempt) is not None
+
+    def _attempt(self, kafka: KafkaConfig) -> Client:
+        self.attempts += 1
+        confluent_kafka.Producer({**client_properties(kafka, "attempt"), "log_level": 0})
+        if not self.accepts:
+            raise KafkaUnavailable("login refused")
+        return Client()
+
+
+def certificates(folder: Path, authority: str = "ca") -> None:
+    """Write the certificate and key of a client."""
+    Authority(folder, authority).issue("client")
+
+
+def tls_bed(folder: Path) -> Bed:
+    certificates(folder)
+    return Bed(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
+
+
+def test_a_password_that_a_broker_accepts_is_given_to_the_living_client(tmp_path: Path) -> None:
+    """Nothing is tried while nothing changes, and the client is not replaced."""
+    bed = Bed(tmp_path, sasl={"username": "app"})
+    assert not bed.look()
+    bed.write("password", "new\n")
+    assert bed.look()
+    assert bed.owner.replacement(bed.client) is None
+    assert bed.client.logins == [("app", "new")]
+    assert bed.owner.replacement(bed.client) is None
+    assert not bed.look()
+    assert (bed.attempts, bed.client.logins) == (1, [("app", "new")])
+
+
+def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker may learn the password after the file; until then the old one stays in use."""
+    bed = Bed(tmp_path, sasl={"username": "app"})
+    bed.accepts = False
+    bed.write("password", "canary-new")
+    with caplog.at_level(logging.WARNING):
+        assert not any(bed.look() for _ in range(3))
+    assert bed.attempts == 3
+    assert bed.owner.replacement(bed.client) is None
+    assert bed.client.logins == []
+    assert len(caplog.records) == 1
+    assert "login refused" in caplog.text
+    assert "canary" not in caplog.text
+    bed.accepts = True
+    assert bed.look()
+
+
+def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Certificate and key are written one after the other, the first of them in two parts."""
+    bed = tls_bed(tmp_path)
+    (tmp_path / "next").mkdir()
+    files = Authority(tmp_path / "next", "ca").issue("client")
+    certificate = files.certificate.read_text()
+    for part in (certificate[:10], "", certificate[:200], certificate):
+        bed.write("client.pem", part)
+        assert not bed.look()
+    assert len(caplog.records) == 4, "a warning for each state of the files"
+    assert bed.owner.replacement(bed.client) is None
+    bed.write("client.key", files.key.read_text())
+    assert bed.look()
+    assert bed.owner.replacement(bed.client) is not None
+    assert bed.owner.replacement(bed.client) is None
+
+
+def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> None:
+    """A new client gets what was read before; the same content again is no change."""
+    bed = tls_bed(tmp_path)
+    before = (tmp_path / "ca.pem").read_text()
+    (tmp_path / "ca.pem").unlink()
+    assert not bed.look()
+    assert client_properties(bed.kafka, "x")["ssl.ca.pem"] == before
+    bed.write("ca.pem", before)
+    assert not bed.look()
+    assert bed.attempts == 0
+    assert bed.owner.replacement(bed.client) is None
+
+
+def test_an_empty_authority_is_never_the_authorities_of_the_system(tmp_path: Path) -> None:
+    """Nothing falls back to a weaker way."""
+    bed = tls_bed(tmp_path)
+    bed.write("ca.pem", "")
+    assert not bed.look()
+    assert "BEGIN" in client_properties(bed.kafka, "x")["ssl.ca.pem"]
+
+
+def test_a_client_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has a warning, and the owner continues."""
+    bed = tls_bed(tmp_path)
+
+    def fail() -> Client:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG))
+
+    owner = ClientSecurity(bed.security, fail)
+    certificates(tmp_path)
+    assert bed.look()
+    assert owner.replacement(bed.client) is None
+    assert "keeps what it was made with" in caplog.text
+
+
+def test_a_link_to_another_folder_is_a_change(tmp_path: Path) -> None:
+    """As Kubernetes mounts a secret: the files are links through a link, and that one is replaced."""
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "password").write_text("x")
+    (tmp_path / "..data").symlink_to("1")
+    (tmp_path / "password").symlink_to("..data/password")
+    changes = FileChanges([tmp_path / "password", None])
+    assert not changes.found()
+    (tmp_path / "..new").symlink_to("2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    assert changes.found()
+    assert not changes.found()
+    (tmp_path / "..data").unlink()
+    assert changes.found()

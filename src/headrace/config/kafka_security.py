@@ -266,7 +266,7 @@ class KafkaSecurity(Section):
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
         try:
-            _replace_paths(values, lambda path, name: _content(path, name).decode(), "ca", "certificate", "key")
+            _replace_paths(values, _read_pem, "ca", "certificate", "key")
             found = KafkaSecurity.model_validate(values)
         except (FileProblem, UnicodeDecodeError) as cause:
             raise ReferenceProblem(str(cause)) from None
@@ -342,6 +342,13 @@ def _content(value: str, setting: str) -> bytes:
         return Path(value).read_bytes()
     except OSError as cause:
         raise FileProblem(setting, f"names {value}, which cannot be read: {cause.strerror}. Correct it") from None
+
+
+def _read_pem(path: str, setting: str) -> str:
+    text = _content(path, setting).decode()
+    if not is_pem(text):
+        raise FileProblem(setting, f"names {path}, which holds nothing in PEM: write it again")
+    return text
 
 
 def read_authorities(value: str, setting: str) -> str:

@@ -94,6 +94,56 @@ class _StoredOffset(NamedTuple):
     offset: int | None = None
 
 
+class Assignment:
+    """The client's assignment, under either protocol of rebalancing: some partitions at a time, or all at once.
+
+    Source: KIP-429; the client refuses incremental changes under the eager protocol, and whole ones under the other.
+    """
+
+    def __init__(self, client: Any, *, whole: bool) -> None:
+        """Prepare; `whole` for the eager protocol, where each change names all partitions."""
+        self._client = client
+        self._whole = whole
+        self._started_at: dict[TopicPartition, int] = {}
+
+    def add(self, assigned: list[Any]) -> None:
+        """Fetch from partitions, at the offsets they carry."""
+        (self._client.assign if self._whole else self._client.incremental_assign)(assigned)
+        self._started_at |= {TopicPartition(p.topic, p.partition): p.offset for p in assigned}
+
+    def remove(self, revoked: list[Any]) -> None:
+        """Fetch no longer from partitions; under the eager protocol these are always all."""
+        if self._whole:
+            self._client.unassign()
+        else:
+            self._client.incremental_unassign(revoked)
+        for item in revoked:
+            self._started_at.pop(TopicPartition(item.topic, item.partition), None)
+
+    def reassign_at(self, partition: TopicPartition, offset: int) -> list[TopicPartition]:
+        """Fetch a partition from another offset. Returns the partitions that must be paused or resumed again.
+
+        The client refuses a seek where it has stopped fetching; it never refuses another assignment.
+        """
+        moved = [confluent_kafka.TopicPartition(*partition, offset)]
+        self._started_at[partition] = offset
+        if not self._whole:
+            self._client.incremental_unassign(moved)
+            self._client.incremental_assign(moved)
+            return [partition]
+        others = [item for item in self.positions() if (item.topic, item.partition) != partition]
+        self._client.assign(moved + others)
+        return list(self._started_at)
+
+    def positions(self) -> list[Any]:
+        """Return the assigned partitions with the offsets to fetch next."""
+        items = self._client.position([confluent_kafka.TopicPartition(*p) for p in self._started_at])
+        for item in items:
+            if item.offset < 0:  # no record was returned yet
+                item.offset = self._started_at[TopicPartition(item.topic, item.partition)]
+        return list(items)
+
+
 class PositionResolver:
     """Assigned partitions whose position is not known: asks until Kafka, or the backend with the offsets, answers.
 

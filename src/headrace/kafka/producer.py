@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,8 +29,6 @@ from headrace.kafka.renewal import ClientReplacement
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
-
-log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02
@@ -188,7 +185,7 @@ class Producer(Service):
     def _open(self) -> None:
         loop = asyncio.get_running_loop()
         self._bridge = LoopBridge(loop, self._finish)
-        self._replacement.open(loop, self._use, self._work.set)
+        self._replacement.open(self.name, loop, self._use, self._work.set)
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
 
@@ -326,9 +323,8 @@ class Producer(Service):
             await client.stop()
         unregister_gauge("headrace_producer_pending_bytes", producer=self.name)
         if self._thread:
-            for request, records, first in self._replacement.stop():
-                for index in range(first, first + len(records)):
-                    request.refuse(index, errors.KafkaUnavailable("this process stops: this record was not sent"))
+            for held in self._replacement.stop():
+                self._hand_over(*held)
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
@@ -425,9 +421,7 @@ class Producer(Service):
 
     def _poll(self) -> None:
         client = self._client
-        if self._replacement.advance(client):
-            client.flush(_FLUSH_SECONDS)
-        elif time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+        if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
             client.poll(_POLL_SECONDS)
         elif len(client):
             # The client sends at once while it is flushed: a lone request does not wait for company that would
@@ -453,7 +447,6 @@ class Producer(Service):
         self._client = client
         for request, records, first in held:
             self._hand_over(request, records, first)
-        log.info("%s: its client was replaced, because files of kafka.security have changed", self.name)
 
     def _replace_client(self) -> None:
         # Librdkafka's fatal errors are for good. New requests go to the new client at once; what the old one holds

@@ -122,7 +122,7 @@ class ClientReplacement(ClientSecurity[C]):
         self._bridge: LoopBridge[C] | None = None
 
     def open(
-        self, loop: asyncio.AbstractEventLoop, use: Callable[[C, list[Any]], None], wake: Callable[[], Any]
+        self, name: str, loop: asyncio.AbstractEventLoop, use: Callable[[C, list[Any]], None], wake: Callable[[], Any]
     ) -> None:
         """Begin: `use` gets a new client with what waits for it, on the loop; `wake` wakes the client's thread."""
 
@@ -133,6 +133,7 @@ class ClientReplacement(ClientSecurity[C]):
                 held, self.held, client = self.held, None, self._next
                 self._next, self._ends = None, False
                 use(client, held)
+                log.info("%s: its client was replaced, because files of kafka.security have changed", name)
             wake()
 
         self._bridge = LoopBridge(loop, step)
@@ -150,8 +151,8 @@ class ClientReplacement(ClientSecurity[C]):
         return self._next is not None and not self._ends
 
     def stop(self) -> list[Any]:
-        """Return what waits, which is not sent any more; on the loop."""
-        held, self.held = self.held or [], None if self.held is None else []
+        """Return what waits, and keep the present client; on the loop."""
+        held, self.held, self._next = self.held or [], None, None
         return held
 
 

@@ -7,7 +7,6 @@ of them fails, each is written again alone. A request ends in one of three ways:
 - not committed: no commit was requested. Records in the log are aborted, now or later.
 - in doubt: a commit was requested and not confirmed. Then nothing is aborted. The client is replaced, and when its
   successor is open the broker has ended the transaction; so reading the topic shows how it ended.
-
 Source: KIP-98; KIP-447 for the offsets of a consumer group.
 """
 
@@ -127,13 +126,14 @@ class _Job:
     def fail(self, reason: errors.HeadraceError) -> None:
         """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
         found = self.results[: self.record_count] or [None] * self.record_count
-        self.results = [
-            result if isinstance(result, errors.HeadraceError) and not result.retriable else reason for result in found
-        ]
+        final = [isinstance(result, errors.HeadraceError) and not result.retriable for result in found]
+        self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
 
 
 class _Writer:
     """One transactional client; everything runs on its thread."""
+
+    _renews = True
 
     def __init__(
         self,
@@ -176,8 +176,7 @@ class _Writer:
             client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
             client.init_transactions(_OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
-            name = self._properties["transactional.id"]
-            needed = Right("Write", "transactional-id", name)
+            needed = Right("Write", "transactional-id", name := self._properties["transactional.id"])
             error = to_error(cause, f"open the transactional producer {name}", self._kafka, needed)
             if error.description != self._problem:
                 log.warning("%s", error.description)
@@ -194,8 +193,7 @@ class _Writer:
 
     def _close(self) -> None:
         if self._client:
-            # Not `close`, which would abort: after a commit in doubt that may be wrong.
-            self._client.purge()
+            self._client.purge()  # not `close`, which would abort: after a commit in doubt that may be wrong
             self._client = None
 
     def _close_if(self, problem: str) -> bool:
@@ -206,8 +204,8 @@ class _Writer:
 
     def _outdated(self) -> str:
         """Return why the client must not begin another transaction; empty if it may."""
-        renewed = self._security.must_replace(self._client) if self._client else False
-        return "the files of kafka.security have changed" if renewed else self._guard.problem()
+        changed = self._client and self._security.must_replace(self._client)
+        return "the files of kafka.security have changed" if changed and self._renews else self._guard.problem()
 
     def _poll(self, seconds: float) -> None:
         try:
@@ -249,8 +247,7 @@ class _Writer:
             end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
             while self._client and not self._guard.fresh and time.monotonic() < end:
                 self._poll(_STATISTICS_SECONDS)
-            if not self._guard.fresh:
-                self._close_if("it sends no statistics")
+            if not self._guard.fresh and self._close_if("it sends no statistics"):
                 break
             if self._client and not self._close_if(self._outdated()):
                 self._guard.begin()
@@ -302,9 +299,8 @@ class _Writer:
             why = f" {failed[0].description}" if failed else ""
             aborted = errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}")
             self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
-        if not any(
-            isinstance(error, errors.KafkaTimeout) for error in failed
-        ):  # nothing is in flight, or the call would fail
+        in_flight = any(isinstance(error, errors.KafkaTimeout) for error in failed)
+        if not in_flight:  # else the call would fail
             with contextlib.suppress(*_BROKEN):
                 client.abort_transaction()
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
@@ -357,9 +353,8 @@ class TransactionalProducers(Service):
             properties = functools.partial(self._properties, f"{self._id_prefix}-{number}")
             security = ClientSecurity(self._kafka.security, properties)
             writer = self._writer(self._kafka, security, self._jobs, bridge.post, self._admin.batch_limits, loop)
-            thread = OwnedThread(f"{self.name}-{number}", writer.run, self.die)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(OwnedThread(f"{self.name}-{number}", writer.run, self.die))
+            self._threads[-1].start()
 
     def submit(
         self, records: Sequence[OutgoingRecord], receipt: Receipt | None = None, group: GroupOffsets | None = None
@@ -471,11 +466,7 @@ class TransactionalProducers(Service):
 class _SessionWriter(_Writer):
     """Fails later requests instead of opening another client, so changed certificates count for the next session."""
 
-    _opened = False
-
-    def _outdated(self) -> str:
-        super()._outdated()  # gives the client a new password
-        return self._guard.problem()
+    _opened = _renews = False
 
     def _open(self) -> bool:
         if not self._opened:

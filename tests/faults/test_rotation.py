@@ -29,7 +29,11 @@ from tests.faults.conftest import Ledger, Poster, wait_until
 LIMIT_SECONDS = 150
 IN_USE = "changed files are in use"
 REFUSED = "changed files are tried again, and the old stay in use"
-REPLACED = ("consumer: its client is being replaced", "producer: its client was replaced")
+REPLACED = (
+    "push consumer: its client is being replaced",
+    '"producer: its client was replaced',
+    "inner_producer: its client was replaced",
+)
 
 
 class Mount:
@@ -298,3 +302,20 @@ def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: 
     assert poster.unknown == []
     world.ledger.check_acknowledged(world.name, poster)
     world.ledger.wait_until(lambda: len(places(world.backend)) >= len(poster.acknowledged), "deliveries")
+
+
+@pytest.mark.long
+def test_twenty_rotations_leave_no_clients(world: World) -> None:
+    """The process has as many threads as after the first one, and nothing is lost."""
+    world.mount.put(**world.operator.certificate(world.name))
+    process = world.start(world.tls())
+    threads: list[int] = []
+    with Poster(process.url, world.name) as poster:
+        for number in range(1, 21):
+            world.mount.put(**world.operator.certificate(world.name))
+            for line in (IN_USE, *REPLACED):
+                wait_logged(process, line, number)
+            poster.wait_for_more(100)
+            threads.append(len(list(Path(f"/proc/{process.server.id.pid}/task").iterdir())))
+    assert threads[-1] <= threads[0] + 2
+    world.check(poster)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 
 from headrace.devcluster import HeadraceProcess
 from headrace.devcluster.certificates import Authority
-from headrace.devcluster.security import ClusterSecurity, allowed
-from headrace.devcluster.token_server import TokenServer
+from headrace.devcluster.security import allowed
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.faults.conftest import Ledger, Poster, wait_until
@@ -222,100 +218,3 @@ def test_a_new_password_is_taken_up(world: World, first: str) -> None:
     assert process.output.count("is being replaced") == 0, "a new password needs no new client"
     world.check(poster)
     world.connect_again(process)
-
-
-def test_a_new_secret_of_a_client_of_tokens_is_taken_up(world: World, tmp_path: Path) -> None:
-    """Tokens are fetched again before they end, with the old secret and with the new one."""
-    security = ClusterSecurity(tmp_path / "tokens")
-    shutil.copytree(world.secured.security.folder, security.folder)
-    passwords = {**security.passwords}
-    with TokenServer(tmp_path / "server", security, token_seconds=15) as tokens:
-        world.mount.put(secret=passwords["app"])
-        oauth = {"token_url": tokens.token_url, "client_id": "app", "ca": world.file("ca.pem")}
-        sasl = {"mechanism": "OAUTHBEARER", "oauth": {**oauth, "client_secret": f"${{file:{world.file('secret')}}}"}}
-        tls = {"ca": world.file("ca.pem")}
-        servers = world.secured.cluster.sasl_servers
-        process = world.start({"bootstrap_servers": servers, "security": {"tls": tls, "sasl": sasl}})
-        with Poster(process.url, world.name) as poster:
-            end = time.monotonic() + 40
-            while time.monotonic() < end:
-                poster.wait_for_more(100)
-            world.mount.put(secret="canary-new-secret")
-            wait_logged(process, REFUSED)
-            (security.folder / "passwords.json").write_text(json.dumps({**passwords, "app": "canary-new-secret"}))
-            tokens.restart(1)
-            for line in (IN_USE, *REPLACED):
-                wait_logged(process, line)
-            end = time.monotonic() + 40
-            while time.monotonic() < end:
-                poster.wait_for_more(100)
-        assert "canary" not in process.output
-        world.check(poster)
-
-
-@pytest.fixture
-def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
-    """The broker's certificate, which is there again after the test."""
-    store = kafka_secured.security.server_store
-    content = store.read_bytes()
-    yield store
-    store.write_bytes(content)
-    kafka_secured.cluster.restart(1)
-
-
-def test_a_new_authority_of_the_brokers_is_taken_up(world: World, server_store: Path, tmp_path: Path) -> None:
-    """Both are trusted, then the brokers' certificate is replaced, then the old one is no longer trusted."""
-    old, new = world.secured.security.authority, Authority(tmp_path, "new-ca")
-    world.mount.put(**world.operator.certificate(world.name))
-    process = world.start(world.tls())
-    with Poster(process.url, world.name) as poster:
-        poster.wait_for_more(300)
-        world.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
-        for line in (IN_USE, *REPLACED):
-            wait_logged(process, line)
-        poster.wait_for_more(300)
-    world.check(poster)
-    issued = new.issue("server", server=True)
-    server_store.write_bytes(issued.key.read_bytes() + issued.certificate.read_bytes())
-    world.connect_again(process)
-    world.mount.put(ca_pem=new.certificate)
-    for line in (IN_USE, *REPLACED):
-        wait_logged(process, line, times=2)
-    world.connect_again(process)
-
-
-def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: World) -> None:
-    """The user that Kafka knows after the outage is another one."""
-    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
-    new = world.operator.certificate(f"{world.name}-new")
-    process = world.start(world.tls())
-    with Poster(process.url, world.name) as poster:
-        poster.wait_for_more(300)
-        world.secured.cluster.kill(1)
-        world.mount.put(**new)
-        wait_logged(process, REFUSED)
-        world.secured.cluster.restart(1)
-        for line in (IN_USE, *REPLACED):
-            wait_logged(process, line)
-        world.operator.deny(f"{world.name}-old")
-        poster.wait_for_more(500)
-    assert poster.unknown == []
-    world.ledger.check_acknowledged(world.name, poster)
-    world.ledger.wait_until(lambda: len(places(world.backend)) >= len(poster.acknowledged), "deliveries")
-
-
-@pytest.mark.long
-def test_twenty_rotations_leave_no_clients(world: World) -> None:
-    """The process has as many threads as after the first one, and nothing is lost."""
-    world.mount.put(**world.operator.certificate(world.name))
-    process = world.start(world.tls())
-    threads: list[int] = []
-    with Poster(process.url, world.name) as poster:
-        for number in range(1, 21):
-            world.mount.put(**world.operator.certificate(world.name))
-            for line in (IN_USE, *REPLACED):
-                wait_logged(process, line, number)
-            poster.wait_for_more(100)
-            threads.append(len(list(Path(f"/proc/{process.server.id.pid}/task").iterdir())))
-    assert threads[-1] <= threads[0] + 2
-    world.check(poster)

@@ -77,15 +77,9 @@ class Operator:
 
     def deny(self, user: str) -> None:
         """Take every right from a user."""
-        every = AclBindingFilter(
-            ResourceType.ANY,
-            None,
-            ResourcePatternType.ANY,
-            f"User:{user}",
-            None,
-            AclOperation.ANY,
-            AclPermissionType.ANY,
-        )
+        of_user: Any = (f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
+        any_name: Any = None
+        every = AclBindingFilter(ResourceType.ANY, any_name, ResourcePatternType.ANY, *of_user)
         for removed in self._admin.delete_acls([every]).values():
             assert removed.result(30)
 
@@ -203,7 +197,7 @@ def test_a_new_password_is_taken_up(world: World, first: str) -> None:
     process = world.start(world.scram())
     with Poster(process.url, world.name) as poster:
         poster.wait_for_more(500)
-        changes = [
+        changes: list[Callable[[], None]] = [
             lambda: world.operator.password(world.name, "new-password"),
             lambda: world.mount.put(password="new-password\n"),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -78,6 +79,10 @@ def tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
+def is_replaced(producer: Producer, client: object) -> bool:
+    return producer._client is not client
+
+
 async def until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110 the state is that of another thread
         await asyncio.sleep(0.01)
@@ -127,7 +132,7 @@ async def test_twenty_replacements_leave_no_client() -> None:
         before = producer._client
         sasl = {"mechanism": "PLAIN", "username": str(number), "password": "p"}
         security.use(KafkaSecurity.model_validate({"sasl": sasl}))
-        await until(lambda before=before: producer._client is not before)
+        await until(functools.partial(is_replaced, producer, before))
     del before
     await until(lambda: tasks() <= threads)
     await producer.stop()

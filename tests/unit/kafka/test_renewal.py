@@ -12,6 +12,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
+from headrace.config.yaml_tree import KeyPath
 from headrace.devcluster.certificates import Authority
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.properties import client_properties
@@ -38,7 +39,7 @@ class Bed:
     def __init__(self, folder: Path, **security: Any) -> None:
         self.folder, self.clock = folder, ManualClock()
         self.accepts, self.attempts = True, 0
-        references = {("sasl", "password"): "${file:password}"} if "sasl" in security else {}
+        references: dict[KeyPath, str] = {("sasl", "password"): "${file:password}"} if "sasl" in security else {}
         if references:
             self.write("password", "old")
             security["sasl"] = {"mechanism": "PLAIN", "password": "old", **security["sasl"]}

@@ -41,16 +41,20 @@ def is_refused(error: Any) -> bool:
     return isinstance(error, confluent_kafka.KafkaError) and error.code() in _KIND_OF
 
 
-def missing_right(error: confluent_kafka.KafkaError, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
+def refused_kind(error: confluent_kafka.KafkaError) -> Kind:
+    """Return the kind of resource that an error of Kafka (`is_refused`) is about; it names no more."""
+    return _KIND_OF[error.code()]
+
+
+def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
     """Return what is missing and the command that gives it, as one sentence.
 
     Args:
-        error: What Kafka answered; it names the kind of resource only.
+        kind: The kind of resource that Kafka refuses.
         kafka: How the client is set.
         needed: What the request needs. One of another kind counts if none is of this kind: a producer without
             any topic to write to is refused on the cluster.
     """
-    kind = _KIND_OF[error.code()]
     rights = [right for right in needed if right.kind == kind] or list(needed)[:1]
     principal, account = principal_of(kafka)
     commands = [f"kafka-acls.sh --add --allow-principal {shlex.quote(account)} {right.options}" for right in rights]

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from confluent_kafka import KafkaError as _Refused
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
@@ -129,17 +128,15 @@ def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
         of_a_token = "LoginException" in reported or "token endpoint" in reported
         return str(refused_by_java(f"token: {reported}" if of_a_token else reported, kafka))
     if "ClusterAuthorization" in reported:
-        return missing_right(
-            _Refused(_Refused.CLUSTER_AUTHORIZATION_FAILED), kafka, [Right("IdempotentWrite", "cluster")]
-        )
+        return missing_right("cluster", kafka, [Right("IdempotentWrite", "cluster")])
     if found := _REFUSED_GROUP.search(reported):
-        return missing_right(_Refused(_Refused.GROUP_AUTHORIZATION_FAILED), kafka, [Right("Read", "group", found[1])])
+        return missing_right("group", kafka, [Right("Read", "group", found[1])])
     found = _REFUSED_TOPICS.search(reported)
     refused = found[1].split(", ") if found else []
     needed = [Right("Read", "topic", source.topic) for source in spec.sources.values()]
     needed += [Right("Write", "topic", flow.sink.topic) for flow in spec.flows.values()]
     missing = [right for right in dict.fromkeys(needed) if not refused or right.name in refused]
-    return missing_right(_Refused(_Refused.TOPIC_AUTHORIZATION_FAILED), kafka, missing)
+    return missing_right("topic", kafka, missing)
 
 
 def _as_property(value: str) -> str:

@@ -1,0 +1,132 @@
+"""Versions of TLS that Kafka's client offers. Each process takes the limits once, so each test has its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.devcluster.certificates import SERVER_NAME, Authority
+
+CLIENTS = """
+import json, os, socket, ssl, subprocess, sys
+import confluent_kafka
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import ConfigError
+from headrace.kafka.properties import client_properties
+
+port, ca, *clusters = json.loads(sys.argv[1])
+kept = []
+try:
+    for tls in clusters:
+        security = {"protocol": "ssl", "tls": {"ca": ca, **tls}}
+        kafka = KafkaConfig(bootstrap_servers=f"localhost:{port}", security=security)
+        kept.append(confluent_kafka.Producer({**client_properties(kafka, "test"), "log_level": 0}))
+except ConfigError as refused:
+    sys.exit(refused.description)
+print("connected", flush=True)
+sys.stdin.readline()
+context = ssl.create_default_context(cafile=ca)
+with context.wrap_socket(socket.create_connection(("localhost", port)), server_hostname="localhost") as own:
+    version = own.version()
+child = subprocess.run([sys.executable, "-c", "import os; print('OPENSSL_CONF' in os.environ)"], capture_output=True)
+print(json.dumps([version, "OPENSSL_CONF" in os.environ, child.stdout.decode().strip()]))
+"""
+BOTH = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+OLD = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+NEW = ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3
+
+
+@contextlib.contextmanager
+def listening(folder: Path, versions: tuple[ssl.TLSVersion, ssl.TLSVersion]) -> Iterator[tuple[int, queue.Queue[str]]]:
+    """Serve TLS of these versions; yield the port, and the version of each handshake, or `refused`."""
+    files = Authority(folder, "ca").issue(SERVER_NAME, server=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    context.minimum_version, context.maximum_version = versions
+    seen: queue.Queue[str] = queue.Queue()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                connection, _ = listener.accept()
+                try:
+                    with context.wrap_socket(connection, server_side=True) as secured:
+                        seen.put(str(secured.version()))
+                except ssl.SSLError:
+                    seen.put("refused")
+                except OSError:
+                    connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1], seen
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(30)
+
+
+def clients(port: int, ca: Path, *clusters: dict[str, Any], **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CLIENTS, json.dumps([port, str(ca), *clusters])]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environ})
+
+
+@pytest.mark.parametrize(
+    ("server", "tls", "version"),
+    [
+        (OLD, {}, "TLSv1.2"),
+        (OLD, {"min_version": "1.3"}, "refused"),
+        (BOTH, {"min_version": "1.3"}, "TLSv1.3"),
+        (BOTH, {}, "TLSv1.3"),
+        (BOTH, {"max_version": "1.2"}, "TLSv1.2"),
+        (NEW, {"max_version": "1.2"}, "refused"),
+    ],
+)
+def test_only_the_versions_set_are_offered(tmp_path: Path, server: Any, tls: dict[str, Any], version: str) -> None:
+    """A server with another version gets no connection; two clusters of one process may have the same limits."""
+    with listening(tmp_path, server) as (port, seen), clients(port, tmp_path / "ca.pem", tls, tls) as process:
+        assert seen.get(timeout=60) == version
+        process.kill()
+
+
+def test_the_limit_is_of_the_client_alone(tmp_path: Path) -> None:
+    """Python's own TLS and child processes keep the newest version."""
+    with listening(tmp_path, BOTH) as (port, _):
+        process = clients(port, tmp_path / "ca.pem", {"max_version": "1.2"})
+        output, errors = process.communicate("\n", timeout=60)
+    assert json.loads(output.splitlines()[-1]) == ["TLSv1.3", False, "False"], errors
+
+
+@pytest.mark.parametrize(
+    ("clusters", "environ", "says"),
+    [
+        ([{"max_version": "1.2"}, {"min_version": "1.3"}], {}, "change one, or run two processes"),
+        ([{}, {"max_version": "1.2"}], {}, "set it in kafka.security of headrace.yaml"),
+        ([{"max_version": "1.2"}], {"OPENSSL_CONF": "/dev/null"}, "OPENSSL_CONF names /dev/null: remove max_version"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(
+    tmp_path: Path, clusters: list[dict[str, Any]], environ: dict[str, str], says: str
+) -> None:
+    """Rather than connect with another version than the one that is set."""
+    Authority(tmp_path, "ca")
+    process = clients(1, tmp_path / "ca.pem", *clusters, **environ)
+    output, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 1
+    assert "connected" not in output
+    assert says in errors

@@ -25,6 +25,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.devcluster.certificates import STORE_PASSWORD
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.server import Server
@@ -214,6 +215,8 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     write_files(page, tmp_path)
     if ".headrace/dev/kafka/security/" in page.read_text():
         ClusterSecurity(tmp_path / ".headrace/dev/kafka/security").prepare()
+        (tmp_path / "secret/store").touch(0o600)
+        (tmp_path / "secret/store").write_text(STORE_PASSWORD)
     for name, text in files_of(page):
         path = tmp_path / name
         if path.suffix == ".yaml":

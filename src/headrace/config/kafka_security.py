@@ -18,6 +18,7 @@ from headrace.config.kafka_java import with_jaas
 from headrace.config.references import FileReferences, ReferenceProblem, files_in, resolve
 from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
@@ -277,7 +278,7 @@ class KafkaSecurity(Section):
         return found
 
 
-class FileProblem(Exception):
+class FileProblem(ConfigError):
     """A certificate, key or store is not usable."""
 
     def __init__(self, setting: str, sentence: str) -> None:

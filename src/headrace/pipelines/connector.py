@@ -15,15 +15,7 @@ from typing import Final, NamedTuple
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import (
-    FileProblem,
-    KafkaOAuth,
-    KafkaSasl,
-    KafkaSecurity,
-    KafkaTls,
-    identity_of,
-    read_authorities,
-)
+from headrace.config.kafka_security import KafkaOAuth, KafkaSasl, KafkaSecurity, KafkaTls, identity_of, read_authorities
 from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
@@ -176,10 +168,7 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
 
 
 def _authorities(value: str, setting: str) -> str:
-    try:
-        return "\n".join(dict.fromkeys(_CERTIFICATE.findall(read_authorities(value, setting))))
-    except FileProblem as cause:
-        raise ConfigError(str(cause)) from None
+    return "\n".join(dict.fromkeys(_CERTIFICATE.findall(read_authorities(value, setting))))
 
 
 def _identity(tls: KafkaTls) -> tuple[str, str]:
@@ -190,10 +179,7 @@ def _identity(tls: KafkaTls) -> tuple[str, str]:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    try:
-        identity = identity_of(tls)
-    except FileProblem as cause:
-        raise ConfigError(str(cause)) from None
+    identity = identity_of(tls)
     if not identity or not isinstance(identity.key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         raise ConfigError(
             f"kafka.security.tls.{'keystore' if tls.keystore else 'key'} holds no RSA or EC key, which Java's Kafka "

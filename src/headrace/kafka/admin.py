@@ -97,14 +97,11 @@ class Admin:
         """Whether the cluster answers; gets the errors of every client."""
         self.batch_limits = BatchLimits(self.topic_configs)
         """How large a batch of each topic may be, for every producer."""
-        self._security = ClientSecurity(kafka.security, self._new_client)
-        self._client = self._new_client()
+        self._security = ClientSecurity(kafka.security, lambda: AdminClient(self._properties()))
+        self._client = self._security.make()
 
     def _properties(self) -> dict[str, Any]:
         return {**client_properties(self.config, "headrace-admin"), "error_cb": self.reachability.failed}
-
-    def _new_client(self) -> AdminClient:
-        return AdminClient(self._properties())
 
     async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
         """Return every topic that is not internal to Kafka, sorted by name.
@@ -260,7 +257,7 @@ class Admin:
         check_group(group)
 
         def ask() -> list[Any]:
-            client = self._new_client()  # of its own: see `alter_group_offsets`
+            client = self._security.make()  # of its own: see `alter_group_offsets`
             try:
                 return list(
                     _results(client.describe_consumer_groups([group]), self._limit, "Describe", "group")[0].members
@@ -319,7 +316,7 @@ class Admin:
 
         def ask() -> list[Any]:
             # A client of its own: one that knows the group's coordinator asks it for minutes after a move.
-            client = self._new_client()
+            client = self._security.make()
             return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
 
         needed = [Right("Read", "group", group), *(Right("Read", "topic", p.topic) for p in offsets)]

@@ -149,8 +149,7 @@ class _Writer:
         self._loop = loop
         self._security = security
         self._properties = security.make()
-        self._jobs = jobs
-        self._post = post
+        self._jobs, self._post = jobs, post
         self._client: confluent_kafka.Producer | None = None
         self._guard = TransactionGuard()
         self._in_doubt: list[_Job] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import stat
 import time
 import urllib.error
@@ -165,10 +164,9 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     produce(servers, source, range(100, 200))
     assert ids(servers, sink, 200) == list(range(200))
     for where, text in spark_sees(folder, process):
-        assert "c4nary" not in text, where
+        assert SECOND not in text, where
     assert process.terminate() == 0
     assert not secrets.exists()
-    assert not re.search(r"not published", process.output)
 
 
 @pytest.mark.parametrize("way", ["certificate", "OAUTHBEARER"])

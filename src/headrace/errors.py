@@ -489,11 +489,11 @@ class InternalError(HeadraceError, code="ERR10010", message="RUNTIME_EXCEPTION",
 
 
 def catalogue() -> list[type[HeadraceError]]:
-    """Return every error class, each once, sorted by code: the source of the codes page."""
+    """Return the class of each code, sorted by code: the source of the codes page."""
     found: list[type[HeadraceError]] = []
     queue: list[type[HeadraceError]] = [HeadraceError]
     while queue:
         error = queue.pop()
-        found.append(error)
+        found += [error] if "code" in vars(error) else []  # others are cases of their parent's code
         queue.extend(error.__subclasses__())
     return sorted(found, key=lambda error: error.code)

@@ -202,6 +202,7 @@ class Reachability(Service):
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 500,
             "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is tried
+            "fetch.wait.max.ms": 0,  # it never fetches; the client warns of more, with so short a time for an answer
             "error_cb": failed,
         }
         return confluent_kafka.Consumer({**client_properties(kafka, "headrace-reachability"), **own})

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, Secret
 
 from headrace.config.backend import encrypted
 from headrace.config.kafka_java import with_jaas
-from headrace.config.references import FileReferences, ReferenceProblem, files_in, resolve
+from headrace.config.references import FileReferences, ReferenceProblem, files_in, is_file, resolve
 from headrace.config.section import Section, Url
 from headrace.config.yaml_tree import KeyPath
 from headrace.errors import ConfigError
@@ -306,7 +306,8 @@ def located(security: KafkaSecurity, at: KeyPath, references: FileReferences) ->
     """Return a section of a file with absolute paths and able to read its secrets again; report what is wrong."""
     found = security.read_from(references.folder, references.below(at))
     for problem in file_problems(found):
-        references.report((*at, *problem.path), problem.sentence)
+        path = *at, *problem.path
+        references.report(path, f"{references.name_of(path)}{problem.sentence}")
     references.check_mount(found.key_file, (*at, "tls", "key"))
     return found
 
@@ -333,22 +334,21 @@ def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> lis
 def _content(value: str, setting: str) -> bytes:
     if is_pem(value):
         return value.encode()
-    if not Path(value).is_file():
-        # A long text may be a key without its first line.
-        named = (
-            "is neither PEM text nor the path of a file" if len(value) > _LONG else f"names {value}, which is no file"
-        )
+    hidden = setting == "tls.key" or len(value) > _LONG  # it may be a key without its first line, or a password
+    if not is_file(Path(value)):
+        named = "is neither PEM text nor the path of a file" if hidden else f"names {value}, which is no file"
         raise FileProblem(setting, f"{named}: correct the path")
     try:
         return Path(value).read_bytes()
     except OSError as cause:
-        raise FileProblem(setting, f"names {value}, which cannot be read: {cause.strerror}. Correct it") from None
+        named = "names a file that" if hidden else f"names {value}, which"
+        raise FileProblem(setting, f"{named} cannot be read: {cause.strerror}. Correct it") from None
 
 
 def _read_pem(path: str, setting: str) -> str:
     text = _content(path, setting).decode()
     if not is_pem(text):
-        raise FileProblem(setting, f"names {path}, which holds nothing in PEM: write it again")
+        raise FileProblem(setting, "names a file that holds nothing in PEM: write it again")
     return text
 
 

@@ -19,7 +19,7 @@ from headrace.config.http import JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
 from headrace.config.model import HeadraceConfig
-from headrace.config.references import FileReferences
+from headrace.config.references import FileReferences, is_file
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
@@ -240,10 +240,14 @@ class _FileReader:
     def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
         files = {name: self._folder / value for name, value in section if isinstance(value, Path)}
         for name, file in files.items():
-            if not file.is_file():
-                self._report((*at, name), f"names {file}, which is no file: correct the path")
+            path = (*at, name)
+            if not is_file(file):
+                named = f"names {file}, which is no file"
+                if name == "key":  # it may be the key itself
+                    named = f"{self._references.name_of(path)}is not the path of a file"
+                self._report(path, f"{named}: correct the path")
             elif name == "key":
-                self._references.check_mount(file, (*at, name))
+                self._references.check_mount(file, path)
         return section.model_copy(update=files)
 
 

@@ -56,6 +56,14 @@ def files_in(text: str) -> list[str]:
     ]
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a path names a file; a text that is too long for a path names none, and no error shows it."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 class FileChanges:
     """Whether files have changed since the last look. A link counts as the file it leads to, as in secret mounts."""
 
@@ -212,9 +220,14 @@ class FileReferences:
             self.texts[at] = value
         return found
 
+    def name_of(self, at: KeyPath) -> str:
+        """Return the reference that a value is from, and a blank, for errors; empty if the text may hold a secret."""
+        text = self.texts.get(at, "")
+        return f"{text} " if _REFERENCE.fullmatch(text) and not holds_plain_text(text) else ""
+
     def check_mount(self, file: Path | None, at: KeyPath) -> None:
         """Report a file that holds a secret and that others can read."""
-        if file and file.is_file() and (reason := too_open(file, mounted=True)):
+        if file and is_file(file) and (reason := too_open(file, mounted=True)):
             self.report(at, reason)
 
     def below(self, at: KeyPath) -> dict[KeyPath, str]:

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, is_pem
-from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, resolve, too_open
+from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_file, resolve, too_open
 from headrace.config.yaml_tree import KeyPath
 
 SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -68,7 +68,7 @@ class SecretFiles(NamedTuple):
         for mount, secret in self.mounts.items():
             if path.is_relative_to(mount) and self.folder:
                 return self.folder / secret / path.relative_to(mount)
-            if path.is_relative_to(mount) and not path.is_file():
+            if path.is_relative_to(mount) and not is_file(path):
                 raise ValueError(
                     f"is in the secret {secret}, which spec.volumes mounts: set functions_secrets_dir in headrace.yaml "
                     f"to the folder in which {secret} is a folder with a file per key"
@@ -167,7 +167,7 @@ class SecurityReader:
             text = self._secret(name, value) if name in (*_CERTIFICATES, *_SECRETS) else value
             files = [self._files.file.parent / file for file in files_in(text)]
             resolved = resolve(text, os.environ, self._files.file.parent, lambda _: None)
-            if name in _CERTIFICATES and not is_pem(resolved) and not (self._files.file.parent / resolved).is_file():
+            if name in _CERTIFICATES and not is_pem(resolved) and not is_file(self._files.file.parent / resolved):
                 raise ValueError("refers to a value that is neither PEM text nor the path of a file: correct it")
             if name in _SECRETS:
                 in_file = [Path(text)] if name == "accessKey" and not files and not is_pem(text) else files
@@ -191,7 +191,7 @@ class SecurityReader:
         if name not in _CERTIFICATES and not folder and not value.startswith(("/", "./", "../")):
             return value  # the secret itself
         file = self._files.find(Path(os.path.normpath(self._files.file.parent / folder / value)))
-        if not file.is_file():
+        if not is_file(file):
             other = "or write PEM text" if name in _CERTIFICATES else "or remove secretPath if this is the secret"
             under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""
             advice = f", {other}" if folder or name in _CERTIFICATES else ""

@@ -78,14 +78,39 @@ def test_a_text_where_a_section_belongs_is_not_shown(tmp_path: Path, section: st
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_key_without_its_first_line_is_not_shown(tmp_path: Path) -> None:
-    """It is taken for the path of a file, and there is none."""
+@pytest.mark.parametrize("length", [20, 100, 300, 5000])
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ("{key}", " is neither"),
+        ("${{env:KEY}}", " ${env:KEY} is neither"),
+        ("${{file:key}}", " ${file:key} is neither"),
+        ("${{NONE:{key}}}", " is neither"),
+        ("{key}${{env:KEY}}", " is neither"),
+    ],
+)
+def test_a_secret_that_stands_in_the_setting_of_a_key_is_not_shown(
+    tmp_path: Path, length: int, written: str, named: str
+) -> None:
+    """It is taken for the path of a file, and there is none, as of a key without its first line."""
+    secret = "k" * length
     authority = Authority(tmp_path, "ca")
-    files = authority.issue("app")
-    key = "".join(files.key.read_text().splitlines()[1:-1])
-    tls = {"certificate": str(files.certificate), "key": key}
-    (tmp_path / "headrace.yaml").write_text(json.dumps({"kafka": {"security": {"tls": tls}}}))
-    (tmp_path / "headrace.yaml").chmod(0o600)
-    with pytest.raises(ConfigError, match="neither PEM text") as refused:
-        load_config(tmp_path / "headrace.yaml", {})
-    assert key not in str(refused.value)
+    tls = {"certificate": str(authority.issue("app").certificate), "key": written.format(key=secret)}
+    for name, text in (("headrace.yaml", json.dumps({"kafka": {"security": {"tls": tls}}})), ("key", secret)):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match="tls.key: ") as refused:
+        load_config(tmp_path / "headrace.yaml", {"KEY": secret})
+    assert str(refused.value).endswith(f"tls.key:{named} PEM text nor the path of a file: correct the path")
+    assert secret not in str(refused.value)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_a_key_that_stands_in_the_settings_of_http_is_not_shown(tmp_path: Path, length: int) -> None:
+    """Keys of servers and of clients of HTTP are always the paths of files."""
+    certificate, secret = Authority(tmp_path, "ca").issue("app").certificate, "k" * length
+    tls = {"certificate": str(certificate), "key": "${env:KEY}"}
+    (tmp_path / "headrace.yaml").write_text(json.dumps({"http": {"tls": tls}}))
+    with pytest.raises(ConfigError) as refused:
+        load_config(tmp_path / "headrace.yaml", {"KEY": secret})
+    assert str(refused.value).endswith("http.tls.key: ${env:KEY} is not the path of a file: correct the path")

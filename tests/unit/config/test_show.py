@@ -99,7 +99,7 @@ def test_a_secret_that_stands_in_the_setting_of_a_key_is_not_shown(
     for name, text in (("headrace.yaml", json.dumps({"kafka": {"security": {"tls": tls}}})), ("key", secret)):
         (tmp_path / name).touch(0o600)
         (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match="tls.key: ") as refused:
+    with pytest.raises(ConfigError, match=r"tls\.key: ") as refused:
         load_config(tmp_path / "headrace.yaml", {"KEY": secret})
     assert str(refused.value).endswith(f"tls.key:{named} PEM text nor the path of a file: correct the path")
     assert secret not in str(refused.value)

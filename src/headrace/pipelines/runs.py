@@ -1,6 +1,7 @@
 """Runs a pipeline: keeps a driver process alive and reports its status."""
 
 import asyncio
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.references import ReferenceProblem
-from headrace.errors import ConfigError, DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.references import FileChanges
+from headrace.errors import DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
@@ -25,7 +27,6 @@ _PREPARE_RETRY_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
-_LOOK_SECONDS = 10.0
 _RENEW_SECONDS = 60.0
 
 
@@ -53,7 +54,7 @@ class PipelineRun(Service):
         self._driver: DriverProcess | None = None
         self._driver_ended = asyncio.Event()
         self._stopping = False
-        self._security: ConnectorSecurity | None = None
+        self._security = kafka.security
         """TLS and login of the driver that runs."""
         self._renewing = False
         """Whether the driver ends because its TLS files or secrets have changed."""
@@ -127,35 +128,26 @@ class PipelineRun(Service):
                     return
 
     async def _watch_security(self) -> None:
-        """Start the driver again, between two micro-batches, when TLS files or secrets have changed.
+        """Start the driver again, between two micro-batches, when clients use changed TLS files or secrets.
 
         A running client of Java keeps those that it began with.
         """
-        reported = ""
+        reported: KafkaSecurity | None = None
         while True:
-            await self._clock.sleep(_LOOK_SECONDS)
-            driver = self._driver
-            if not driver or self._renewing:
+            await self._clock.sleep(FileChanges.LOOK_SECONDS)
+            driver, now = self._driver, self._kafka.security.in_use
+            if not driver or self._renewing or now is self._security:
                 continue
             try:
-                found = await run_blocking(self._read_security)
-                if found == self._security or self._driver is not driver:
-                    continue
-                write_secrets(self._folder, found.secrets)
+                write_secrets(self._folder, (await run_blocking(functools.partial(connector_options, now))).secrets)
             except (HeadraceError, OSError) as cause:
-                if str(cause) != reported:
+                if now is not reported:
                     log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
-                reported = str(cause)
+                reported = now
                 continue
             log.info("pipeline %s takes up changed TLS files or secrets: its driver starts again", self._spec.name)
             self._renewing = True
             await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
-
-    def _read_security(self) -> ConnectorSecurity:
-        try:
-            return connector_options(self._kafka.security.current())
-        except (ReferenceProblem, ValueError) as cause:
-            raise ConfigError(f"kafka.security: {cause}") from None
 
     async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity]:
         """Wait until topics, Java and jars are there, and TLS files and secrets can be read."""
@@ -166,7 +158,9 @@ class PipelineRun(Service):
                 for name in self._spec.flows:
                     await self._ensure_sink(name)
                 toolchain = await find_toolchain()
-                security = await run_blocking(self._read_security)
+                in_use = self._kafka.security.in_use
+                security = await run_blocking(functools.partial(connector_options, in_use))
+                self._security = in_use
             except HeadraceError as cause:
                 if cause.description != self._status.reason:
                     log.warning("pipeline %s waits: %s", self._spec.name, cause)
@@ -203,7 +197,7 @@ class PipelineRun(Service):
             return
         self._status.driver_started(renewed=self._renewing)
         self._driver_ended.clear()
-        self._security, self._renewing = security, False
+        self._renewing = False
         try:
             driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
         except OSError as cause:  # a full disk, too many processes: both pass

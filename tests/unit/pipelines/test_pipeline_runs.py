@@ -12,6 +12,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
+from headrace.devcluster.certificates import Authority
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, TopicNotFound
 from headrace.lifecycle import Deadline, Service
 from headrace.pipelines import runs
@@ -426,27 +427,26 @@ def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_pa
     drive(steps)
 
 
-def _login(folder: Path) -> KafkaConfig:
-    """Return a login whose password is in the file `password`."""
-    (folder / "password").write_text("first")
-    sasl = {"mechanism": "SCRAM-SHA-512", "username": "app", "password": "first"}
-    security = KafkaSecurity.model_validate({"protocol": "sasl_plaintext", "sasl": sasl})
-    return KafkaConfig(security=security.read_from(folder, {("sasl", "password"): "${file:password}"}))
+def _login(password: str, ca: str = "") -> KafkaSecurity:
+    sasl = {"mechanism": "SCRAM-SHA-512", "username": "app", "password": password}
+    return KafkaSecurity.model_validate({"sasl": sasl, "tls": {"ca": ca}})
 
 
 def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
     """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
-    kafka, secrets = _login(tmp_path), tmp_path / "delays" / "secrets.properties"
+    Authority(tmp_path, "ca")
+    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
+    secrets = tmp_path / "delays" / "secrets.properties"
 
     async def steps(bench: Bench) -> None:
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
         assert "first" in secrets.read_text()
         assert "first" not in bench.plans[0].model_dump_json()
-        (tmp_path / "password").unlink()
+        kafka.security.use(_login("second", str(tmp_path / "none.pem")))
         await bench.clock.advance(10)
         assert (len(bench.lives), bench.reason) == (1, "")
-        (tmp_path / "password").write_text("second")
+        kafka.security.use(_login("second"))
         await bench.clock.advance(10)
         assert [life.stops for life in bench.lives] == [1, 0]
         assert bench.reason == ""
@@ -460,19 +460,17 @@ def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[...,
     drive(steps, kafka)
 
 
-def test_secrets_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
-    """No driver starts without its login; the reason names the file."""
-    kafka = _login(tmp_path)
-    (tmp_path / "password").unlink()
+def test_certificates_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
+    """No driver starts without them; the reason names the file."""
 
     async def steps(bench: Bench) -> None:
         assert not bench.lives
-        assert "password, which does not exist" in bench.reason
-        (tmp_path / "password").write_text("second")
+        assert "tls.ca" in bench.reason
+        Authority(tmp_path, "ca")
         await bench.clock.advance(1)
         assert len(bench.lives) == 1
 
-    drive(steps, kafka)
+    drive(steps, KafkaConfig(security=_login("first", str(tmp_path / "ca.pem"))))
 
 
 def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ class Assembly:
         self.functions = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.functions))
         self.consumers: list[RunningConsumer] = []
-        self.pipeline_groups: list[str] = []
+        self.pipeline_groups: dict[str, Admin] = {}
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
         self.formats: set[str] = set()
@@ -243,7 +243,7 @@ class Assembly:
         admin = self._admin_of(spec.cluster(config.kafka), f"pipeline {spec.name}")
         run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
         for flow, group in run.groups.items():
-            self.pipeline_groups.append(group)
+            self.pipeline_groups[group] = admin
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
         return run

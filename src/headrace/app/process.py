@@ -29,7 +29,7 @@ from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.doctor import Durability, require
 from headrace.control.instance_owners import InstanceOwners
 from headrace.control.lag import LagMonitor
-from headrace.control.running_consumer import RunningConsumer, topics_of_groups
+from headrace.control.running_consumer import RunningConsumer, groups_of
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
@@ -86,7 +86,7 @@ class App:
         self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
 
         running: dict[str, RunningConsumer] = {}
-        lag = LagMonitor(context.admin, lambda: topics_of_groups(running.values(), assembly.pipeline_groups), clock)
+        lag = LagMonitor(lambda: groups_of(running.values(), assembly.pipeline_groups), clock)
         context.metrics.lag_of = lag.all
         table = _control_table(context, assembly)
         member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"

@@ -57,29 +57,31 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
     return sorted(found)
 
 
+class GroupTopics(NamedTuple):
+    """A group on its cluster."""
+
+    admin: Admin
+    """Administration of the cluster."""
+    topics: list[str]
+    """Topics that it reads in any case."""
+
+
 class LagMonitor(Service):
     """Keeps the lag of groups per partition. A failed request is repeated; in an outage the lag is unknown."""
 
-    def __init__(self, admin: Admin, groups: Callable[[], Mapping[str, Sequence[str]]], clock: Clock) -> None:
-        """Prepare.
-
-        Args:
-            admin: Administration of the cluster.
-            groups: Returns the groups, and the topics each reads in any case.
-            clock: For the pauses.
-        """
+    def __init__(self, groups: Callable[[], Mapping[str, GroupTopics]], clock: Clock) -> None:
+        """Prepare; `groups` returns the present groups by name."""
         super().__init__("lag")
-        self._admin = admin
         self._groups = groups
         self._clock = clock
-        self._found: dict[str, tuple[float, Mapping[TopicPartition, PartitionLag]]] = {}
+        self._found: dict[str, tuple[float, Admin, Mapping[TopicPartition, PartitionLag]]] = {}
 
     def of(self, group: str) -> Mapping[TopicPartition, PartitionLag]:
         """Return the recent lag of a group by partition; empty while it is unknown."""
-        at, found = self._found.get(group, (0.0, {}))
-        if self._admin.reachability.outage or self._clock.monotonic() - at > _STALE_SECONDS:
+        if group not in self._found:
             return {}
-        return found
+        at, admin, found = self._found[group]
+        return {} if admin.reachability.outage or self._clock.monotonic() - at > _STALE_SECONDS else found
 
     def all(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Yield group, partition and lag in records, as far as they are known."""
@@ -92,16 +94,16 @@ class LagMonitor(Service):
 
     async def _watch(self) -> None:
         while True:
-            for group, topics in self._groups().items():
+            for group, (admin, topics) in self._groups().items():
                 at = self._clock.monotonic()
                 try:
-                    found = await lag_of(self._admin, group, topics)
+                    found = await lag_of(admin, group, topics)
                 except HeadraceError as error:
                     log.debug("lag of %s is not known: %s", group, error.description)
                 else:
                     if group not in self._groups():  # removed while Kafka answered
                         continue
-                    self._found[group] = at, {entry.partition: entry for entry in found}
+                    self._found[group] = at, admin, {entry.partition: entry for entry in found}
             present = self._groups()
             self._found = {group: known for group, known in self._found.items() if group in present}
             await self._clock.sleep(_INTERVAL_SECONDS)

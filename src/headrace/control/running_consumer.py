@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
+from headrace.control.lag import GroupTopics
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination
 from headrace.delivery.pump import Pump
@@ -94,11 +95,11 @@ def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) ->
     return next(by_name, None) or next((each for each in functions if each.function == name), None)
 
 
-def topics_of_groups(consumers: Iterable[RunningConsumer], pipelines: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Return the topics that each group of consumers names; the groups of pipelines name none."""
-    found: dict[str, list[str]] = {group: [] for group in pipelines}
+def groups_of(consumers: Iterable[RunningConsumer], pipelines: Mapping[str, Admin]) -> dict[str, GroupTopics]:
+    """Return the groups of consumers with their topics, and those of pipelines, which name none."""
+    found = {group: GroupTopics(admin, []) for group, admin in pipelines.items()}
     for consumer in consumers:
-        found.setdefault(consumer.group, []).extend(consumer.topics)
-        if consumer.retry_pump:
-            found.setdefault(consumer.retry_pump.group, []).extend(consumer.retry_topics)
+        found.setdefault(consumer.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.topics)
+        if retries := consumer.retry_pump:
+            found.setdefault(retries.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.retry_topics)
     return found

@@ -89,9 +89,7 @@ async def read_records(
                 before, client = client, renewed
                 await run_blocking(before.close)
             records, events = await run_blocking(_poll, client)
-            for event in events:
-                if event.error().code() == _OF_THE_GROUP:
-                    continue
+            for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
                 partition = TopicPartition(event.topic(), event.partition())
                 if event.error().code() != _END:
                     raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))

@@ -41,6 +41,12 @@ def is_refused(error: Any) -> bool:
     return isinstance(error, confluent_kafka.KafkaError) and error.code() in _KIND_OF
 
 
+def refusal_in(error: confluent_kafka.KafkaError) -> confluent_kafka.KafkaError | None:
+    """Return the refusal that an error fatal to the client is about; the client names it in the text only."""
+    refusals = [confluent_kafka.KafkaError(code) for code in _KIND_OF]
+    return next((refusal for refusal in refusals if refusal.str() in error.str()), None)
+
+
 def refused_kind(error: confluent_kafka.KafkaError) -> Kind:
     """Return the kind of resource that an error of Kafka (`is_refused`) is about; it names no more."""
     return _KIND_OF[error.code()]

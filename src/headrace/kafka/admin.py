@@ -24,7 +24,7 @@ from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import TopicPartition
 
 T = TypeVar("T")
-_COORDINATOR_PAUSE_SECONDS = 0.1
+_MOVE_PAUSE_SECONDS = 0.1
 _WAIT_SECONDS = 1.5
 _FIRST_ATTEMPT_SECONDS = 1.0
 _UNSURE_SECONDS = 3.0
@@ -126,9 +126,7 @@ class Admin:
             KafkaUnavailable: No broker answers.
         """
         check_topic(name)
-        metadata = await self._ask(
-            f"describe topic {name}", lambda: self._client.list_topics(topic=name, timeout=self._limit)
-        )
+        metadata = await self._ask(f"describe topic {name}", lambda: self._client.list_topics(name, self._limit))
         topic = metadata.topics.get(name)
         problem = topic.error if topic else None
         if problem and problem.code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -198,12 +196,7 @@ class Admin:
         Returns:
             Whether it was created now.
         """
-        topic = NewTopic(
-            check_topic(name),
-            num_partitions=partitions,
-            replication_factor=replication_factor,
-            config=dict(configs or {}),
-        )
+        topic = NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs or {}))
         try:
             right = Right("Create", "topic", name)
             await self._first(f"create topic {name}", lambda: self._client.create_topics([topic]), right)
@@ -378,7 +371,14 @@ class Admin:
                 for p, future in answers.items()
             }
 
-        return await self._ask("read offsets", ask)
+        end = asyncio.get_running_loop().time() + self._limit
+        while True:
+            try:
+                return await self._ask("read offsets", ask)
+            except errors.KafkaUnavailable:  # also if a leader has moved, or its connection has just ended
+                if self.reachability.must_ask or asyncio.get_running_loop().time() > end:
+                    raise
+            await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
     async def _of_group(self, doing: str, call: Callable[[], list[Any]], *needed: Right) -> list[Any]:
         """Ask a group's coordinator for partitions or members; repeat while the coordinator moves or loads."""
@@ -397,7 +397,7 @@ class Admin:
                 error = to_error(failed.error, f"{doing}, {failed.topic}-{failed.partition}", self.config, *named)
             if not isinstance(error, errors.KafkaUnavailable) or asyncio.get_running_loop().time() > end:
                 raise error
-            await asyncio.sleep(_COORDINATOR_PAUSE_SECONDS)
+            await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
     async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]], right: Right) -> Any:
         return (await self._ask(doing, lambda: _results(call(), self._limit), needed=[right]))[0]

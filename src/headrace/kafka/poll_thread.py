@@ -14,7 +14,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.errors import HeadraceError, PositionOutOfRange
-from headrace.kafka.access import is_refused
+from headrace.kafka.access import is_refused, refusal_in
 from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
@@ -112,22 +112,26 @@ class PollThread:
         self._assignment = Assignment(client, whole=self.resolver.policy.member.stops_everything)
 
     def _renew(self) -> None:
-        """Replace the client if its certificates or its user have changed: leave the group, and join again."""
+        """Replace a client that cannot continue, or has other certificates or another user: leave, and join again."""
         if not self.resolver.policy.replaces_client:
             self._security.must_replace(self._client)  # gives the client a new password
             return
         if self._by_hand and self.commits.in_flight:
             return  # later: the new client would not report that commit
+        refused = self._security.is_expired
         client = self._security.replacement(self._client)
         if client is None:
             return
-        log.info("%s: its client is being replaced, because files of kafka.security have changed", self._name)
+        why = "Kafka refuses its group" if refused else "files of kafka.security have changed"
+        log.info("%s: its client is being replaced, because %s", self._name, why)
         at = self._assignment.positions() if self._by_hand else []
         if not at:
             self._drain_and_commit(list(self.epochs))
         self._client.close()
         self.commits.restart()
         self._use(client)
+        if refused:
+            self._commands.wait(_REFUSED_SECONDS)  # the new client may be refused as well
         if at:  # without membership the assignment continues
             self._assignment.add(at)
             paused = [p for p in self._by_hand if self._flow.is_paused(p) or self.resolver.is_open(p)]
@@ -301,7 +305,11 @@ class PollThread:
             problem = f"{partition}: {error.str()}; nothing after it is read until that can be read"
             self._problems.report(str(partition), problem)
         elif code in _FENCED:
-            raise self._problems.error(error)
+            refusal = refusal_in(error)
+            if refusal is None or not self.resolver.policy.replaces_client:
+                raise self._problems.error(error)
+            self._security.is_expired = True
+            self._problems.report("", self._problems.in_words(refusal, self.resolver.subscribed))
         elif is_refused(error) and partition.topic:
             assigned = partition in self.epochs
             if assigned:

@@ -85,14 +85,16 @@ class ClientSecurity(Generic[C]):
         self.make = make
         self._security = security
         self._made_with = security.in_use
+        self.is_expired = False
+        """Whether the client cannot continue: Kafka refuses something, and that is fatal to it."""
 
     def must_replace(self, client: Any) -> bool:
         """Return whether a client must be replaced; a new password alone is given to it instead."""
         now, before = self._security.in_use, self._made_with
-        if now is before:
+        if now is before and not self.is_expired:
             return False
         self._made_with = now
-        if not _only_password_differs(now, before):
+        if self.is_expired or not _only_password_differs(now, before):
             return True
         assert now.sasl
         client.set_sasl_credentials(now.sasl.username, now.sasl.password.get_secret_value())
@@ -103,10 +105,12 @@ class ClientSecurity(Generic[C]):
         if not self.must_replace(client):
             return None
         try:
-            return self.make()
+            client = self.make()
         except confluent_kafka.KafkaException as cause:
             log.warning("kafka.security: a client keeps what it was made with: %s", cause.args[0].str().strip())
             return None
+        self.is_expired = False
+        return client
 
 
 class ClientReplacement(ClientSecurity[C]):

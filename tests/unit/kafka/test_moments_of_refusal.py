@@ -1,0 +1,121 @@
+"""What Kafka refuses for a moment: it is tried again, and nothing ends because of it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+from group_client import P0, Member, Message, with_member
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import FatalKafkaError, KafkaUnavailable
+from headrace.kafka import Admin, poll_thread
+from headrace.kafka.positions import ReadPolicy
+
+
+class Leader:
+    """An administrative client that reports one code after the other, and then offset 7."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    def __len__(self) -> int:
+        return 0
+
+    def poll(self, seconds: float) -> int:
+        return 0
+
+    def list_topics(self, **_: Any) -> None:
+        raise confluent_kafka.KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def list_offsets(self, specs: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        answer: Future[Any] = Future()
+        if self.codes:
+            answer.set_exception(confluent_kafka.KafkaException(KafkaError(self.codes.pop(0))))
+        else:
+            answer.set_result(SimpleNamespace(offset=7))
+        return dict.fromkeys(specs, answer)
+
+
+def admin_of(leader: Leader, *, answers: bool, limit_seconds: float = 10) -> Admin:
+    admin = Admin(KafkaConfig(request_timeout_seconds=limit_seconds))
+    admin._client = leader  # type: ignore[assignment]
+    if answers:
+        admin.reachability.answered()
+    return admin
+
+
+def test_offsets_are_asked_for_until_the_leader_answers() -> None:
+    leader = Leader(KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TRANSPORT, KafkaError.NOT_LEADER_FOR_PARTITION)
+    assert asyncio.run(admin_of(leader, answers=True).end_offsets([P0])) == {P0: 7}
+
+
+def test_offsets_are_asked_for_no_longer_than_the_limit() -> None:
+    leader = Leader(*[KafkaError.LEADER_NOT_AVAILABLE] * 1000)
+    with pytest.raises(KafkaUnavailable):
+        asyncio.run(admin_of(leader, answers=True, limit_seconds=1).end_offsets([P0]))
+    assert 0 < len(leader.codes) < 999
+
+
+def test_offsets_are_asked_for_once_while_no_broker_answers() -> None:
+    leader = Leader(KafkaError.LEADER_NOT_AVAILABLE)
+    with pytest.raises(KafkaUnavailable):
+        asyncio.run(admin_of(leader, answers=False, limit_seconds=1).end_offsets([P0]))
+    assert leader.codes
+
+
+class Fatal(Message):
+    """An error after which a client does nothing more; its text names the cause."""
+
+    def __init__(self, cause: int) -> None:
+        super().__init__(P0, None)
+        text = f"Fatal error: {KafkaError(cause).str()}: ConsumerGroupHeartbeat fatal error"
+        self._error = KafkaError(KafkaError._FATAL, text)
+
+    def topic(self) -> Any:
+        return None
+
+    def partition(self) -> Any:
+        return None
+
+
+def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With KIP-848 a refusal is fatal to the client, so a new one takes its part."""
+    monkeypatch.setattr(poll_thread, "_REFUSED_SECONDS", 0.01)
+
+    async def test(member: Member) -> None:
+        client, heard = member.client, member.listener
+        client.assign(P0)
+        client.give(Message(P0, 0), Fatal(KafkaError.GROUP_AUTHORIZATION_FAILED))
+        await member.until(lambda: "close" in client.log, "the end of the client")
+        await member.until(lambda: "no right Read on group g" in member.consumer.trouble(P0), "the words")
+        client.assign(P0)
+        client.give(Message(P0, 1))
+        await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new client")
+        await member.turns()
+        assert (client.log.count("close"), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
+
+    with_member(monkeypatch, test)
+
+
+@pytest.mark.parametrize(
+    ("cause", "policy"),
+    [
+        (KafkaError.FENCED_INSTANCE_ID, ReadPolicy()),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, ReadPolicy(replaces_client=False)),
+    ],
+)
+def test_another_fatal_error_ends_the_member(monkeypatch: pytest.MonkeyPatch, cause: int, policy: ReadPolicy) -> None:
+    async def test(member: Member) -> None:
+        member.client.give(Fatal(cause))
+        with pytest.raises(AssertionError, match="Fatal error"):
+            await member.until(lambda: False, "the end of the member")
+        assert isinstance(member.consumer.death, FatalKafkaError)
+        member.consumer.death = None
+
+    with_member(monkeypatch, test, policy=policy)

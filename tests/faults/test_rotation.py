@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 
 from headrace.devcluster import HeadraceProcess
 from headrace.devcluster.certificates import Authority
-from headrace.devcluster.security import allowed
+from headrace.devcluster.security import ClusterSecurity, allowed
+from headrace.devcluster.token_server import TokenServer
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.faults.conftest import Ledger, Poster, wait_until
 
 LIMIT_SECONDS = 150
+CLIENTS = 8
+"""Of one process: each gets its own tokens."""
 IN_USE = "changed files are in use"
 REFUSED = "changed files are tried again, and the old stay in use"
 REPLACED = (
@@ -120,6 +125,13 @@ class World:
         tls = {"ca": self.file("ca.pem"), "certificate": self.file("client.pem"), "key": self.file("client.key")}
         return {"bootstrap_servers": self.secured.cluster.tls_servers, "security": {"tls": tls}}
 
+    def oauth(self, tokens: TokenServer) -> dict[str, Any]:
+        """Return the section of a login by tokens with the mount's secret."""
+        secret = f"${{file:{self.file('secret')}}}"
+        oauth = {"token_url": tokens.token_url, "client_id": "app", "client_secret": secret, "ca": self.file("ca.pem")}
+        security = {"tls": {"ca": self.file("ca.pem")}, "sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}
+        return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
+
     def start(self, kafka: dict[str, Any]) -> HeadraceProcess:
         """Start a process that pushes what is produced to it."""
         consumer = {
@@ -168,6 +180,12 @@ def wait_logged(process: HeadraceProcess, text: str, times: int = 1) -> None:
     wait_until(lambda: process.output.count(text) >= times, LIMIT_SECONDS, text)
 
 
+def wait_replaced(process: HeadraceProcess, times: int = 1) -> None:
+    """Wait until changed files are in use by the producers and the consumer."""
+    for line in (IN_USE, *REPLACED):
+        wait_logged(process, line, times)
+
+
 @pytest.fixture
 def world(
     kafka_secured: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
@@ -182,8 +200,7 @@ def test_a_new_certificate_of_another_user_is_taken_up(world: World) -> None:
     with Poster(process.url, world.name) as poster:
         poster.wait_for_more(500)
         world.mount.put(**world.operator.certificate(f"{world.name}-new"))
-        for line in (IN_USE, *REPLACED):
-            wait_logged(process, line)
+        wait_replaced(process)
         world.operator.deny(f"{world.name}-old")
         poster.wait_for_more(1000)
     world.check(poster)
@@ -211,4 +228,117 @@ def test_a_new_password_is_taken_up(world: World, first: str) -> None:
     assert "new-password" not in process.output
     assert process.output.count("is being replaced") == 0, "a new password needs no new client"
     world.check(poster)
+    world.connect_again(process)
+
+
+class Tokens:
+    """A token server whose tokens end soon, and the secrets that it takes."""
+
+    SECONDS = 15
+
+    def __init__(self, secured: SecuredCluster, folder: Path) -> None:
+        security = ClusterSecurity(folder / "secrets")
+        shutil.copytree(secured.security.folder, security.folder)
+        self._file = security.folder / "client-secrets.json"
+        self.take("old-secret")
+        self.server = TokenServer(folder / "server", security, token_seconds=self.SECONDS)
+
+    def take(self, *secrets: str) -> None:
+        """Take these, and no others, from now on."""
+        draft = self._file.with_suffix(".new")
+        draft.write_text(json.dumps({"app": secrets}))
+        draft.replace(self._file)
+
+    def given(self) -> int:
+        return self.server.server.log.read_text().count("gave a token")
+
+
+@pytest.fixture
+def tokens(kafka_secured: SecuredCluster, tmp_path: Path) -> Iterator[Tokens]:
+    tokens = Tokens(kafka_secured, tmp_path / "tokens")
+    with tokens.server:
+        yield tokens
+
+
+def wait_for_tokens(tokens: Tokens, rounds: int, clients: int) -> None:
+    """Wait until so many tokens of each client have ended."""
+    wanted = tokens.given() + rounds * clients
+    wait_until(lambda: tokens.given() >= wanted, LIMIT_SECONDS, "tokens")
+
+
+@pytest.mark.long
+def test_tokens_that_end_under_load_are_replaced(world: World, tokens: Tokens) -> None:
+    """Every connection outlives several tokens: the broker takes a new one before the old one ends."""
+    world.mount.put(secret="old-secret")
+    process = world.start(world.oauth(tokens.server))
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(500)
+        wait_for_tokens(tokens, rounds=4, clients=CLIENTS)
+        poster.wait_for_more(500)
+    world.check(poster)
+
+
+@pytest.mark.long
+def test_a_new_secret_is_taken_up_while_the_old_one_is_valid(world: World, tokens: Tokens) -> None:
+    """The old one is revoked when the new one is in use, and every token of the old one ends under load."""
+    world.mount.put(secret="old-secret")
+    process = world.start(world.oauth(tokens.server))
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(500)
+        tokens.take("old-secret", "canary-secret")
+        world.mount.put(secret="canary-secret")
+        wait_replaced(process)
+        tokens.take("canary-secret")
+        wait_for_tokens(tokens, rounds=2, clients=CLIENTS)
+        poster.wait_for_more(500)
+    assert "canary" not in process.output
+    world.check(poster)
+    world.connect_again(process)
+
+
+@pytest.mark.long
+def test_a_secret_that_is_revoked_too_early_loses_nothing(world: World, tokens: Tokens) -> None:
+    """Callers get errors when the last token has ended; the new secret in the file ends that."""
+    world.mount.put(secret="old-secret")
+    process = world.start(world.oauth(tokens.server))
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(500)
+        tokens.take("new-secret")
+        wait_until(lambda: not ready(process), LIMIT_SECONDS, "the end of the last token")
+        world.mount.put(secret="new-secret")
+        wait_logged(process, IN_USE)
+        poster.wait_for_more(20)
+        wait_replaced(process)
+        poster.wait_for_more(500)
+    world.ledger.check_acknowledged(world.name, poster)
+    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, places(world.backend)))
+
+
+@pytest.fixture
+def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
+    """The broker's certificate, which is there again after the test."""
+    store = kafka_secured.security.server_store
+    content = store.read_bytes()
+    yield store
+    store.write_bytes(content)
+    kafka_secured.cluster.restart(1)
+
+
+@pytest.mark.long
+def test_a_new_authority_of_the_brokers_is_taken_up(world: World, server_store: Path, tmp_path: Path) -> None:
+    """Both are trusted, then the brokers' certificate is replaced, then the old one is no longer trusted."""
+    old, new = world.secured.security.authority, Authority(tmp_path, "new-ca")
+    world.mount.put(**world.operator.certificate(world.name))
+    process = world.start(world.tls())
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(300)
+        world.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
+        wait_replaced(process)
+        poster.wait_for_more(300)
+    world.check(poster)
+    issued = new.issue("server", server=True)
+    server_store.write_bytes(issued.key.read_bytes() + issued.certificate.read_bytes())
+    world.connect_again(process)
+    world.mount.put(ca_pem=new.certificate)
+    wait_replaced(process, 2)
     world.connect_again(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import secrets
@@ -53,6 +54,14 @@ class ClusterSecurity:
         """Password of each user; also the secret of the OAuth client of this name."""
         found: dict[str, str] = json.loads((self.folder / "passwords.json").read_text())
         return found
+
+    def client_secrets(self, user: str) -> list[str]:
+        """Return what a user may get tokens with now: the password, unless `client-secrets.json` has others."""
+        with contextlib.suppress(FileNotFoundError):
+            others: dict[str, list[str]] = json.loads((self.folder / "client-secrets.json").read_text())
+            if user in others:
+                return others[user]
+        return [self.passwords[user]] if user in self.passwords else []
 
     @property
     def server_store(self) -> Path:

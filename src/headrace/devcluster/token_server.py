@@ -124,8 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             return ""
         user, password = urllib.parse.unquote(user), urllib.parse.unquote(password)
-        known = self._security.passwords.get(user)
-        return user if kind == "Basic" and known and hmac.compare_digest(password, known) else ""
+        known = self._security.client_secrets(user) if kind == "Basic" else []
+        return user if any(hmac.compare_digest(password.encode(), secret.encode()) for secret in known) else ""
 
     def _give_token(self) -> None:
         form = dict(urllib.parse.parse_qsl(self._body().decode()))
@@ -141,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             token = jwt.encode({"alg": "RS256", "kid": "dev"}, claims, key)
             answer = {"access_token": token, "token_type": "Bearer", "expires_in": self._token_seconds}
             self._answer(200, json.dumps(answer).encode())
+            sys.stdout.write(f"gave a token to {user}\n")
+            sys.stdout.flush()
 
     def _pass_on(self) -> None:
         body = self._body()

@@ -9,6 +9,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -50,6 +51,13 @@ _ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
 _ONLY_TLS_1_2 = "openssl_conf=i\n[i]\nssl_conf=s\n[s]\nsystem_default=d\n[d]\nMaxProtocol=TLSv1.2\n"
 _process_tls: dict[str, str] = {}
 """`newest`: the newest version that clients of this process offer. `done`: OpenSSL was limited to it."""
+_AUTHORITY_FILES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
@@ -144,9 +152,18 @@ def _login_properties(sasl: KafkaSasl) -> dict[str, Any]:
         "sasl.oauthbearer.client.secret": oauth.client_secret.get_secret_value(),
         "sasl.oauthbearer.scope": " ".join(oauth.scopes),
         "sasl.oauthbearer.extensions": ",".join(f"{name}={value}" for name, value in oauth.extensions.items()),
-        **_pem("https.ca", oauth.ca),
+        **_pem("https.ca", oauth.ca or _system_authorities()),
     }
     return {name: value for name, value in properties.items() if value}
+
+
+def _system_authorities() -> str:
+    """Return the file of the system's authorities, empty if it is not known.
+
+    The client finds it for brokers. For token servers it looks at the path of the system that it was built on only.
+    """
+    files = [ssl.get_default_verify_paths().cafile or "", *_AUTHORITY_FILES]
+    return next((name for name in files if name and Path(name).is_file()), "")
 
 
 def _pem(name: str, value: str) -> dict[str, str]:

@@ -317,7 +317,7 @@ class PollThread:
             about = str(partition) if assigned else f"topic {partition.topic}"
             self._problems.report(about, self._problems.in_words(error, [partition.topic]))
         else:
-            text = self._problems.in_words(error)
+            text = self._problems.in_words(error, self.resolver.subscribed)
             self._problems.report("", text if is_refused(error) else f"group {group}: {text}")
 
     def _fetch_refused(self) -> None:

@@ -132,7 +132,7 @@ class World:
         security = {"tls": {"ca": self.file("ca.pem")}, "sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}
         return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
 
-    def start(self, kafka: dict[str, Any]) -> HeadraceProcess:
+    def start(self, kafka: dict[str, Any], **sections: Any) -> HeadraceProcess:
         """Start a process that pushes what is produced to it."""
         consumer = {
             "topics": [self.name],
@@ -141,7 +141,7 @@ class World:
             "auto_offset_reset": "earliest",
             "backend": {"url": self.backend.url},
         }
-        process: HeadraceProcess = self._start({"kafka": kafka, "reactive_consumers": {"push": consumer}})
+        process: HeadraceProcess = self._start({"kafka": kafka, "reactive_consumers": {"push": consumer}, **sections})
         return process
 
     def connect_again(self, process: HeadraceProcess) -> None:
@@ -342,3 +342,23 @@ def test_a_new_authority_of_the_brokers_is_taken_up(world: World, server_store: 
     world.mount.put(ca_pem=new.certificate)
     wait_replaced(process, 2)
     world.connect_again(process)
+
+
+@pytest.mark.long
+def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: World) -> None:
+    """The user that Kafka knows after the outage is another one, and the old one has no right."""
+    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
+    new = world.operator.certificate(f"{world.name}-new")
+    process = world.start(world.tls(), producer={"delivery_timeout_seconds": 55})
+    with Poster(process.url, world.name) as poster:
+        poster.wait_for_more(300)
+        world.secured.cluster.kill(1)
+        world.mount.put(**new)
+        wait_logged(process, REFUSED)
+        world.secured.cluster.restart(1)
+        wait_replaced(process)
+        world.operator.deny(f"{world.name}-old")
+        poster.wait_for_more(500)
+    assert poster.unknown == []
+    world.ledger.check_acknowledged(world.name, poster)
+    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, places(world.backend)))

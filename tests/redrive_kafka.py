@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control import ended_offsets, redrive
-from headrace.control.ended_offsets import ENDED_TOPIC, EndedOffsets
+from headrace.control.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordTooLarge, TopicNotFound, TransactionAborted
@@ -68,7 +68,7 @@ class FakeKafka:
 
     # The admin.
 
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         await self.describe_topic(topic)
         places = [TopicPartition(topic, number) for number in range(self.partitions[topic])]
         return {place: (self.first.get(place, 0), len(self.logs.get(place, []))) for place in places}
@@ -85,7 +85,7 @@ class FakeKafka:
         found = {p: [r.offset for r in self.logs.get(p, []) if r.timestamp_ms >= timestamp_ms] for p in places}
         return {place: offsets[0] for place, offsets in found.items() if offsets}
 
-    async def describe_topic(self, topic: str) -> TopicInfo:
+    async def describe_topic(self, topic: str, right: str = "") -> TopicInfo:
         if topic not in self.partitions:
             raise TopicNotFound(f"topic {topic} does not exist")
         return TopicInfo(topic, [PartitionInfo(number, 1, [1], [1]) for number in range(self.partitions[topic])])
@@ -102,6 +102,8 @@ class FakeKafka:
     # The producer.
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
+        if records == [NOTHING_ENDED]:
+            return [Produced(0, 0)]
         self.sends.append(len(records))
         batch_fails = len(records) > 1 and any(record.value in self.too_large for record in records)
         return [self._write(record, batch_fails) for record in records]

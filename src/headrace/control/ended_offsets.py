@@ -28,6 +28,8 @@ _LEASE_SECONDS: Final = 20.0
 """For the lease of a run that was killed."""
 _CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "86400000", "segment.bytes": "16777216"}
 """A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
+NOTHING_ENDED: Final = OutgoingRecord(ENDED_TOPIC, b"session", None, None, 0)
+"""A record that changes nothing, and shows that the topic takes records."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 """Writes records and returns a result per record; an error stands for each that failed."""
 
@@ -46,13 +48,21 @@ class EndedOffsets:
         """Id of the topic when it was loaded; empty before that, and if there is no topic."""
         self._blocks: dict[tuple[int, int], bytearray] = {}
 
-    async def prepare(self) -> None:
-        """Create the topic that holds the bits if it is missing.
+    async def prepare(self, produce: Produce | None) -> None:
+        """Create the topic that holds the bits if it is missing, and write to it before any dead letter is sent.
+
+        A run that could send dead letters and not save that would send them again and again.
+
+        Args:
+            produce: Writes records; None if the caller writes `NOTHING_ENDED` itself.
 
         Raises:
             TopicNotFound: It may not be created here (`kafka.create_topics`).
+            DeadLetterFailed: It takes no record.
         """
         await InternalTopic(ENDED_TOPIC, self._topic, _CONFIGS).ensure(self._admin)
+        if produce:
+            await write_all(produce, [NOTHING_ENDED], "ended dead letters")
 
     async def load(self, *, settled: bool = False) -> None:
         """Read all bits again.

@@ -185,12 +185,12 @@ class Redelivery:
             raise LeaseTaken(f"another call delivers dead letters of {topic} just now: call again when it is answered")
         self._busy.add(topic)
         try:
-            offsets = await self._admin.topic_offsets(topic)
+            offsets = await self._admin.topic_offsets(topic, "Read")
             if all(first >= end for first, end in offsets.values()):
                 return None
             async with dead_letter_lease(self._admin, topic, self._clock, _LEASE_SECONDS) as lease:
                 ended = EndedOffsets(self._admin, topic)
-                await ended.prepare()
+                await ended.prepare(self._produce)
                 await ended.load(settled=True)
                 items = await self._read(topic, consumer, ended, request, unproved)
                 if not items:

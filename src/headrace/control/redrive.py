@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.ended_offsets import ENDED_TOPIC, EndedOffsets, Produce, dead_letter_lease
+from headrace.control.ended_offsets import NOTHING_ENDED, EndedOffsets, Produce, dead_letter_lease
 from headrace.control.origins import QUARANTINE, Origins
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.run import Limits, Progress, Run, WindowSource
@@ -112,7 +112,7 @@ class _Planner:
         Raises:
             TopicNotFound: It does not exist.
         """
-        self._partitions[topic] = len((await self._admin.describe_topic(topic)).partitions)
+        self._partitions[topic] = len((await self._admin.describe_topic(topic, "Write")).partitions)
 
     async def items(self, records: Sequence[Record]) -> list[Item]:
         """Return what goes of records of one partition.
@@ -248,7 +248,7 @@ class Redrive:
             await self._ended.load()
             return await self._pass(stop, on_progress)
         async with dead_letter_lease(self._admin, spec.topic, self._clock) as self._lease:
-            await self._ended.prepare()
+            await self._ended.prepare(None if options.exactly_once else self._produce)
             if self._admin.config.create_topics and target.kind == "quarantine":
                 await self._admin.ensure_topic_like(spec.topic + QUARANTINE, spec.topic)
             if options.exactly_once:
@@ -266,7 +266,7 @@ class Redrive:
             await session.start()
             before = self._tally.records + len(self._tally.too_large)
             try:
-                _check(await session.submit([OutgoingRecord(ENDED_TOPIC, b"session", None, None, 0)]))
+                _check(await session.submit([NOTHING_ENDED]))
                 await self._ended.load(settled=True)
                 if self._unsure and self._ended.is_ended(*self._unsure[0].position):
                     self._tally.add(self._unsure)

@@ -104,7 +104,7 @@ class ReplayJob:
         topic = spec.window.topic
         async with dead_letter_lease(context.admin, topic, context.clock) as self._lease:
             self._ended = EndedOffsets(context.admin, topic)
-            await self._ended.prepare()
+            await self._ended.prepare(context.produce)
             await self._ended.load(settled=True)
             return await self._deliver(progress, save_progress, stop)
 
@@ -184,7 +184,7 @@ class ReplayJob:
         dead_letters: DeadLetterWriter | None = None
         if target is None:
             topic = spec.to["topic"]
-            partitions = len((await self._context.admin.describe_topic(topic)).partitions)
+            partitions = len((await self._context.admin.describe_topic(topic, "Write")).partitions)
             destination = CopyToTopic(topic, partitions, self._context.audited_produce, job)
             delivery, group = _TO_TOPIC, job
         else:

@@ -226,7 +226,7 @@ class Replays:
         else:
             if self._internal.kind_of(check_topic(name)):
                 raise InvalidRequest(f"{name} is internal: only Headrace writes there, so name another topic")
-            await admin.describe_topic(name)
+            await admin.describe_topic(name, "Write")
         return ReplaySpec(
             window=await self._window(admin, topic, self._span(request)),
             to=to,

@@ -298,7 +298,7 @@ async def window(
         PartitionNotFound: The topic does not have the partition.
         InvalidRequest: The offset is not in the partition's log.
     """
-    offsets = await admin.topic_offsets(topic)
+    offsets = await admin.topic_offsets(topic, "Read")
     if partition is not None:
         chosen = TopicPartition(topic, partition)
         if chosen not in offsets:

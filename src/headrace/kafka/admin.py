@@ -245,16 +245,14 @@ class Admin:
         )
         return [GroupInfo(group.group_id, str(group.state.name).lower(), len(group.members)) for group in described]
 
-    async def group_members(self, group: str) -> list[GroupMember]:
-        """Return the members of a group; none if there is no such group."""
+    async def group_members(self, group: str, right: str = "Describe") -> list[GroupMember]:
+        """Return the members of a group; none if there is no such group. `right` is what the caller needs on it."""
         check_group(group)
 
         def ask() -> list[Any]:
             client = self._security.make()  # of its own: see `alter_group_offsets`
             try:
-                return list(
-                    _results(client.describe_consumer_groups([group]), self._limit, "Describe", "group")[0].members
-                )
+                return list(_results(client.describe_consumer_groups([group]), self._limit, right, "group")[0].members)
             except confluent_kafka.KafkaException as cause:
                 if cause.args[0].code() == confluent_kafka.KafkaError.GROUP_ID_NOT_FOUND:
                     return []
@@ -342,9 +340,9 @@ class Admin:
         last = await self._listed(partitions, OffsetSpec.max_timestamp(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
         return {p: (first[p].timestamp, last[p].timestamp) for p in partitions if first[p].offset >= 0}
 
-    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
-        """Return start and end offset of every partition of a topic."""
-        topic = await self.describe_topic(name)
+    async def topic_offsets(self, name: str, right: str = "Describe") -> dict[TopicPartition, tuple[int, int]]:
+        """Return start and end offset of every partition of a topic; `right` is what the caller needs on it."""
+        topic = await self.describe_topic(name, right)
         partitions = [TopicPartition(name, info.partition) for info in topic.partitions]
         starts, ends = await self.start_offsets(partitions), await self.end_offsets(partitions)
         return {partition: (starts[partition], ends[partition]) for partition in partitions}

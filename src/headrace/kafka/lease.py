@@ -35,7 +35,7 @@ _FRESH_SECONDS: Final = 3.0
 
 async def lease_holder(admin: Admin, name: str) -> str:
     """Return the holder of a lease as host, process and start time; empty if there is none."""
-    members = await admin.group_members(_GROUP + name)
+    members = await admin.group_members(_GROUP + name, "Read")
     return members[0].client.removeprefix("headrace-lease-") if members else ""
 
 
@@ -86,7 +86,7 @@ class Lease:
         """
         now = self._clock.monotonic()
         if now - self._checked_at > _FRESH_SECONDS and not self.lost.is_set():
-            if any(m.client.startswith(self._member) for m in await self._admin.group_members(self._group)):
+            if any(m.client.startswith(self._member) for m in await self._admin.group_members(self._group, "Read")):
                 self._checked_at = now
             else:
                 self.lost.set()
@@ -163,7 +163,7 @@ class Lease:
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await self._assigned.wait()
                 return not self.lost.is_set()
-            members = await self._admin.group_members(self._group)
+            members = await self._admin.group_members(self._group, "Read")
             if others := [m for m in members if m.partitions and not m.client.startswith(self._member)]:
                 self.holder = others[0].client.removeprefix("headrace-lease-")  # two joined at the same time
                 return False

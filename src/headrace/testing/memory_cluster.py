@@ -51,7 +51,7 @@ class MemoryCluster:
         self._answer()
         return []
 
-    async def describe_topic(self, topic: str) -> TopicInfo:
+    async def describe_topic(self, topic: str, right: str = "") -> TopicInfo:
         self._answer()
         if topic not in self.partitions:
             raise TopicNotFound(f"topic {topic} does not exist")
@@ -61,7 +61,7 @@ class MemoryCluster:
         self._answer()
         return {name: self.ids[name] for name in names if name in self.ids}
 
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         info = await self.describe_topic(topic)
         found = [TopicPartition(topic, partition.partition) for partition in info.partitions]
         return {partition: (self.first.get(partition, 0), self._end(partition)) for partition in found}

@@ -48,13 +48,13 @@ class Cluster:
         self.asked = 0
         self.reachability = SimpleNamespace(outage=None)
 
-    async def group_members(self, group: str) -> list[GroupMember]:
+    async def group_members(self, group: str, right: str = "") -> list[GroupMember]:
         self.asked += 1
         if self.fails:
             raise KafkaUnavailable("no broker answers")
         return [GroupMember("headrace-x", [P2], "10.0.0.7")] if group == "g" else []
 
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         return {TopicPartition(topic, n): (2, 8) for n in range(1 if topic == TIER else 3)}
 
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

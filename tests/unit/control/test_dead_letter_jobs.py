@@ -224,7 +224,7 @@ class Members:
     def __init__(self, clients: Sequence[str]) -> None:
         self._clients = clients
 
-    async def group_members(self, group: str) -> list[Any]:
+    async def group_members(self, group: str, right: str = "") -> list[Any]:
         assert group == "headrace.lease.redrive.t.dlq"
         return [SimpleNamespace(client=client) for client in self._clients]
 

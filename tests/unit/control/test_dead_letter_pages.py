@@ -59,7 +59,7 @@ class Cluster:
         self.rounds: list[int] = []
         self.size = 1
 
-    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, name: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         return {TopicPartition(name, partition): (0, end) for partition, end in self.ends.items()}
 
     def _times(self, place: TopicPartition) -> list[int]:

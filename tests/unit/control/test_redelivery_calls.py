@@ -61,7 +61,7 @@ class World:
         self.epochs: list[tuple[str, int]] = []
         """Group and epoch of each delivery."""
 
-    async def topic_offsets(self, name: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, name: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         if self.kafka_away:
             raise KafkaUnavailable("no broker answers")
         if name != "t.dlq":
@@ -98,7 +98,7 @@ class World:
     async def release(self) -> None:
         self.log.append("release")
 
-    async def prepare(self) -> None:
+    async def prepare(self, produce: Any) -> None:
         """Is there."""
 
     async def load(self, *, settled: bool = False) -> None:

@@ -28,6 +28,7 @@ from headrace.errors import (
     InvalidRequest,
     KafkaError,
     KafkaTimeout,
+    KafkaUnauthorized,
     LeaseLost,
     LeaseTaken,
     RecordTooLarge,
@@ -257,7 +258,7 @@ def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, 
     """Also when another session, or another process, continues the run: what is dropped was there at the request."""
     offsets = fake.topic_offsets
 
-    async def grows(topic: str) -> Any:
+    async def grows(topic: str, right: str = "") -> Any:
         fake.letter(len(fake.logs.get(TopicPartition(DLQ, 0), ())))
         return await offsets(topic)
 
@@ -567,6 +568,23 @@ def test_a_lost_lease_ends_it_before_the_next_delivery(fake: FakeKafka, monkeypa
     assert fake.ended() == {0}
 
 
+def test_nothing_is_sent_while_it_cannot_be_saved_as_ended(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is repeated until a right is given would send the same dead letters each time."""
+    fake.letter(1)
+    produce = fake.produce
+
+    async def refused(records: Sequence[OutgoingRecord]) -> list[Any]:
+        if records[0].topic == ENDED_TOPIC:
+            return [KafkaUnauthorized("no right Write")] * len(records)
+        return await produce(records)
+
+    monkeypatch.setattr(fake, "produce", refused)
+    for _ in range(3):
+        with pytest.raises(DeadLetterFailed, match="no right Write"):
+            run(fake)
+    assert fake.values == []
+
+
 def test_an_interrupted_run_ends_what_is_in_flight(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled between sending and the acknowledgement, it still saves what it sent as ended."""
     fake.letter(1)
@@ -576,8 +594,9 @@ def test_an_interrupted_run_ends_what_is_in_flight(fake: FakeKafka, monkeypatch:
         sent, go = asyncio.Event(), asyncio.Event()
 
         async def slow(records: Sequence[OutgoingRecord]) -> list[Any]:
-            sent.set()
-            await go.wait()
+            if records[0].topic != ENDED_TOPIC:
+                sent.set()
+                await go.wait()
             return await produce(records)
 
         monkeypatch.setattr(fake, "produce", slow)

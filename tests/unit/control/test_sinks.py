@@ -176,13 +176,13 @@ def test_a_topic_takes_all_or_says_why() -> None:
 class FakeAdmin:
     """Partition 0 holds 5 to 9, one record a second from 1,000 s on; partition 1 is empty."""
 
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         return {P0: (5, 10), P1: (0, 0)}
 
     async def offsets_since(self, places: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
         return {P0: max(5, 5 + at_ms // 1000 - 1000)} if P0 in places and at_ms <= 1_004_000 else {}
 
-    async def describe_topic(self, topic: str) -> None:
+    async def describe_topic(self, topic: str, right: str = "") -> None:
         """It is there."""
 
     async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:

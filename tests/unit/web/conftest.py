@@ -103,7 +103,7 @@ class Kafka:
             raise self.failure
         return [SimpleNamespace(name="t.dlq")]
 
-    async def topic_offsets(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         if self.failure:
             raise self.failure
         return {TopicPartition(topic, 0): (0, 0)}

@@ -93,7 +93,7 @@ class FakeKafka:
     async def has_topic(self, topic: str) -> bool:
         return topic in self.partitions
 
-    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
         return {name: self.ids[name] for name in names if name in self.ids}
 
     async def ensure_topic_like(self, name: str, source: str, partitions: int = 0, configs: Any = None) -> None:

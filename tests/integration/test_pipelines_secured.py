@@ -22,6 +22,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.security import allowed
 from headrace.testing.secured import SecuredCluster
+from tests.least_rights import rows_of
 
 pytestmark = pytest.mark.heavy
 
@@ -117,6 +118,12 @@ def pipeline(folder: Path, name: str, source: str, sink: str, **more: Any) -> Pa
     return file
 
 
+def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[AclBinding]:
+    """Return the rights that `docs/security-rights.md` lists for a pipeline, for these names."""
+    names = {"orders": source, "weights": sink, "headrace.scale.copy": group}
+    return [row._replace(name=names[row.name]).binding(user, "") for row in rows_of("Pipelines")]
+
+
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
 ) -> None:
@@ -131,9 +138,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         servers,
         allowed(user, ResourceType.TOPIC, "_headrace", AclOperation.ALL, prefix=True),
         allowed(user, ResourceType.GROUP, "_headrace", AclOperation.ALL, prefix=True),
-        allowed(user, ResourceType.TOPIC, source, AclOperation.READ),
-        allowed(user, ResourceType.TOPIC, sink, AclOperation.WRITE),
-        allowed(user, ResourceType.GROUP, group, AclOperation.READ),
+        *rights_of_the_page(user, source, sink, group),
     )
     produce(servers, source, range(100))
     secret = tmp_path / "password"

@@ -427,7 +427,7 @@ class DeadLetterPages:
         )
 
     async def _newest_ms(self, topic: str) -> int | None:
-        times = (await self._admin.time_bounds(await self._admin.topic_offsets(topic))).values()
+        times = (await self._admin.time_bounds(await self._admin.topic_offsets(topic, "Read"))).values()
         # No later than now: a window must not begin in the future, whatever clock stamped a dead letter.
         return min(max(newest for _, newest in times), int(self._clock.time() * 1000)) if times else None
 

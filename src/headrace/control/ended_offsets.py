@@ -212,7 +212,7 @@ async def load_ended(admin: Admin, topics: Iterable[str]) -> dict[str, EndedOffs
 
 
 async def _load(admin: Admin, ended: Mapping[str, EndedOffsets], settled: bool = False) -> None:
-    ids = await admin.topic_ids(ended)
+    ids = await admin.topic_ids(ended, "Read")
     for topic, of_topic in ended.items():
         of_topic.begin(ids.get(topic, ""))
     if not ids or not await admin.has_topic(ENDED_TOPIC):

@@ -93,7 +93,7 @@ class ReplayJob:
 
     async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
         spec, context = self._spec, self._context
-        found = await context.admin.topic_ids([spec.window.topic])
+        found = await context.admin.topic_ids([spec.window.topic], "Read")
         if found.get(spec.window.topic) != spec.window.topic_id:
             raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window is gone")
         self._earlier = dict(progress.get("counts", {}))

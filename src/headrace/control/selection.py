@@ -164,7 +164,7 @@ class Window(msgspec.Struct, frozen=True):
         if span.until is not None and cut_until:
             later = await admin.offsets_since(starts, milliseconds(span.until))
             ends = {p: max(starts[p], min(end, later.get(p, end))) for p, end in ends.items()}
-        found_id = (await admin.topic_ids([topic])).get(topic)
+        found_id = (await admin.topic_ids([topic], "Read")).get(topic)
         if found_id is None:
             raise TopicNotFound(f"topic {topic} does not exist: check its spelling", topic=topic)
         return cls(topic, found_id, {p.partition: (start, ends[p]) for p, start in starts.items()})

@@ -57,7 +57,7 @@ class MemoryCluster:
             raise TopicNotFound(f"topic {topic} does not exist")
         return TopicInfo(topic, [PartitionInfo(number, 1, [1], [1]) for number in range(self.partitions[topic])])
 
-    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
         self._answer()
         return {name: self.ids[name] for name in names if name in self.ids}
 

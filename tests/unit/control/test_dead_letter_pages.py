@@ -74,7 +74,7 @@ class Cluster:
         }
         return {p: offsets[0] for p, offsets in later.items() if offsets}
 
-    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
         return dict.fromkeys(names, "id")
 
     async def load(self) -> None:

@@ -29,7 +29,7 @@ class FakeAdmin:
         for record in records:
             self.log.append(Record(ENDED_TOPIC, 0, len(self.log), 0, record.key, record.value))
 
-    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
         return {name: self.ids[name] for name in names if name in self.ids}
 
     async def has_topic(self, name: str) -> bool:

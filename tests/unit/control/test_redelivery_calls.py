@@ -117,7 +117,7 @@ class World:
         self.ended |= found
         self.log.append(f"save {len(found)}")
 
-    async def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
         return dict.fromkeys(names, "id")
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:

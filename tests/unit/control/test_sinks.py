@@ -185,7 +185,7 @@ class FakeAdmin:
     async def describe_topic(self, topic: str, right: str = "") -> None:
         """It is there."""
 
-    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
         return {"t": "id"}
 
 

@@ -1,0 +1,207 @@
+"""What the tests of least rights share: the page's rows, a user with exactly these rights, and the use of a feature."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AdminClient,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from headrace.devcluster.certificates import write_file
+from headrace.devcluster.security import allowed
+from headrace.testing import HeadraceProcess
+from headrace.testing.scene import Scene
+from headrace.testing.secured import SecuredCluster
+from tests.active_client import send
+
+PAGE = Path(__file__).parents[1] / "docs" / "security-rights.md"
+KINDS = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional id": ResourceType.TRANSACTIONAL_ID,
+    "cluster": ResourceType.BROKER,
+}
+OWN_NAMES = re.compile(r"orders|tracking|weights|headrace-host|_headrace-(?:idempotency|control)|sidecar-audit")
+LIMIT_SECONDS = 60.0
+
+
+class Row(NamedTuple):
+    """A right, as the page lists it."""
+
+    operation: str
+    kind: str
+    name: str
+    purpose: str
+
+    @property
+    def at_start(self) -> bool:
+        return self.purpose.endswith("at start")
+
+    def binding(self, user: str, key: str) -> AclBinding:
+        operation = AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", self.operation).upper()]
+        name = named(self.name, key).removesuffix("*") or "kafka-cluster"
+        return allowed(user, KINDS[self.kind], name, operation, prefix=self.name.endswith("*"))
+
+    def sentence(self, user: str, key: str) -> str:
+        resource = f"{self.kind} {named(self.name, key).removesuffix('*')}".rstrip()
+        return f"User:{user} has no right {self.operation} on {resource}"
+
+
+def named(name: str, key: str) -> str:
+    """Return the name that a feature uses for one of the page."""
+    return OWN_NAMES.sub(rf"\g<0>-{key}", name)
+
+
+def rows_of(title: str) -> list[Row]:
+    """Return the rights of a section of the page."""
+    section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| (\w+) \| (topic|group|transactional id|cluster)(?: `(.+?)`)? \| (.+?) \|$", section, re.M)
+    return [Row(*row) for row in found]
+
+
+class World:
+    """The secured cluster with one user, and a process of that user."""
+
+    def __init__(self, secured: SecuredCluster, key: str, title: str, folder: Path, headrace: Any, backend: Any):
+        self.secured, self.key, self.rows, self.folder = secured, key, rows_of(title), folder
+        self.headrace, self.backend = headrace, backend
+        self.user = f"user-{key}"
+        self.site = Scene(secured.cluster.bootstrap_servers, folder)
+        self.process: HeadraceProcess | None = None
+        self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers})
+        password = secrets.token_urlsafe(16)
+        write_file(secured.security.folder / f"{self.user}.password", password.encode(), 0o600)
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        change = UserScramCredentialUpsertion(self.user, scram, password.encode())
+        for future in self._admin.alter_user_scram_credentials([change]).values():
+            future.result(LIMIT_SECONDS)
+        for row in self.rows:
+            if row.kind == "topic" and row.operation != "Create":
+                compact = {"cleanup.policy": "compact"} if row.name.startswith("_headrace") else {}
+                self.secured.cluster.create_topic(self(row.name), 1, compact)
+        self.give(*self.rows)
+
+    def __call__(self, name: str) -> str:
+        return named(name, self.key)
+
+    def give(self, *rows: Row) -> None:
+        """Give the user rights."""
+        for future in self._admin.create_acls([row.binding(self.user, self.key) for row in rows]).values():
+            future.result(LIMIT_SECONDS)
+
+    def take(self, row: Row) -> None:
+        """Take a right from the user."""
+        one = row.binding(self.user, self.key)
+        pattern = (one.restype, one.name, one.resource_pattern_type, one.principal, one.host)
+        filters = [AclBindingFilter(*pattern, one.operation, one.permission_type)]
+        for future in self._admin.delete_acls(filters).values():
+            assert len(future.result(LIMIT_SECONDS)) == 1
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        """Return the user's headrace.yaml."""
+        kafka = {**self.secured.login("SCRAM-SHA-512", self.user), "create_topics": False}
+        control = {"topic": self("_headrace-control")}
+        return {"kafka": {**kafka, **more.pop("kafka", {})}, "control": control, **more}
+
+    def run(self, **more: Any) -> None:
+        """Start the process."""
+        self.process = self.headrace(self.config(**more))
+
+    @property
+    def url(self) -> str:
+        assert self.process
+        return self.process.url
+
+    def texts(self, answer: str) -> str:
+        """Return everything that the process reports now."""
+        assert self.process
+        assert self.process.exit_code is None, self.process.output
+        try:
+            ready = json.dumps(send("GET", f"{self.process.url}/health/readiness").body)
+        except OSError:  # it is starting
+            ready = ""
+        return f"{answer}\n{ready}\n{self.process.output}"
+
+
+class Feature:
+    """Uses a feature again and again: `trigger` begins the use of a number, `done` returns whether it has worked."""
+
+    title = ""
+    more: Mapping[str, Any] = {}
+    repeats = True
+    """Whether a use that was refused is repeated by its caller; otherwise the process must finish it by itself."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.answer = ""
+
+    def start(self) -> None:
+        self.world.run(**self.more)
+
+    def restart(self) -> None:
+        """Start again, without waiting for readiness."""
+        assert self.world.process
+        self.world.process.terminate()
+        self.world.process.start()
+
+    def trigger(self, number: int) -> None:
+        raise NotImplementedError
+
+    def done(self, number: int) -> bool:
+        raise NotImplementedError
+
+    def texts(self) -> str:
+        return self.world.texts(self.answer)
+
+
+class Posted(Feature):
+    """A request that is answered 200."""
+
+    status = 0
+
+    def headers(self, number: int) -> dict[str, str]:
+        return {}
+
+    def body(self, number: int) -> Any:
+        return {"records": [{"value": number}]}
+
+    def path(self) -> str:
+        return f"/producers/{self.world('orders')}"
+
+    def trigger(self, number: int) -> None:
+        self.status = 0
+        try:
+            answer = send("POST", self.world.url + self.path(), self.body(number), self.headers(number))
+        except OSError:  # it is starting
+            return
+        self.status, self.answer = answer.status, json.dumps(answer.body)
+        if "has no right" in self.answer:
+            assert answer.status == 403
+
+    def done(self, number: int) -> bool:
+        return self.status == 200
+
+
+class Written(Feature):
+    """Records that the process reads by itself, and must end somewhere."""
+
+    repeats = False
+
+    def trigger(self, number: int) -> None:
+        self.world.site.write_json(self.world("orders"), {"n": number})
+
+    def arrived(self, topic: str, number: int) -> bool:
+        return any(json.loads(record.value or b"{}").get("n") == number for record in self.world.site.records(topic))

@@ -1,0 +1,155 @@
+"""Jobs and registrations, as the tests of least rights use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.records import OutgoingRecord, Record
+from tests.active_client import send
+from tests.least_rights import Feature, Written
+
+ENDED = ("done", "failed", "stopped")
+
+
+class Job(Feature):
+    """Requests that begin jobs, one after the other; one that fails is requested again."""
+
+    present = (-1, 0, "")
+    """The present use, how many of its jobs are done, and the job that is not."""
+
+    def start(self) -> None:
+        self.world.run(registrations={"backends": [self.world.backend.url]})
+
+    def prepare(self, number: int) -> None:
+        """Write what the jobs of a use are about."""
+
+    def requests(self, number: int) -> list[tuple[str, Any]]:
+        """Return the path and body of each request."""
+        raise NotImplementedError
+
+    def trigger(self, number: int) -> None:
+        if self.present[0] != number:
+            self.present = number, 0, ""
+            self.prepare(number)
+        _, count, job = self.present
+        requests = self.requests(number)
+        if count == len(requests):
+            return
+        try:
+            if not job:
+                path, body = requests[count]
+                answer = send("POST", self.world.url + path, body)
+                job = answer.body["id"] if answer.status == 202 else ""
+            else:
+                answer = send("GET", f"{self.world.url}/adm/jobs/{job}")
+                if answer.status == 200 and answer.body["state"] in ENDED:
+                    count, job = count + (answer.body["state"] == "done"), ""
+        except OSError:  # it is starting
+            return
+        self.answer = json.dumps(answer.body)
+        if "has no right" in self.answer and answer.status >= 400:
+            assert answer.status == 403
+        self.present = number, count, job
+
+    def done(self, number: int) -> bool:
+        return self.present == (number, len(self.requests(number)), "")
+
+    def texts(self) -> str:
+        return self.world.texts(self.answer)
+
+
+class Replay(Job):
+    title = "Replay to a topic"
+
+    def prepare(self, number: int) -> None:
+        self.world.site.write_json(self.world("orders"), {"n": number})
+
+    def requests(self, number: int) -> list[tuple[str, Any]]:
+        window = {"partition": 0, "offsets": {"start": number, "end": number + 1}}
+        return [("/adm/replays", {"topic": self.world("orders"), "to": {"topic": self.world("orders.copy")}, **window})]
+
+    def done(self, number: int) -> bool:
+        copies = [
+            json.loads(record.value or b"{}")["n"] for record in self.world.site.records(self.world("orders.copy"))
+        ]
+        return super().done(number) and number in copies
+
+
+class Redrive(Job):
+    """One dead letter of each use goes back, one goes back exactly once, and one is moved to quarantine."""
+
+    title = "Redrive, drop and quarantine dead letters"
+
+    def prepare(self, number: int) -> None:
+        orders, written = self.world("orders"), list[OutgoingRecord]()
+        for status in (400, 404, 500):
+            record = Record(orders, 0, number, 1, b"k", b"%d-%d" % (number, status), list, 3)
+            reply = Reply(f"HTTP {status}", "no", status)
+
+            async def produce(records: Any) -> list[Any]:
+                written.extend(records)
+                return [None] * len(records)
+
+            letter = DeadLetter(record, self.world("tracking"), 3, reply, 1.0, 2.0)
+            asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write([letter]))
+        self.world.site.write(self.world("orders.dlq"), *written)
+
+    def requests(self, number: int) -> list[tuple[str, Any]]:
+        path = f"/adm/dead-letters/{self.world('orders.dlq')}"
+        return [
+            (f"{path}/redrive", {"errors": ["HTTP 400"]}),
+            (f"{path}/quarantine", {"errors": ["HTTP 500"]}),
+            (f"{path}/redrive", {"errors": ["HTTP 404"], "exactlyOnce": True}),
+        ]
+
+    def done(self, number: int) -> bool:
+        if not super().done(number):
+            return False
+        back = [record.value for record in self.world.site.records(self.world("orders"))]
+        expected = {b"%d-%d" % (use, status) for use in range(number + 1) for status in (400, 404)}
+        assert (set(back), len(back)) == (expected, len(expected)), "a refused run sends nothing that it repeats"
+        apart = self.world.site.records(self.world("orders.dlq.quarantine"))
+        assert [record.value for record in apart] == [b"%d-500" % use for use in range(number + 1)]
+        return True
+
+
+class Registration(Written):
+    title = "Registrations"
+    version = -1
+    """The use whose settings are registered."""
+    wanted = -1
+    repeats = True
+
+    def start(self) -> None:
+        self.world.run(registrations={"backends": [self.world.backend.url]})
+
+    def trigger(self, number: int) -> None:
+        url = f"{self.world.url}/reactive-consumers/work"
+        settings = {
+            "topics": [self.world("orders")],
+            "group": self.world("tracking"),
+            "value_format": "json",
+            "dead_letter": {"enabled": False},
+            "batch": {"max_records": number + 1},
+            "backend": {"url": self.world.backend.url},
+        }
+        try:
+            if self.wanted != number:
+                super().trigger(number)
+                self.wanted = number
+            answer = send("GET", url) if self.version == number else send("PUT", url, settings)
+        except OSError:  # it is starting
+            return
+        if answer.status in (200, 201):
+            self.version = number
+        self.answer = json.dumps(answer.body)
+        if "has no right" in self.answer and answer.status >= 400:
+            assert answer.status == 403
+
+    def done(self, number: int) -> bool:
+        values = [record["value"] for record in self.world.backend.records]
+        return self.version == number and {"n": number} in values

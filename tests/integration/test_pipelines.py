@@ -23,6 +23,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
 from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, Service, SystemClock
+from headrace.pipelines.connector import ConnectorSecurity
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.process import DriverProcess, find_toolchain
 from headrace.pipelines.runs import PipelineRun
@@ -231,7 +232,7 @@ async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) 
     plan = DriverPlan(spec=spec, bootstrap_servers=kafka.bootstrap_servers, folder=tmp_path, jars=toolchain.jars)
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        driver = await DriverProcess.start(owner, plan, toolchain)
+        driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
         end = time.monotonic() + 120
         while "waiting for the process that uses" not in driver.last_output():
             assert time.monotonic() < end

@@ -158,7 +158,7 @@ class Client:
         self.loses_commits = False
         """Whether commits fail."""
         self._events: deque[tuple[str, list[TopicPartition]]] = deque()
-        self._reports: deque[tuple[str | None, list[Any]]] = deque()
+        self._reports: deque[tuple[confluent_kafka.KafkaError | None, list[Any]]] = deque()
         self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
         self._on_commit = settings["on_commit"]
         world.clients.append(self)
@@ -249,7 +249,9 @@ class Client:
             self.world.on_commit(where(item), at)
             self.world.committed[where(item)] = at
         if asynchronous:
-            failure = "the coordinator moved" if self.loses_commits else None
+            failure = (
+                confluent_kafka.KafkaError(confluent_kafka.KafkaError.NOT_COORDINATOR) if self.loses_commits else None
+            )
             self._reports.append((failure, [plain(where(item), item.offset) for item in offsets]))
 
     def close(self) -> None:

@@ -316,6 +316,20 @@ def background() -> Iterator[Any]:
         server.kill()
 
 
+def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Return the variables of the servers that a page's examples use; a secured cluster has its files in the folder."""
+    kafka = request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka"))
+    services = {"KAFKA": emptied(kafka).bootstrap_servers}
+    if isinstance(kafka, SecuredCluster):
+        cluster, token_url = kafka.cluster, kafka.tokens.token_url
+        services |= {"KAFKA_SASL_SSL": cluster.sasl_servers, "KAFKA_SSL": cluster.tls_servers, "TOKEN_URL": token_url}
+        (folder / ".headrace/dev/kafka").mkdir(parents=True)
+        (folder / ".headrace/dev/kafka/security").symlink_to(kafka.security.folder)
+    if "SCHEMA_REGISTRY_URL" in page.read_text():
+        services["SCHEMA_REGISTRY_URL"] = request.getfixturevalue("schema_registry").url
+    return services
+
+
 RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks(page))]
 
 
@@ -333,15 +347,7 @@ def test_commands_shown_do_what_the_page_says(
     has_backend = "\npython backend.py &" in page.read_text()
     ports = {"8444": free_ports(1)[0] if has_backend else int(re.search(r":(\d+)/", backend.url)[1])}
     write_files(page, folder, ports)
-    kafka = request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka"))
-    services = {"KAFKA": emptied(kafka).bootstrap_servers}
-    if isinstance(kafka, SecuredCluster):
-        cluster, token_url = kafka.cluster, kafka.tokens.token_url
-        services |= {"KAFKA_SASL_SSL": cluster.sasl_servers, "KAFKA_SSL": cluster.tls_servers, "TOKEN_URL": token_url}
-        (folder / ".headrace/dev/kafka").mkdir(parents=True)
-        (folder / ".headrace/dev/kafka/security").symlink_to(kafka.security.folder)
-    if "SCHEMA_REGISTRY_URL" in page.read_text():
-        services["SCHEMA_REGISTRY_URL"] = request.getfixturevalue("schema_registry").url
+    services = services_for(page, folder, request)
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")},
         **services,

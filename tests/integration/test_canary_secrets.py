@@ -236,6 +236,15 @@ def _logins(secured: SecuredCluster, secrets: Secrets) -> dict[str, dict[str, An
     return logins
 
 
+def _configs(logins: dict[str, Any], secrets: Secrets, name: str, backend_url: str) -> dict[str, dict[str, Any]]:
+    """Return the configuration of each process: one with every use of a secret, and one for each other login."""
+    found: dict[str, dict[str, Any]] = {way: {"kafka": kafka, "log_level": "debug"} for way, kafka in logins.items()}
+    found["password"] = _whole(secrets, logins["password"], name, backend_url)
+    registry = {**found["password"]["schema_registry"], "password": secrets["wrong registry password"]}
+    found["wrong registry password"] = found["key as text"] | {"schema_registry": registry}
+    return found
+
+
 def test_no_secret_is_seen_anywhere(
     kafka_secured: SecuredCluster,
     secrets: Secrets,
@@ -249,11 +258,7 @@ def test_no_secret_is_seen_anywhere(
         kafka_secured.cluster.create_topic(topic)
     site = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
     backend.answer = Answer(fails=lambda record: record["offset"] == 2)
-    logins = _logins(kafka_secured, secrets)
-    configs: dict[str, dict[str, Any]] = {way: {"kafka": kafka, "log_level": "debug"} for way, kafka in logins.items()}
-    configs["password"] = _whole(secrets, logins["password"], name, backend.url)
-    registry = {**configs["password"]["schema_registry"], "password": secrets["wrong registry password"]}
-    configs["wrong registry password"] = configs["key as text"] | {"schema_registry": registry}
+    configs = _configs(_logins(kafka_secured, secrets), secrets, name, backend.url)
     started = {way: headrace(config, wait=False, env=secrets.variables) for way, config in configs.items()}
     main, token = started["password"], secrets["HTTP token"]
 

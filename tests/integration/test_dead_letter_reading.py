@@ -104,7 +104,7 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
     async def main() -> list[Any]:
         admin = Admin(site.kafka)
         ended = EndedOffsets(admin, one)
-        await ended.prepare()
+        await ended.prepare(None)
         await ended.load()
         return ended.records_for({0: [0, 2], 1: [1]})
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, is_pem
-from headrace.config.references import ReferenceProblem, files_in, holds_plain_text, is_file, resolve, too_open
+from headrace.config.references import FileReferences, is_file
 from headrace.config.yaml_tree import KeyPath
 
 SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -27,6 +27,8 @@ SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 _CERTIFICATES: Final = ("caCert", "accessCertificate", "accessKey", "sasl.oauth.caCert")
 _SECRETS: Final = ("accessKey", "accessKeyPassword", "sasl.password", "sasl.oauth.clientSecret")
+_REPORTED: Final = "-"
+"""Stands for a value whose problem is reported: anything but an empty text."""
 _BOOL: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
@@ -90,7 +92,8 @@ class SecurityReader:
         """Take what is written, by the names in `SETTINGS`, and what reports a problem or a warning at a path."""
         self._written, self._attributes, self._files = written, attributes, files
         self._wrong, self._warn = wrong, warn
-        self._references: dict[KeyPath, str] = {}
+        folder = files.file.parent
+        self._references = FileReferences(files.file, folder, os.environ, lambda at, why: wrong(self.path_of(at), why))
 
     def read(self) -> KafkaSecurity | None:
         """Return the trigger's TLS and login; None if it says nothing of them.
@@ -115,7 +118,7 @@ class SecurityReader:
             values["sasl"] = {"mechanism": "PLAIN", **self._values("sasl")}
         if not has_tls and (sasl or tls is False):
             values["protocol"] = "sasl_plaintext" if sasl else "plaintext"
-        found = KafkaSecurity.model_validate(values).read_from(self._files.file.parent, self._references)
+        found = KafkaSecurity.model_validate(values).read_from(self._files.file.parent, self._references.below(()))
         return found if values else None
 
     def path_of(self, setting: KeyPath) -> KeyPath:
@@ -165,23 +168,18 @@ class SecurityReader:
             return {key.strip(): text for key, _, text in (part.partition("=") for part in value.split(","))}
         try:
             text = self._secret(name, value) if name in (*_CERTIFICATES, *_SECRETS) else value
-            files = [self._files.file.parent / file for file in files_in(text)]
-            resolved = resolve(text, os.environ, self._files.file.parent, lambda _: None)
-            if name in _CERTIFICATES and not is_pem(resolved) and not is_file(self._files.file.parent / resolved):
-                raise ValueError("refers to a value that is neither PEM text nor the path of a file: correct it")
-            if name in _SECRETS:
-                in_file = [Path(text)] if name == "accessKey" and not files and not is_pem(text) else files
-                reasons = [too_open(file, mounted=True) for file in in_file]
-                if holds_plain_text(text) and not in_file:
-                    reasons.append(too_open(self._files.file, mounted=False))
-                for reason in filter(None, reasons):
-                    self._report(name, reason)
-        except (ReferenceProblem, ValueError) as cause:
+        except ValueError as cause:
             self._report(name, str(cause))
-            return "-"  # reported; anything but empty
-        if files:
-            self._references[path] = text
-        return resolved
+            return _REPORTED
+        found, folder = self._references.replaced(text, path), self._files.file.parent
+        if path in self._references.unresolved:
+            return _REPORTED
+        if name in _CERTIFICATES and not is_pem(found) and not is_file(folder / found):
+            self._report(name, "refers to a value that is neither PEM text nor the path of a file: correct it")
+            return _REPORTED
+        if name == "accessKey" and not is_pem(found):
+            self._references.check_mount(folder / found, path)
+        return found
 
     def _secret(self, name: str, value: str) -> str:
         """Return a certificate or secret as a text, the path of a file, or a reference to one. No error shows it."""

@@ -74,7 +74,7 @@ def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[.
 def test_a_transaction_that_fails_leaves_nothing(site: Any, topic: Callable[..., str], url: str) -> None:
     """The record at fault is named, the others say why they are not there; the next transaction is not harmed."""
     first, second = topic(), topic(1, max_message_bytes=2000)
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"topic": first, "records": [{"value": 1}, {"value": 2}]},
         {"topic": second, "records": [{"value": "small"}, {"value": "x" * 5000}]},
     ]

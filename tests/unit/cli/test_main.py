@@ -129,7 +129,7 @@ def test_interrupt_exits_130_at_once(failing: Any, capsys: pytest.CaptureFixture
     failing(KeyboardInterrupt())
     codes: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main_module.os, "_exit", lambda code: codes.append(code) or sys.exit(code))
+        patch.setattr(os, "_exit", lambda code: codes.append(code) or sys.exit(code))
         assert headrace("topics") == 130
     assert codes == [130]
     assert capsys.readouterr().err == "\ninterrupted\n"

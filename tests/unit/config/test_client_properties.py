@@ -56,7 +56,7 @@ maxWaitTime fetchMin fetchDefault fetchMax
 
 def misfit(section: type[Section], name: str) -> str:
     with pytest.raises(ValidationError) as raised:
-        section(properties={name: "x"})
+        section.model_validate({"properties": {name: "x"}})
     return raised.value.errors()[0]["msg"]
 
 
@@ -78,7 +78,7 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
     """Whoever writes a key of Java's client or light-4j is told where it went."""
     for section in (KafkaConfig, ProducerConfig):
         try:
-            section(properties={name: "x"})
+            section.model_validate({"properties": {name: "x"}})
         except ValidationError as refused:
             assert "is not taken here: " in str(refused)
 

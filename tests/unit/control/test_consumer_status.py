@@ -12,9 +12,10 @@ import pytest
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.control.commands import Commands, PartitionsRequest, SeekRequest, SkipRequest
-from headrace.control.consumer_control import CommandAnswer, RunningConsumer
+from headrace.control.consumer_control import CommandAnswer
 from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.lag import PartitionLag
+from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.status import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere

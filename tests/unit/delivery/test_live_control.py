@@ -114,7 +114,6 @@ async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() ->
 async def test_a_seek_fences_what_does_not_end_in_time() -> None:
     """From the deadline on its results mean nothing, so the partition goes on though the handler hangs."""
     async with running(Bed()) as bed:
-        bed.pump.drain_seconds = 0
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()

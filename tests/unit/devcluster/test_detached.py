@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli.dev import HOME, dev
-from headrace.devcluster import Cluster, DevCluster, environment
+from headrace.cli.dev import dev
+from headrace.devcluster import HOME, Cluster, DevCluster, environment
 from headrace.errors import EnvironmentProblem
 
 UP = {

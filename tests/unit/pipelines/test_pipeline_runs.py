@@ -360,12 +360,12 @@ def test_a_driver_that_cannot_be_started_is_tried_again(
         async def refuse(*_: object) -> FakeDriver:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(runs.DriverProcess, "start", refuse)
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", refuse)
         bench.lives[-1].end(1)
         await bench.clock.advance(1)
         assert bench.run.death is None
         assert "cannot be started: No space left on device" in bench.reason
-        monkeypatch.setattr(runs.DriverProcess, "start", bench.start_driver)
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", bench.start_driver)
         await bench.clock.advance(2)
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"

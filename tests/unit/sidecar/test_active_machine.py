@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.errors import CommitRefused, InstanceBusy, InstanceNotFound, InstanceState
 from headrace.records import Committed, TopicPartition
-from headrace.sidecar.active.instance import ActiveInstance, Topics
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.spec import Topics
 
 T = TypeVar("T")
 

@@ -222,8 +222,9 @@ class Assembly:
         if kafka is self._config.kafka:
             return self._context.admin
         for known in self._other_clusters:
-            # The fields are compared, and not the models, which also hold what their clients use now.
-            if known.config.model_dump() == kafka.model_dump():
+            # The fields and files are compared, and not the models, which also hold what their clients use now.
+            same_files = known.config.security.files == kafka.security.files
+            if same_files and known.config.model_dump() == kafka.model_dump():
                 return known
         servers = [each.servers for each in (self._context.admin, *self._other_clusters)]
         name = f"kafka {kafka.bootstrap_servers}"

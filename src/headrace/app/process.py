@@ -78,7 +78,8 @@ class App:
             PipelineInvalid: A pipeline file is not usable.
         """
         check_properties(config.kafka, config.producer)
-        for warning in [*config.producer.warnings, *warnings_of(config.kafka.security)]:
+        weak = [*warnings_of(config.kafka.security), *config.schema_registry.warnings]
+        for warning in [*config.producer.warnings, *weak]:
             log.warning("%s", warning)
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config)

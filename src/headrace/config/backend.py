@@ -137,10 +137,15 @@ def connection_problem(cause: OSError | None, section: str = "") -> str:
             return f"no connection ({(cause and cause.strerror) or cause})"
 
 
-def encrypted(url: str) -> str:
-    """Return a URL that is safe to send secrets to: https, or loopback."""
+def is_protected(url: str) -> bool:
+    """Return whether a URL is https, or loopback."""
     parts = urlsplit(url)
-    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
+
+
+def encrypted(url: str) -> str:
+    """Return a URL that is safe to send secrets to."""
+    if not is_protected(url):
         raise ValueError("is not https, so that others could read the secret on its way: use https")
     return url
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from headrace.config.backend import ClientTls
+from headrace.config.backend import ClientTls, is_protected
 from headrace.config.section import Count, Section, Url
 
 _LEAST_SECRET: Final = 32
@@ -17,7 +17,7 @@ def _process_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ValueError("has a path or query: write scheme, host and port only")
-    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+    if not is_protected(url):
         raise ValueError("is not https, so that others could read records on their way: use https")
     return url.rstrip("/")
 

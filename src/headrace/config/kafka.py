@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
-from headrace.config.backend import ClientTls
+from headrace.config.backend import ClientTls, is_protected
 from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import ReferenceProblem, is_secret_name, resolve
@@ -205,6 +205,12 @@ class SchemaRegistryConfig(Section):
         if self.tls != ClientTls() and not self.secure:
             raise ValueError("tls is set and url is not https: correct one of them")
         return self
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the network could read."""
+        open_way = self.username and not is_protected(self.url)
+        return ["schema_registry.url is not https, so the network can read the password: use https"] * bool(open_way)
 
     @property
     def secure(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,13 @@ with Path(__file__).with_name("security_keys.csv").open(newline="") as _table:
 _HELPERS: Final = {"ssl.keystore.type", "ssl.truststore.password", "ssl.truststore.type"}
 """Properties that only help to read others: the content of a store says of which type it is."""
 _MECHANISMS: Final = {"PlainLoginModule": "PLAIN", "ScramLoginModule": "SCRAM", "OAuthBearerLoginModule": "OAUTHBEARER"}
-_OPTIONS: Final[dict[str, KeyPath]] = {
-    "username": ("username",),
-    "password": ("password",),
-    **dict.fromkeys(("clientId", "oauth.client.id"), ("oauth", "client_id")),
-    **dict.fromkeys(("clientSecret", "oauth.client.secret"), ("oauth", "client_secret")),
-    **dict.fromkeys(("scope", "oauth.scope"), ("oauth", "scopes")),
-    "oauth.token.endpoint.uri": ("oauth", "token_url"),
+_OPTIONS: Final = {
+    "username": "username",
+    "password": "password",
+    **dict.fromkeys(("clientId", "oauth.client.id"), "oauth.client_id"),
+    **dict.fromkeys(("clientSecret", "oauth.client.secret"), "oauth.client_secret"),
+    **dict.fromkeys(("scope", "oauth.scope"), "oauth.scopes"),
+    "oauth.token.endpoint.uri": "oauth.token_url",
 }
 """Options of login modules, and the settings below `kafka.security.sasl`; `oauth.*` are Strimzi's."""
 _TOKEN: Final = re.compile(r""""((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s"'=;]+)|([=;])|\s+""", re.DOTALL)
@@ -50,16 +51,13 @@ def parse_jaas(line: str) -> dict[str, Any]:
             "single quotes, each value in double quotes, and one semicolon at the end"
         )
     _mechanism_of(texts[0])
-    settings: dict[str, Any] = {"jaas.config.module": texts[0]}
+    settings: dict[str, Any] = {"module": texts[0]}
     for option, value in zip(texts[2:-1:3], texts[4:-1:3], strict=True):
         extension = option.removeprefix("extension_")
-        path = ("oauth", "extensions", extension) if extension != option else _OPTIONS.get(option)
-        if not path:
+        setting = f"oauth.extensions.{extension}" if extension != option else _OPTIONS.get(option)
+        if not setting:
             raise ValueError(f"has the option {option}, which is not supported: remove it, or choose another login")
-        section = settings
-        for part in path[:-1]:
-            section = section.setdefault(str(part), {})
-        section[str(path[-1])] = value.split() if path[-1] == "scopes" else value
+        settings[setting] = value.split() if setting == "oauth.scopes" else value
     return settings
 
 
@@ -68,15 +66,20 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def with_jaas(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `kafka.security.sasl` with what `jaas.config` and `jaas.config.module` stand for.
+    """Return settings of `kafka.security.sasl` with what `jaas.config` and `module` stand for.
 
     Raises:
         ValueError: The line is malformed, or its module is not supported or for another mechanism.
     """
-    found = dict(settings)
-    if "jaas.config" in found:
-        found |= parse_jaas(str(found.pop("jaas.config")))
-    if not (module := found.pop("jaas.config.module", "")):
+    found: dict[str, Any] = copy.deepcopy(dict(settings))
+    line = found.pop("jaas.config", None)
+    for name, value in parse_jaas(str(line)).items() if line is not None else ():
+        node = found
+        *sections, last = name.split(".", 2)
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    if not (module := found.pop("module", "")):
         return found
     mechanism, written = _mechanism_of(str(module)), str(found.get("mechanism", ""))
     if not written and mechanism == "SCRAM":
@@ -103,10 +106,10 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
     """
     path, value = tuple(SECURITY_KEYS[name].split(".")), properties[name]
     if name == "sasl.jaas.config" and isinstance(value, dict):
-        for below, setting in _leaves(value):
-            yield (name, *below), ("sasl", *below), setting
+        for setting, item in value.items():
+            yield (name, setting), ("sasl", *setting.split(".", 2)), item
     elif name in ("sasl.jaas.config", "sasl.jaas.config.module"):
-        yield (name,), ("sasl", name.removeprefix("sasl.")), value
+        yield (name,), ("sasl", "module" if name.endswith("module") else "jaas.config"), value
     elif name == "sasl.oauthbearer.method":
         _require(value, str(value).lower() == "oidc", "oidc")
     elif name == "sasl.oauthbearer.scope":
@@ -136,11 +139,3 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
 def _require(value: Any, fits: bool, choices: str) -> None:
     if not fits:
         raise ValueError(f"is {value}, which is not supported: set {choices}")
-
-
-def _leaves(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    for name, item in value.items():
-        if isinstance(item, dict):
-            yield from (((name, *below), leaf) for below, leaf in _leaves(item))
-        else:
-            yield (name,), item

@@ -23,11 +23,10 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
 
-TlsVersion = Literal["1.2", "1.3"]
+TlsVersion = Annotated[Literal["1.2", "1.3"], BeforeValidator(lambda value: str(value).removeprefix("TLSv"))]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 Protocol = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 _PEM_START: Final = "-----BEGIN"
-_LONG: Final = 150
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
 
@@ -38,14 +37,8 @@ def is_pem(value: str) -> bool:
 
 def _mechanism(value: Any) -> Any:
     if str(value).upper() in ("GSSAPI", "KERBEROS"):
-        raise ValueError(
-            f"is {value}, which needs Kerberos and is not supported: take a SCRAM mechanism or OAUTHBEARER"
-        )
+        raise ValueError(f"is {value}, which needs Kerberos and is not supported: take SCRAM or OAUTHBEARER")
     return str(value).upper()
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 def _unflattened(value: Any) -> Any:
@@ -54,10 +47,6 @@ def _unflattened(value: Any) -> Any:
         return value
     labels = re.sub(r"-----(BEGIN|END) [A-Z0-9 ]+-----", lambda label: label[0].replace(" ", "\0"), value.strip())
     return labels.replace("@", "\n").replace(" ", "\n").replace("\0", " ") + "\n"
-
-
-def _version(value: Any) -> Any:
-    return str(value).removeprefix("TLSv")
 
 
 def _extensions(found: dict[str, str]) -> dict[str, str]:
@@ -89,9 +78,9 @@ class KafkaTls(Section):
     """PKCS#12 file with certificate and key, instead of `certificate` and `key`."""
     keystore_password: SecretStr = SecretStr("")
     """Password of the PKCS#12 file."""
-    min_version: Annotated[TlsVersion, BeforeValidator(_version)] = "1.2"
+    min_version: TlsVersion = "1.2"
     """Oldest version of TLS that is accepted."""
-    max_version: Annotated[TlsVersion, BeforeValidator(_version)] = "1.3"
+    max_version: TlsVersion = "1.3"
     """Newest version of TLS that is offered; the lowest that is set in this process counts for all clusters."""
     verify_host_name: bool = True
     """Whether the broker's certificate must be for the host that was connected to."""
@@ -130,12 +119,6 @@ class KafkaOAuth(Section):
     ca: Annotated[str, _Lines] = ""
     """Authorities of the token server's certificate, as path or PEM text, instead of the system's."""
 
-    @model_validator(mode="after")
-    def _complete(self) -> KafkaOAuth:
-        if not self.client_secret.get_secret_value():
-            raise ValueError("client_secret is empty: set it")
-        return self
-
 
 class KafkaSasl(Section):
     """The login."""
@@ -158,9 +141,9 @@ class KafkaSasl(Section):
     def _complete(self) -> KafkaSasl:
         login = bool(self.username), bool(self.password.get_secret_value())
         if self.mechanism == "OAUTHBEARER":
-            if not self.oauth:
+            if not self.oauth or not self.oauth.client_secret.get_secret_value():
                 raise ValueError(
-                    "mechanism is OAUTHBEARER without oauth: set oauth.token_url, client_id, client_secret"
+                    "OAUTHBEARER needs oauth: set oauth.token_url, client_id and a client_secret with text"
                 )
             if any(login):
                 raise ValueError("has username or password, which OAUTHBEARER does not use: remove them")
@@ -175,7 +158,7 @@ class KafkaSasl(Section):
 class KafkaSecurity(Section):
     """How clients protect their connections to Kafka, and how they log in."""
 
-    protocol: Annotated[Protocol, BeforeValidator(_lower)] | None = None
+    protocol: Annotated[Protocol, BeforeValidator(lambda value: str(value).lower())] | None = None
     """Kafka's `security.protocol`; when left out, `sasl_ssl` if there is a login, `ssl` if there is `tls`, otherwise
     `plaintext`. `sasl_plaintext` must be written: it shows records and, with PLAIN, the password to the network."""
     tls: KafkaTls | None = None
@@ -194,9 +177,7 @@ class KafkaSecurity(Section):
         if protocol.startswith("sasl_") and not self.sasl:
             raise ValueError(f"protocol {protocol} needs a login: set sasl.mechanism and its credentials")
         if self.tls and not protocol.endswith("ssl"):
-            raise ValueError(
-                f"has tls, and protocol {protocol} has no TLS: set protocol: sasl_ssl or ssl, or remove tls"
-            )
+            raise ValueError(f"has tls, and protocol {protocol} has no TLS: set sasl_ssl or ssl, or remove tls")
         return self
 
     @property
@@ -207,13 +188,6 @@ class KafkaSecurity(Section):
         return "sasl_ssl" if self.sasl else "ssl" if self.tls else "plaintext"
 
     @property
-    def principal(self) -> str:
-        """Kafka's name of this client, as far as it is known here; empty if only the brokers know it."""
-        if not self.sasl:
-            return "User:ANONYMOUS" if self.effective_protocol == "plaintext" else ""
-        return f"User:{self.sasl.oauth.client_id if self.sasl.oauth else self.sasl.username}"
-
-    @property
     def files(self) -> list[Path]:
         """Every file that certificates and secrets are read from."""
         tls, oauth = self.tls or KafkaTls(), self.sasl.oauth if self.sasl else None
@@ -221,13 +195,6 @@ class KafkaSecurity(Section):
         found = [Path(text) for text in texts if text and not is_pem(text)]
         found += [tls.keystore] if tls.keystore else []
         return found + [self._folder / name for text in self._references.values() for name in files_in(text)]
-
-    @property
-    def key_file(self) -> Path | None:
-        """The file of a private key that no password protects."""
-        name = self.tls.key.get_secret_value() if self.tls else ""
-        unprotected = name and not is_pem(name) and not (self.tls and self.tls.key_password.get_secret_value())
-        return Path(name) if unprotected else None
 
     @property
     def in_use(self) -> KafkaSecurity:
@@ -267,6 +234,7 @@ class KafkaSecurity(Section):
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
         try:
+            _replace_paths(values, lambda path, _: str(self._folder / path), "ca", "certificate", "key")
             _replace_paths(values, _read_pem, "ca", "certificate", "key")
             found = KafkaSecurity.model_validate(values)
         except (FileProblem, UnicodeDecodeError) as cause:
@@ -308,7 +276,10 @@ def located(security: KafkaSecurity, at: KeyPath, references: FileReferences) ->
     for problem in file_problems(found):
         path = *at, *problem.path
         references.report(path, f"{references.name_of(path)}{problem.sentence}")
-    references.check_mount(found.key_file, (*at, "tls", "key"))
+    tls = found.tls or KafkaTls()
+    key = tls.key.get_secret_value()
+    if key and not is_pem(key) and not tls.key_password.get_secret_value():
+        references.check_mount(Path(key), (*at, "tls", "key"))
     return found
 
 
@@ -334,15 +305,12 @@ def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> lis
 def _content(value: str, setting: str) -> bytes:
     if is_pem(value):
         return value.encode()
-    hidden = setting == "tls.key" or len(value) > _LONG  # it may be a key without its first line, or a password
-    if not is_file(Path(value)):
-        named = "is neither PEM text nor the path of a file" if hidden else f"names {value}, which is no file"
-        raise FileProblem(setting, f"{named}: correct the path")
+    if not is_file(Path(value)):  # it may be a secret, so it is not shown
+        raise FileProblem(setting, "is neither PEM text nor the path of a file: correct the path")
     try:
         return Path(value).read_bytes()
     except OSError as cause:
-        named = "names a file that" if hidden else f"names {value}, which"
-        raise FileProblem(setting, f"{named} cannot be read: {cause.strerror}. Correct it") from None
+        raise FileProblem(setting, f"names {value}, which cannot be read: {cause.strerror}. Correct it") from None
 
 
 def _read_pem(path: str, setting: str) -> str:
@@ -363,11 +331,10 @@ def read_authorities(value: str, setting: str) -> str:
         if value:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
-        name = shlex.quote(value)
-        command = (
-            "" if is_pem(value) else f". To convert a store, run: keytool -list -rfc -keystore {name} > {name}.pem"
-        )
-        raise FileProblem(setting, f"holds no certificates in PEM: correct it{command}") from None
+        name, text = shlex.quote(value), "holds no certificates in PEM: correct it"
+        if not is_pem(value):
+            text += f". To convert a store, run: keytool -list -rfc -keystore {name} > {name}.pem"
+        raise FileProblem(setting, text) from None
     return text
 
 

@@ -43,11 +43,7 @@ class ConfigReading(NamedTuple):
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
-    """Return the effective configuration.
-
-    Args:
-        path: See `read_config`.
-        environ: See `read_config`.
+    """Return the effective configuration, from what `read_config` takes.
 
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
@@ -130,10 +126,9 @@ class _FileReader:
         """Move the security properties of every client to `kafka.security`, with their lines and references."""
         properties = self._kafka_properties()
         found = {name: properties.pop(name) for name in [*properties] if name in SECURITY_KEYS}
-        if any(path[:2] == _PROPERTIES for path in self._references.unresolved):
-            return
+        wrong = any(path[:2] == _PROPERTIES for path in self._references.unresolved)
         settings: dict[KeyPath, tuple[KeyPath, Any]] = {}
-        for name in found:
+        for name in () if wrong else found:
             try:
                 if "security" in self._tree["kafka"]:
                     raise ValueError(f"has no effect with kafka.security: set {SECURITY_KEYS[name]} there, remove this")
@@ -142,11 +137,10 @@ class _FileReader:
                         raise ValueError(f"sets kafka.security.{dotted(path)}, as {other[0][0]} does: remove one")
                     settings[path] = source, value
             except ValueError as cause:
+                wrong = True
                 self._report((*_PROPERTIES, name), str(cause))
-                self._references.unresolved.add((*_PROPERTIES, name))
-        if found and not any(path[:2] == _PROPERTIES for path in self._references.unresolved):
-            for path, (source, value) in settings.items():
-                self._move(source, path, value, found[str(source[0])])
+        for path, (source, value) in () if wrong else settings.items():
+            self._move(source, path, value, found[str(source[0])])
 
     def _move(self, source: KeyPath, path: KeyPath, value: Any, written: Any) -> None:
         """Write a setting into the section `kafka.security`, with the line and reference of its property."""
@@ -179,9 +173,9 @@ class _FileReader:
             key = _key_for(last, [*node, *known_keys(path)], path)
             path = (*path, key)
             node[key] = _override_value(self._environ[name])
-            for overridden in [known for known in locations if known[: len(path)] == path]:
-                del locations[overridden]
-                self._references.texts.pop(overridden, None)
+            for known in (locations, self._references.texts):
+                for overridden in [each for each in known if each[: len(path)] == path]:
+                    del known[overridden]
             locations[path] = name
 
     def _named_files(self) -> dict[str, list[Path]]:
@@ -203,23 +197,16 @@ class _FileReader:
         """Return the configuration with absolute paths, and report files that do not exist."""
         folder = self._folder
         files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
-        tls = self._with_absolute_files(config.http.tls, ("http", "tls"))
-        jwt = self._with_absolute_files(config.security.jwt, ("security", "jwt"))
         security = located(config.kafka.security, ("kafka", "security"), self._references)
-        peer_tls = self._with_absolute_files(config.cluster.tls, ("cluster", "tls"))
-        registry_tls = self._with_absolute_files(config.schema_registry.tls, ("schema_registry", "tls"))
         reactive: dict[str, ReactiveConsumerConfig] = {}
         for name, consumer in config.reactive_consumers.items():
-            backend_tls = self._with_absolute_files(
-                consumer.backend.tls, ("reactive_consumers", name, "backend", "tls")
-            )
-            backend = consumer.backend.model_copy(update={"tls": backend_tls})
+            backend = self._with_files(consumer.backend, "reactive_consumers", name, "backend", "tls")
             reactive[name] = consumer.model_copy(update={"backend": backend})
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
         password = self._references.texts.get(("schema_registry", "password"), "")
-        registry = config.schema_registry.model_copy(update={"tls": registry_tls}).read_from(folder, password)
+        registry = self._with_files(config.schema_registry, "schema_registry", "tls").read_from(folder, password)
         return config.model_copy(
             update={
                 **(
@@ -230,25 +217,27 @@ class _FileReader:
                 "functions_secrets_dir": secrets,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
-                "http": config.http.model_copy(update={"tls": tls}),
-                "cluster": config.cluster.model_copy(update={"tls": peer_tls}),
-                "security": config.security.model_copy(update={"jwt": jwt}),
+                "http": self._with_files(config.http, "http", "tls"),
+                "cluster": self._with_files(config.cluster, "cluster", "tls"),
+                "security": self._with_files(config.security, "security", "jwt"),
                 "reactive_consumers": reactive,
             }
         )
 
-    def _with_absolute_files(self, section: AnySection, at: KeyPath) -> AnySection:
-        files = {name: self._folder / value for name, value in section if isinstance(value, Path)}
+    def _with_files(self, section: AnySection, *at: str) -> AnySection:
+        """Return a section whose last part of the path has absolute paths, and report files that do not exist."""
+        inner: Section = getattr(section, at[-1])
+        files = {name: self._folder / value for name, value in inner if isinstance(value, Path)}
         for name, file in files.items():
             path = (*at, name)
             if not is_file(file):
                 named = f"names {file}, which is no file"
-                if name == "key":  # it may be the key itself
+                if name == "key" or path in self._references.texts:  # it may be the key itself, or another secret
                     named = f"{self._references.name_of(path)}is not the path of a file"
                 self._report(path, f"{named}: correct the path")
             elif name == "key":
                 self._references.check_mount(file, path)
-        return section.model_copy(update=files)
+        return section.model_copy(update={at[-1]: inner.model_copy(update=files)})
 
 
 def _key_for(part: str, known: list[str], path: KeyPath) -> str:

@@ -123,7 +123,7 @@ class SecurityReader:
 
     def path_of(self, setting: KeyPath) -> KeyPath:
         """Return the path in the file of a setting of `KafkaSecurity`, or of the first one in a section of it."""
-        names = [name for name, (_, path) in SETTINGS.items() if path and path[: len(setting)] == setting]
+        names = [name for name, (_, path) in SETTINGS.items() if path and path[: len(setting)] == setting[: len(path)]]
         written = [self._written[name].path for name in names if name in self._written]
         return written[0] if written else (*self._attributes, *names[0].split("."))
 
@@ -131,7 +131,7 @@ class SecurityReader:
         """Return the errors of the model at the paths and with the names of the file."""
         errors = cause.errors(include_url=False, include_input=False)
         for error in errors:
-            error["loc"], error["msg"] = self.path_of(error["loc"][:3]), in_nuclio_names(error["msg"])
+            error["loc"], error["msg"] = self.path_of(error["loc"]), in_nuclio_names(error["msg"])
         return errors
 
     def _check_unused(self, section: str, enabled: bool) -> None:
@@ -160,18 +160,20 @@ class SecurityReader:
 
     def _value(self, name: str, path: KeyPath) -> Any:
         value = self._written[name].value
-        if not isinstance(value, str):
-            return value
-        if name == "sasl.oauth.scopes":
-            return [part.strip() for part in value.split(",")]
-        if name == "sasl.oauth.extensions":
-            return {key.strip(): text for key, _, text in (part.partition("=") for part in value.split(","))}
         try:
-            text = self._secret(name, value) if name in (*_CERTIFICATES, *_SECRETS) else value
+            is_secret = isinstance(value, str) and name in (*_CERTIFICATES, *_SECRETS)
+            text = self._secret(name, value) if is_secret else value
         except ValueError as cause:
             self._report(name, str(cause))
             return _REPORTED
         found, folder = self._references.replaced(text, path), self._files.file.parent
+        if not isinstance(found, str):
+            return found
+        if name in ("sasl.oauth.scopes", "sasl.oauth.extensions"):
+            self._references.texts.pop(path, None)  # it stands for a part only
+            parts = [part.strip() for part in found.split(",")]
+            pairs = (part.partition("=") for part in parts)
+            return parts if path[-1] == "scopes" else {key.strip(): text for key, _, text in pairs}
         if path in self._references.unresolved:
             return _REPORTED
         if name in _CERTIFICATES and not is_pem(found) and not is_file(folder / found):
@@ -194,9 +196,7 @@ class SecurityReader:
             under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""
             advice = f", {other}" if folder or name in _CERTIFICATES else ""
             raise ValueError(f"names no file{under}: correct the name, or create the file{advice}")
-        content = file.read_bytes().strip()
-        flattened = b"\n" not in content and b"-----BEGIN" in content
-        return f"${{file:{file}}}" if flattened or name not in _CERTIFICATES else str(file)
+        return str(file) if name in _CERTIFICATES and not _is_flattened(file) else f"${{file:{file}}}"
 
     def _switch(self, name: str) -> bool | None:
         if name not in self._written:
@@ -210,11 +210,21 @@ class SecurityReader:
         self._wrong(self._written[name].path, sentence)
 
 
+def _is_flattened(file: Path) -> bool:
+    """Return whether a file is PEM text in one line; one that cannot be read is not."""
+    try:
+        content = file.read_bytes().strip()
+    except OSError:
+        return False
+    return b"\n" not in content and b"-----BEGIN" in content
+
+
 def in_nuclio_names(sentence: str) -> str:
     """Return a sentence about `KafkaSecurity` with the names that function files have."""
     for phrase, replacement in _PHRASES.items():
         sentence = sentence.replace(phrase, replacement)
-    return _MODEL_NAME.sub(lambda match: _NAMES[match[0]], sentence)
+    words = sentence.split(" ")  # one with a slash is part of a path
+    return " ".join(word if "/" in word else _MODEL_NAME.sub(lambda name: _NAMES[name[0]], word) for word in words)
 
 
 def cluster_problem(security: KafkaSecurity | None, brokers: Sequence[str], kafka: KafkaConfig) -> str:

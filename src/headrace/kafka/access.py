@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -12,12 +13,13 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
 
 Kind = Literal["topic", "group", "transactional-id", "cluster"]
-_KIND_OF: Final[dict[int, Kind]] = {
+KIND_OF: Final[dict[int, Kind]] = {
     confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
     confluent_kafka.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
+"""Each code of Kafka that refuses a right, and the kind of resource that it is about; it names no more."""
 
 
 class Right(NamedTuple):
@@ -38,18 +40,13 @@ class Right(NamedTuple):
 
 def is_refused(error: Any) -> bool:
     """Return whether an error says that a right is missing."""
-    return isinstance(error, confluent_kafka.KafkaError) and error.code() in _KIND_OF
+    return isinstance(error, confluent_kafka.KafkaError) and error.code() in KIND_OF
 
 
 def refusal_in(error: confluent_kafka.KafkaError) -> confluent_kafka.KafkaError | None:
     """Return the refusal that an error fatal to the client is about; the client names it in the text only."""
-    refusals = [confluent_kafka.KafkaError(code) for code in _KIND_OF]
+    refusals = [confluent_kafka.KafkaError(code) for code in KIND_OF]
     return next((refusal for refusal in refusals if refusal.str() in error.str()), None)
-
-
-def refused_kind(error: confluent_kafka.KafkaError) -> Kind:
-    """Return the kind of resource that an error of Kafka (`is_refused`) is about; it names no more."""
-    return _KIND_OF[error.code()]
 
 
 def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
@@ -71,21 +68,17 @@ def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> st
 
 def principal_of(kafka: KafkaConfig) -> tuple[str, str]:
     """Return a client's principal for a sentence and for a command, where `PRINCIPAL` is one the brokers choose."""
-    tls = kafka.security.tls or KafkaTls()
-    if (tls.certificate or tls.keystore) and not kafka.security.sasl:
+    security = kafka.security.in_use
+    sasl, tls = security.sasl, security.tls
+    if tls and (tls.certificate or tls.keystore) and not sasl:
         return f"the principal of {_certificate(tls)}", "PRINCIPAL"
-    name = kafka.security.principal or "User:ANONYMOUS"
-    return name, name
+    name = (sasl.oauth.client_id if sasl.oauth else sasl.username) if sasl else "ANONYMOUS"
+    return f"User:{name}", f"User:{name}"
 
 
 def _certificate(tls: KafkaTls) -> str:
-    """Return the certificate with its subject's common name, if that can be read here."""
-    from cryptography.x509.oid import NameOID
-
-    try:
-        identity = identity_of(tls)
-    except FileProblem:
-        identity = None
-    subject = identity and identity.cert and identity.cert.certificate.subject
-    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME) if subject else []
-    return f"certificate CN={names[0].value!s}" if names else "the client certificate"
+    """Return the certificate with its subject, if that can be read here."""
+    with contextlib.suppress(FileProblem):
+        if (identity := identity_of(tls)) and identity.cert:
+            return f"certificate {identity.cert.certificate.subject.rfc4514_string()}"
+    return "the client certificate"

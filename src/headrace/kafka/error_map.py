@@ -8,7 +8,7 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.access import Right, is_refused, missing_right, refused_kind
+from headrace.kafka.access import KIND_OF, Right, is_refused, missing_right
 from headrace.records import OutgoingRecord
 
 _KIND = {
@@ -162,7 +162,7 @@ def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, 
     error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
     number = error.code()
     if is_refused(error):  # also if it is fatal to the client
-        text = f"{doing}: {missing_right(refused_kind(error), kafka, needed)} ({error.name()})"
+        text = f"{doing}: {missing_right(KIND_OF[number], kafka, needed)} ({error.name()})"
         return errors.KafkaUnauthorized(text, kafka_code=number, kafka_name=error.name())
     kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
     if number in _WRITTEN_PERHAPS:

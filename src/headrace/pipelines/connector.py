@@ -34,7 +34,6 @@ _PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _REFUSED_TOPICS: Final = re.compile(r"access topics: \[([^\]]+)\]")
 _REFUSED_GROUP: Final = re.compile(r"access group: (\S+)")
-_PLAIN_CHARACTER: Final = re.compile(r"[A-Za-z0-9]")
 
 
 class ConnectorSecurity(NamedTuple):
@@ -133,12 +132,7 @@ def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
 
 def _as_property(value: str) -> str:
     """Return a value as Java's `Properties.load` reads it back, whatever its characters."""
-    units = value.encode("utf-16-be")
-    characters = [units[index : index + 2] for index in range(0, len(units), 2)]
-    return "".join(
-        chr(unit[1]) if unit[0] == 0 and _PLAIN_CHARACTER.match(chr(unit[1])) else f"\\u{unit.hex()}"
-        for unit in characters
-    )
+    return re.sub("....", lambda unit: f"\\u{unit[0]}", value.encode("utf-16-be").hex())
 
 
 def _login(sasl: KafkaSasl) -> str:
@@ -191,10 +185,6 @@ def _identity(tls: KafkaTls) -> tuple[str, str]:
 
 
 def _secret_values(section: Section) -> list[str]:
-    found: list[str] = []
-    for _, value in section:
-        if isinstance(value, SecretStr):
-            found.append(value.get_secret_value())
-        elif isinstance(value, Section):
-            found += _secret_values(value)
-    return [value for value in found if value]
+    secrets = [value.get_secret_value() for _, value in section if isinstance(value, SecretStr)]
+    below = [secret for _, value in section if isinstance(value, Section) for secret in _secret_values(value)]
+    return [*filter(None, secrets), *below]

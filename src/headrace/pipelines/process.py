@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Collection
 from importlib import metadata
@@ -21,6 +22,8 @@ from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
 
 _SPARK_VERSION = "4.2.0"
 _JAVA_VERSION = 17
+_HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
+"""Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
 # People set these for other installations of Spark; this one must not use them.
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_DRIVER_PYTHON")
 
@@ -36,7 +39,10 @@ class Toolchain(NamedTuple):
         own = {
             name: value
             for name, value in os.environ.items()
-            if name not in _FOREIGN and value not in hidden and not name.upper().startswith("HEADRACE__")
+            if name not in _FOREIGN
+            and value not in hidden
+            and not name.upper().startswith("HEADRACE__")
+            and not _HOLDS_SECRET.search(value)
         }
         # The launcher is a JVM of its own that lives for a second: compile little, so that it starts sooner.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"

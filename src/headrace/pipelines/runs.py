@@ -139,8 +139,8 @@ class PipelineRun(Service):
             if not driver or self._renewing or now is self._security:
                 continue
             try:
-                write_secrets(self._folder, (await run_blocking(functools.partial(connector_options, now))).secrets)
-            except (HeadraceError, OSError) as cause:
+                await run_blocking(functools.partial(connector_options, now))
+            except HeadraceError as cause:
                 if now is not reported:
                     log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
                 reported = now
@@ -198,14 +198,9 @@ class PipelineRun(Service):
         self._status.driver_started(renewed=self._renewing)
         self._driver_ended.clear()
         self._renewing = False
-        try:
-            driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
-        except OSError as cause:  # a full disk, too many processes: both pass
-            write_secrets(self._folder, {})
-            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
-            raise DriverLost(text, pipeline=self._spec.name) from cause
         failure: wire.Failed | None = None
         try:
+            driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
             async for event in driver.events():
                 if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
@@ -215,8 +210,12 @@ class PipelineRun(Service):
                 if isinstance(event, wire.Failed):
                     failure = event
             code = await driver.exit_code()
+        except OSError as cause:  # a full disk, too many processes: both pass
+            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
+            raise DriverLost(text, pipeline=self._spec.name) from cause
         finally:
-            driver.kill()
+            if self._driver:
+                self._driver.kill()
             write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()

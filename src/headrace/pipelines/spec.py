@@ -19,6 +19,7 @@ from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, Seconds, Section, TopicName
+from headrace.errors import PipelineInvalid
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
@@ -107,7 +108,8 @@ class PipelineKafka(Section):
     bootstrap_servers: BootstrapServers | None = None
     """Brokers to ask first: `host:port`, comma separated; those of `headrace.yaml` when absent."""
     security: KafkaSecurity | None = None
-    """TLS and login. When absent, those of `headrace.yaml` for its brokers, and none for other brokers."""
+    """TLS and login. When absent, those of `headrace.yaml` for its brokers. Other brokers then have none, and must have
+    it written, as `protocol: plaintext`, if `headrace.yaml` has TLS or a login."""
 
 
 class PipelineSpec(Section):
@@ -133,11 +135,22 @@ class PipelineSpec(Section):
         return f"headrace.{self.name}.{flow}"
 
     def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
-        """Return how to reach Kafka: `kafka` itself, if the file says nothing of it."""
+        """Return how to reach Kafka: `kafka` itself, if the file says nothing of it.
+
+        Raises:
+            PipelineInvalid: Brokers of its own would be reached in plain text by an omission.
+        """
         servers, security = self.kafka.bootstrap_servers, self.kafka.security
-        other_brokers = servers is not None and servers != kafka.bootstrap_servers
+        other_brokers = servers is not None and not kafka.is_at(servers.split(","))
         if not other_brokers and security is None:
             return kafka
+        protocol = kafka.security.effective_protocol
+        if other_brokers and security is None and protocol != "plaintext":
+            raise PipelineInvalid(
+                f"pipeline {self.name}: kafka.bootstrap_servers names brokers of its own, while headrace.yaml reaches "
+                f"its brokers by {protocol}, which is not taken over: write kafka.security here, with "
+                "protocol: plaintext for plain text"
+            )
         # Brokers of another cluster never get a login that is not for them.
         own = security or (KafkaSecurity() if other_brokers else kafka.security)
         return kafka.model_copy(update={"bootstrap_servers": servers or kafka.bootstrap_servers, "security": own})

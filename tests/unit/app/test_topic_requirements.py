@@ -57,3 +57,16 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
     third_security = required[2][0].security
     assert third_security.sasl
     assert third_security.sasl.password.get_secret_value() == "q"
+
+
+async def test_triggers_whose_passwords_are_in_different_files_share_nothing(tmp_path: Path) -> None:
+    """The files hold the same today, and each may change alone."""
+    own: list[dict[str, object]] = []
+    for name in ("a", "b", "a"):
+        (tmp_path / name).write_text("p")
+        sasl = {"enable": True, "user": "u", "password": f"${{file:{name}}}"}
+        own.append({"brokers": ["other:9092"], "sasl": sasl})
+    config = HeadraceConfig.model_validate(write_functions(tmp_path, *own))
+    first, second, third = [one.admin for one in Assembly(make_context(config, ManualClock()), config).consumers]
+    assert first is third
+    assert first is not second

@@ -200,6 +200,23 @@ def test_a_variable_may_be_such_a_property(pki: Path) -> None:
     assert opened(loaded(pki, {"security.protocol": "SASL_SSL"}, environ))["sasl"]["password"] == "b"
 
 
+def test_a_variable_replaces_the_references_of_the_file_too(pki: Path) -> None:
+    """Nothing is read again from the file that the replaced line named."""
+    (pki / "secret").write_text("of the file")
+    environ = {"HEADRACE__KAFKA__PROPERTIES__SASL_JAAS_CONFIG": f'{PLAIN} username="a" password="b";'}
+    line = f'{PLAIN} username="a" password="${{file:secret}}";'
+    security = loaded(pki, {"sasl.jaas.config": line, "ssl.truststore.location": "ca.pem"}, environ)
+    assert security.files == [pki / "ca.pem"]
+    assert opened(security.current())["sasl"]["password"] == "b"
+
+
+def test_a_path_from_a_file_starts_where_every_path_starts(pki: Path) -> None:
+    """Also when the file is read again."""
+    (pki / "stage").write_text("ca.pem")
+    security = loaded(pki, {"security.protocol": "SSL", "ssl.truststore.location": "${file:stage}"})
+    assert opened(security.current())["tls"]["ca"] == (pki / "ca.pem").read_text()
+
+
 @given(username=st.text(min_size=1), password=st.text(min_size=1))
 def test_a_line_that_is_written_is_read_back(username: str, password: str) -> None:
     """What pipelines hand to Java's client; so quotes, backslashes and line breaks mean the same for both."""

@@ -131,7 +131,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         oauth().replace("      oauth:", "      username: a\n      oauth:"),
         "3: kafka.security.sasl: has username or password, .*: remove them",
     ),
-    "no token server": (sasl(mechanism="OAUTHBEARER"), "3: kafka.security.sasl: .* without oauth: set oauth.token_url"),
+    "no token server": (
+        sasl(mechanism="OAUTHBEARER"),
+        "3: kafka.security.sasl: OAUTHBEARER needs oauth: set oauth.tok",
+    ),
     "token server with a password": (
         oauth().replace("OAUTHBEARER", "PLAIN"),
         "3: kafka.security.sasl: has oauth, which PLAIN does not use: remove it",
@@ -140,7 +143,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         oauth(token_url="http://idp.example.com/t"),
         "6: kafka.security.sasl.oauth.token_url: .*https",
     ),
-    "empty client secret": (oauth(client_secret=""), "5: kafka.security.sasl.oauth: client_secret is empty: set it"),
+    "empty client secret": (
+        oauth(client_secret=""),
+        "3: kafka.security.sasl: OAUTHBEARER needs .* a client_secret with text",
+    ),
     "name of an extension": (
         oauth(extensions={"logical-cluster": "lkc"}),
         "9: kafka.security.sasl.oauth.extensions: .* ASCII letters only",
@@ -177,9 +183,21 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "store without password": (tls(keystore="app.p12"), "3: kafka.security.tls: needs keystore and keystore_password"),
     "no such file": (
         tls(ca="none.pem"),
-        "4: kafka.security.tls.ca: names none.pem, which is no file: correct the path",
+        "4: kafka.security.tls.ca: is neither PEM text nor the path of a file: correct the path",
     ),
-    "folder": (tls(ca="folder.pem"), "4: kafka.security.tls.ca: names folder.pem, which is no file: correct"),
+    "folder": (tls(ca="folder.pem"), "4: kafka.security.tls.ca: is neither PEM text nor the path of a file"),
+    "store and password in each other's place": (
+        tls(keystore=CANARY, keystore_password="app.p12"),
+        "4: kafka.security.tls.keystore: is neither PEM text nor the path of a file: correct the path",
+    ),
+    "a password in place of a certificate": (
+        tls(ca="${file:open.password}"),
+        "4: kafka.security.tls.ca: .{file:open.password} is neither PEM text nor the path of a file: correct the path",
+    ),
+    "a password in place of another file": (
+        yaml.safe_dump({"schema_registry": {"url": "https://localhost", "tls": {"ca": "${file:open.password}"}}}),
+        "3: schema_registry.tls.ca: .{file:open.password} is not the path of a file: correct the path",
+    ),
     "unreadable": (tls(ca="/proc/self/mem"), "4: kafka.security.tls.ca: names /proc/self/mem, which cannot be read: "),
     "authorities are no PEM": (tls(ca="garbage.pem"), "4: .*tls.ca: holds no certificates in PEM: "),
     "authorities are DER": (tls(ca="app.der"), "4: .*tls.ca: holds no certificates in PEM: correct"),
@@ -383,3 +401,24 @@ def test_the_commands_for_stores_make_usable_files(
         subprocess.run(command[1], shell=True, cwd=pki, input=answers.encode(), check=True)
         write(pki, tls(**new))
         assert headrace("config", "check") == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("url", "username", "warned"),
+    [("http://far:1", "a", True), ("http://far:1", "", False), ("http://localhost:1", "a", False)],
+)
+def test_a_password_on_an_open_way_to_the_registry_is_warned_of(
+    pki: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    url: str,
+    username: str,
+    warned: bool,
+) -> None:
+    """On this machine the network does not see it."""
+    monkeypatch.chdir(pki)
+    login = {"username": username, "password": CANARY} if username else {}
+    write(pki, yaml.safe_dump({"schema_registry": {"url": url, **login}}))
+    assert headrace("config", "check") == 0
+    warning = "warning: schema_registry.url is not https, so the network can read the password: use https\n"
+    assert capsys.readouterr().err == (warning if warned else "")

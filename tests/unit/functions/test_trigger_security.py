@@ -15,6 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.devcluster.certificates import Authority, KeyFiles
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
+from headrace.kafka.access import principal_of
 
 PLAIN = {"enable": True, "user": "nuclio", "password": "s3rv3rl3ss"}
 NO_TLS: dict[str, Any] = {"tls": {"enable": False}}
@@ -186,6 +187,30 @@ def test_secrets_are_read_from_files_and_again_when_they_change(tmp_path: Path, 
     assert tmp_path / "ca.pem" in by_annotation.files
 
 
+def test_references_work_in_scopes_and_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a text with commas, and in a list or mapping."""
+    monkeypatch.setenv("SCOPES", "read,write")
+    (tmp_path / "id").write_text("lkc1")
+    for scopes, extensions in (
+        ("${env:SCOPES}", "cluster=${file:id}"),
+        (["read", "${file:write}"], {"cluster": "${file:id}"}),
+    ):
+        (tmp_path / "write").write_text("write")
+        oauth = {**OAUTH, "scopes": scopes, "extensions": extensions}
+        sasl = secured(tmp_path, {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": oauth}}).current().sasl
+        assert sasl
+        assert sasl.oauth
+        assert (sasl.oauth.scopes, sasl.oauth.extensions) == (["read", "write"], {"cluster": "lkc1"})
+
+
+def test_words_of_a_path_stay(tmp_path: Path) -> None:
+    """Only names of settings are translated; the command can be run as it is."""
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key/certificate.jks").write_bytes(b"x")
+    why = refusal(tmp_path, {"caCert": "key/certificate.jks"})
+    assert f"keytool -list -rfc -keystore {tmp_path}/key/certificate.jks > {tmp_path}/key/certificate.jks.pem" in why
+
+
 VOLUME = {
     "volume": {"name": "s", "secret": {"secretName": "kafka-creds"}},
     "volumeMount": {"name": "s", "mountPath": "/etc/nuclio/kafka-secret"},
@@ -232,6 +257,13 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
         ({"accessKey": "locked.key", "accessCertificate": "app.pem"}, {}, "is encrypted: set accessKeyPassword"),
         ({"accessKey": "${env:PWD}${env:HOME}", "accessCertificate": "app.pem"}, {}, "neither PEM text nor the path"),
         ({"caCert": "nowhere.pem"}, {}, "caCert: names no file: correct the name, or create the file, or write PEM"),
+        ({"caCert": "/proc/self/mem"}, {}, "caCert: names /proc/self/mem, which cannot be read: "),
+        ({"sasl": {**PLAIN, "password": "/proc/self/mem"}}, {}, "refers to the file /proc/self/mem, which cannot be"),
+        (
+            {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": {**OAUTH, "scopes": ["${env:NOT_SET}"]}}},
+            {},
+            "sasl.oauth.scopes: refers to the environment variable NOT_SET, which is not set",
+        ),
         ({"sasl": {"user": "u", "password": CANARY}}, {}, "sasl.user: has no effect without sasl.enable"),
         ({}, {"sasl-password": CANARY}, "kafka-sasl-password: has no effect without sasl.enable"),
         ({"sasl": {"enable": True, "user": "u"}}, {}, "mechanism PLAIN needs password"),
@@ -244,7 +276,7 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
         ({"sasl": {**PLAIN, "password": 1234}}, {}, "sasl.password: should be a valid string: put the value in quotes"),
         ({"sasl": {**PLAIN, "password": "${env:NOT_SET}"}}, {}, "variable NOT_SET, which is not set"),
         ({"sasl": {**PLAIN, "oauth": OAUTH}}, {}, "has oauth, which PLAIN does not use"),
-        ({"sasl": {"enable": True, "mechanism": "OAUTHBEARER"}}, {}, "without oauth: set oauth.tokenURL, clientID"),
+        ({"sasl": {"enable": True, "mechanism": "OAUTHBEARER"}}, {}, "needs oauth: set oauth.tokenURL, clientID and a"),
         (
             {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": {**OAUTH, "tokenURL": "http://far/x"}}},
             {},
@@ -315,7 +347,7 @@ def test_a_login_alone_is_used_on_the_brokers_of_the_configuration(tmp_path: Pat
     kafka = HeadraceConfig.model_validate({"kafka": KAFKA}).kafka
     security_of(tmp_path, {"sasl": PLAIN, "caCert": "ca.pem"}, {}, {"kafka": KAFKA})
     cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
-    assert (cluster.bootstrap_servers, cluster.security.principal) == (kafka.bootstrap_servers, "User:nuclio")
+    assert (cluster.bootstrap_servers, principal_of(cluster)[0]) == (kafka.bootstrap_servers, "User:nuclio")
     security_of(tmp_path, {"brokers": ["c:9092"], **NO_TLS}, {}, {"kafka": KAFKA})
     cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
     assert (cluster.bootstrap_servers, cluster.security.effective_protocol) == ("c:9092", "plaintext")

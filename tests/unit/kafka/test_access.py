@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.kafka.access import Right, principal_of
 from headrace.kafka.error_map import to_error
@@ -67,3 +68,10 @@ def test_the_principal_of_a_login() -> None:
     tls = {"certificate": "a.pem", "key": "a.key"}
     assert principal_of(kafka(security={**LOGIN, "tls": tls}))[0] == "User:ann"
     assert principal_of(kafka())[0] == "User:ANONYMOUS"
+
+
+def test_the_principal_is_that_of_the_login_in_use() -> None:
+    """A file may hold another user since the start."""
+    changed = kafka(security=LOGIN)
+    changed.security.use(KafkaSecurity.model_validate({"sasl": {**LOGIN["sasl"], "username": "bob"}}))
+    assert principal_of(changed)[0] == "User:bob"

@@ -135,7 +135,7 @@ def test_versions_and_the_host_name_are_what_the_settings_say() -> None:
 @pytest.mark.parametrize(
     ("tls", "expected"),
     [
-        ({"ca": "/no/such"}, "tls.ca: names /no/such, which is no file"),
+        ({"ca": "/no/such"}, "tls.ca: is neither PEM text nor the path of a file"),
         ({"ca": "-----BEGIN nothing"}, "tls.ca: holds no certificates in PEM"),
         ({"certificate": "{app}.pem", "key": "{app}.pem"}, "tls.key: holds no private key in PEM"),
         (

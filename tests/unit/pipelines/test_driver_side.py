@@ -137,8 +137,11 @@ def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SPARK_HOME", "/opt/other")
     monkeypatch.setenv("KAFKA_PASSWORD", "s3cret")
     monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "other")
+    monkeypatch.setenv("FLAT_KEY", "-----BEGIN PRIVATE KEY-----@s3cret@-----END PRIVATE KEY-----")
+    monkeypatch.setenv("KAFKA_JAAS", 'a.PlainLoginModule required username="u" password="s3cret";')
     found = Toolchain(Path("/java"), ()).environment(Path("/scratch"), {"s3cret"})
-    assert not {"SPARK_HOME", "KAFKA_PASSWORD", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
+    assert not {"SPARK_HOME", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
+    assert "s3cret" not in str(found)
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")
 
 

@@ -261,8 +261,13 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
     renewed = own.security.current()
     assert renewed.sasl
     assert renewed.sasl.password.get_secret_value() == "new"
-    other_brokers = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n").cluster(shared)
+    plain = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1', security: {protocol: plaintext}}\n")
+    other_brokers = plain.cluster(shared)
     assert (other_brokers.bootstrap_servers, other_brokers.security.sasl) == ("other:1", None)
+    by_omission = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n")
+    with pytest.raises(PipelineInvalid, match="reaches its brokers by sasl_ssl, which is not taken over: write"):
+        by_omission.cluster(shared)
+    assert by_omission.cluster(KafkaConfig()).bootstrap_servers == "other:1"
     assert load(tmp_path, GOOD).cluster(shared) is shared
     assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared
 

@@ -3,163 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaSecurity
-from headrace.devcluster.certificates import Authority
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, TopicNotFound
-from headrace.lifecycle import Deadline, Service
-from headrace.pipelines import runs
-from headrace.pipelines.connector import ConnectorSecurity, write_secrets
+from headrace.lifecycle import Deadline
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.process import Toolchain
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
-from headrace.testing import ManualClock
-
-SPEC = PipelineSpec.model_validate(
-    {
-        "name": "delays",
-        "sources": {"flights": {"topic": "flights", "schema": "carrier STRING"}},
-        "flows": {"by_carrier": {"sql": "SELECT * FROM flights", "sink": {"topic": "late"}}},
-    }
-)
-READY = [wire.SessionReady(4.0), wire.FlowRunning("by_carrier")]
-
-
-def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
-    fields = {
-        "input_records": 10,
-        "records_per_second": 5.0,
-        "corrupt_records": 0,
-        "tombstone_records": 0,
-        "lag_records": 0,
-        "positions": {"flights": {0: 10 * (batch_id + 1)}},
-    }
-    return wire.FlowProgress("by_carrier", batch_id, **(fields | values))
-
-
-class FakeDriver:
-    """One life: tells what it is given, and ends when the test or the run says so."""
-
-    pid = 4711
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[wire.AnyEvent | None] = asyncio.Queue()
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.stops = 0
-        self.last: list[wire.AnyEvent] = []
-        self.words = ""
-
-    def tell(self, *events: wire.AnyEvent) -> None:
-        for event in events:
-            self.queue.put_nowait(event)
-
-    def end(self, code: int) -> None:
-        self.queue.put_nowait(None)
-        if not self.ended.done():
-            self.ended.set_result(code)
-
-    async def events(self) -> AsyncIterator[wire.AnyEvent]:
-        while (event := await self.queue.get()) is not None:
-            yield event
-
-    async def exit_code(self) -> int:
-        return await asyncio.shield(self.ended)
-
-    async def stop(self, deadline: Deadline) -> None:
-        self.stops += 1
-        self.tell(*self.last)
-        self.end(0)
-
-    def kill(self) -> None:
-        self.end(-9)
-
-    def last_output(self) -> str:
-        return self.words
-
-
-class Bench:
-    """A run with everything around it faked."""
-
-    def __init__(self, folder: Path, kafka: KafkaConfig) -> None:
-        self.clock = ManualClock()
-        self.lives: list[FakeDriver] = []
-        self.plans: list[wire.DriverPlan] = []
-        self.missing: dict[str, Exception] = {}
-        self.created: list[tuple[str, str]] = []
-        self.published: list[tuple[str, dict[TopicPartition, int]]] = []
-        self.publish_problem: Exception | None = None
-        self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
-
-    async def describe_topic(self, topic: str) -> None:
-        if topic in self.missing:
-            raise self.missing[topic]
-
-    async def ensure_topic_like(self, topic: str, like: str) -> None:
-        self.created.append((topic, like))
-        self.missing.pop(topic, None)
-
-    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        if self.publish_problem:
-            raise self.publish_problem
-        self.published.append((group, dict(offsets)))
-
-    async def start_driver(
-        self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
-    ) -> FakeDriver:
-        self.plans.append(plan)
-        plan.folder.mkdir(exist_ok=True)
-        write_secrets(plan.folder, security.secrets)
-        self.lives.append(FakeDriver())
-        return self.lives[-1]
-
-    @property
-    def reason(self) -> str:
-        return self.run.readiness().reason
-
-
-Test = Callable[[Bench], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture
-def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run a test's steps on a loop, with a started run."""
-
-    def go(steps: Test, kafka: KafkaConfig | None = None, missing: Mapping[str, Exception] | None = None) -> None:
-        async def main() -> None:
-            bench = Bench(tmp_path, kafka or KafkaConfig())
-            bench.missing.update(missing or {})
-
-            class Starter:
-                start = staticmethod(bench.start_driver)
-
-            async def toolchain() -> Toolchain:
-                return Toolchain(Path("java"), ())
-
-            async def at_once(function: Callable[[], Any]) -> Any:
-                return function()
-
-            monkeypatch.setattr(runs, "run_blocking", at_once)
-            monkeypatch.setattr(runs, "DriverProcess", Starter)
-            monkeypatch.setattr(runs, "find_toolchain", toolchain)
-            await bench.run.start()
-            await bench.clock.settle()
-            try:
-                await steps(bench)
-            finally:
-                await bench.run.stop()
-
-        asyncio.run(main())
-
-    return go
+from tests.pipeline_bench import READY, Bench, FakeDriver, Test, progress
 
 
 def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
@@ -425,52 +280,6 @@ def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_pa
         assert wire.DriverPlan.model_validate_json(plan.model_dump_json()) == plan
 
     drive(steps)
-
-
-def _login(password: str, ca: str = "") -> KafkaSecurity:
-    sasl = {"mechanism": "SCRAM-SHA-512", "username": "app", "password": password}
-    return KafkaSecurity.model_validate({"sasl": sasl, "tls": {"ca": ca}})
-
-
-def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
-    """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
-    Authority(tmp_path, "ca")
-    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
-    secrets = tmp_path / "delays" / "secrets.properties"
-
-    async def steps(bench: Bench) -> None:
-        bench.lives[0].tell(*READY)
-        await bench.clock.settle()
-        assert "first" in secrets.read_text()
-        assert "first" not in bench.plans[0].model_dump_json()
-        kafka.security.use(_login("second", str(tmp_path / "none.pem")))
-        await bench.clock.advance(10)
-        assert (len(bench.lives), bench.reason) == (1, "")
-        kafka.security.use(_login("second"))
-        await bench.clock.advance(10)
-        assert [life.stops for life in bench.lives] == [1, 0]
-        assert bench.reason == ""
-        assert "second" in secrets.read_text()
-        bench.lives[1].tell(*READY)
-        await bench.clock.advance(30)
-        assert [life.stops for life in bench.lives] == [1, 0]
-        await bench.run.drain(Deadline(bench.clock, 5))
-        assert not secrets.exists()
-
-    drive(steps, kafka)
-
-
-def test_certificates_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
-    """No driver starts without them; the reason names the file."""
-
-    async def steps(bench: Bench) -> None:
-        assert not bench.lives
-        assert "tls.ca" in bench.reason
-        Authority(tmp_path, "ca")
-        await bench.clock.advance(1)
-        assert len(bench.lives) == 1
-
-    drive(steps, KafkaConfig(security=_login("first", str(tmp_path / "ca.pem"))))
 
 
 def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

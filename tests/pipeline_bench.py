@@ -1,0 +1,122 @@
+"""The watching side of a pipeline with everything around it faked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.config.kafka import KafkaConfig
+from headrace.lifecycle import Deadline, Service
+from headrace.pipelines.connector import ConnectorSecurity, write_secrets
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.process import Toolchain
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
+from headrace.records import TopicPartition
+from headrace.testing import ManualClock
+
+SPEC = PipelineSpec.model_validate(
+    {
+        "name": "delays",
+        "sources": {"flights": {"topic": "flights", "schema": "carrier STRING"}},
+        "flows": {"by_carrier": {"sql": "SELECT * FROM flights", "sink": {"topic": "late"}}},
+    }
+)
+READY = [wire.SessionReady(4.0), wire.FlowRunning("by_carrier")]
+
+
+def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
+    fields = {
+        "input_records": 10,
+        "records_per_second": 5.0,
+        "corrupt_records": 0,
+        "tombstone_records": 0,
+        "lag_records": 0,
+        "positions": {"flights": {0: 10 * (batch_id + 1)}},
+    }
+    return wire.FlowProgress("by_carrier", batch_id, **(fields | values))
+
+
+class FakeDriver:
+    """One life: tells what it is given, and ends when the test or the run says so."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[wire.AnyEvent | None] = asyncio.Queue()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.stops = 0
+        self.last: list[wire.AnyEvent] = []
+        self.words = ""
+
+    def tell(self, *events: wire.AnyEvent) -> None:
+        for event in events:
+            self.queue.put_nowait(event)
+
+    def end(self, code: int) -> None:
+        self.queue.put_nowait(None)
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    async def events(self) -> AsyncIterator[wire.AnyEvent]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+    async def exit_code(self) -> int:
+        return await asyncio.shield(self.ended)
+
+    async def stop(self, deadline: Deadline) -> None:
+        self.stops += 1
+        self.tell(*self.last)
+        self.end(0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def last_output(self) -> str:
+        return self.words
+
+
+class Bench:
+    """A run with everything around it faked."""
+
+    def __init__(self, folder: Path, kafka: KafkaConfig) -> None:
+        self.clock = ManualClock()
+        self.lives: list[FakeDriver] = []
+        self.plans: list[wire.DriverPlan] = []
+        self.missing: dict[str, Exception] = {}
+        self.created: list[tuple[str, str]] = []
+        self.published: list[tuple[str, dict[TopicPartition, int]]] = []
+        self.publish_problem: Exception | None = None
+        self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
+
+    async def describe_topic(self, topic: str) -> None:
+        if topic in self.missing:
+            raise self.missing[topic]
+
+    async def ensure_topic_like(self, topic: str, like: str) -> None:
+        self.created.append((topic, like))
+        self.missing.pop(topic, None)
+
+    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self.publish_problem:
+            raise self.publish_problem
+        self.published.append((group, dict(offsets)))
+
+    async def start_driver(
+        self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+    ) -> FakeDriver:
+        self.plans.append(plan)
+        plan.folder.mkdir(exist_ok=True)
+        write_secrets(plan.folder, security.secrets)
+        self.lives.append(FakeDriver())
+        return self.lives[-1]
+
+    @property
+    def reason(self) -> str:
+        return self.run.readiness().reason
+
+
+Test = Callable[[Bench], Coroutine[Any, Any, None]]

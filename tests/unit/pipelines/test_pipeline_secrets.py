@@ -1,0 +1,105 @@
+"""TLS files and secrets of a driver: when they change, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.devcluster.certificates import Authority
+from headrace.lifecycle import Deadline, Service
+from headrace.pipelines import runs
+from headrace.pipelines.connector import ConnectorSecurity, write_secrets
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.process import Toolchain
+from tests.pipeline_bench import READY, Bench
+
+
+def _login(password: str, ca: str = "") -> KafkaSecurity:
+    sasl = {"mechanism": "SCRAM-SHA-512", "username": "app", "password": password}
+    return KafkaSecurity.model_validate({"sasl": sasl, "tls": {"ca": ca}})
+
+
+def text_of(secrets: Path) -> str:
+    """Return the file without Java's escapes, which Python has too."""
+    return secrets.read_text("ascii").encode().decode("unicode_escape")
+
+
+def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
+    """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
+    Authority(tmp_path, "ca")
+    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
+    secrets = tmp_path / "delays" / "secrets.properties"
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        assert "first" in text_of(secrets)
+        assert "first" not in bench.plans[0].model_dump_json()
+        kafka.security.use(_login("second", str(tmp_path / "none.pem")))
+        await bench.clock.advance(10)
+        assert (len(bench.lives), bench.reason) == (1, "")
+        kafka.security.use(_login("second"))
+        await bench.clock.advance(10)
+        assert [life.stops for life in bench.lives] == [1, 0]
+        assert bench.reason == ""
+        assert "second" in text_of(secrets)
+        bench.lives[1].tell(*READY)
+        await bench.clock.advance(30)
+        assert [life.stops for life in bench.lives] == [1, 0]
+        await bench.run.drain(Deadline(bench.clock, 5))
+        assert not secrets.exists()
+
+    drive(steps, kafka)
+
+
+@pytest.mark.parametrize("moment", ["renewal", "start"])
+def test_no_secret_is_left_without_a_driver(
+    drive: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The driver ends while changed secrets are read, or the run ends while a driver starts."""
+    Authority(tmp_path, "ca")
+    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
+
+    async def steps(bench: Bench) -> None:
+        async def failing(function: Callable[[], Any]) -> Any:
+            bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+            bench.lives[0].end(1)
+            await bench.clock.settle()
+            assert bench.run.status()["state"] == "failed"
+            return function()
+
+        async def endless(owner: Service, plan: wire.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
+            write_secrets(plan.folder, security.secrets)
+            await asyncio.Event().wait()
+
+        if moment == "renewal":
+            monkeypatch.setattr(runs, "run_blocking", failing)
+            kafka.security.use(_login("second"))
+            await bench.clock.advance(10)
+        else:
+            monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", endless)
+            bench.lives[0].end(1)
+            await bench.clock.advance(1)
+            await bench.run.stop()
+
+    drive(steps, kafka)
+    assert not list((tmp_path / "delays").iterdir())
+
+
+def test_certificates_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
+    """No driver starts without them; the reason names the file."""
+
+    async def steps(bench: Bench) -> None:
+        assert not bench.lives
+        assert "tls.ca" in bench.reason
+        Authority(tmp_path, "ca")
+        await bench.clock.advance(1)
+        assert len(bench.lives) == 1
+
+    drive(steps, KafkaConfig(security=_login("first", str(tmp_path / "ca.pem"))))

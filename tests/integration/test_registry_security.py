@@ -69,6 +69,16 @@ def test_the_command_line_reads_with_the_registry_of_the_file(
     assert "canary" not in report
 
 
+def wait_for_reason(scene: Scene, url: str, text: str) -> None:
+    """Wait until only the registry is missing, for a reason with this text."""
+
+    def found() -> bool:
+        reasons = scene.reasons(url)
+        return set(reasons) == {"schema registry"} and text in reasons["schema registry"]
+
+    scene.wait_until(found, f"readiness to say {text}")
+
+
 def test_a_password_that_changes_on_disk_is_taken_up(
     kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -80,8 +90,7 @@ def test_a_password_that_changes_on_disk_is_taken_up(
     config = {**front, "password": f"${{file:{password}}}"}
     process = headrace({"kafka": kafka_secured.login(), "schema_registry": config}, wait=False)
     scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    Scene.wait_until(lambda: set(scene.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
-    assert "Correct schema_registry.username and password" in scene.reasons(process.url)["schema registry"]
+    wait_for_reason(scene, process.url, "Correct schema_registry.username and password")
     password.write_text(kafka_secured.security.passwords["app"])
     assert send("POST", f"{process.url}/producers/registry-password", BODY).status == 200
 
@@ -96,8 +105,7 @@ def test_an_authority_that_changes_on_disk_is_taken_up(
     config = {"kafka": kafka_secured.login(), "schema_registry": {**front, "tls": {"ca": str(authority)}}}
     process, scene = headrace(config, wait=False), Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
     scene.wait_until(lambda: scene.ask(f"{process.url}/health/liveness").status == 200, "the listener")
-    Scene.wait_until(lambda: set(scene.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
-    assert "name its authority in schema_registry.tls.ca" in scene.reasons(process.url)["schema registry"]
+    wait_for_reason(scene, process.url, "name its authority in schema_registry.tls.ca")
     answer = send("POST", f"{process.url}/producers/registry-rotation", BODY)
     assert (answer.status, "schema_registry.tls.ca" in answer.body["description"]) == (503, True)
     shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")

@@ -30,6 +30,7 @@ _TEXT_LENGTH = 200
 _HANDSHAKE_SECONDS = 1.0
 _KNOWN_SECONDS = 10.0
 _UNVERIFIED: Final = "broker's certificate"
+_CLOSED: Final = "closed"
 _DATES = (9, 10)  # not yet valid, expired; source: OpenSSL, X509_V_ERR_*
 _HOST_NAMES = (62, 64)  # another name, another address
 _OF_THE_NETWORK = (
@@ -85,7 +86,8 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
             return _named(name, kafka, text, address=address, text=reason[:_TEXT_LENGTH])
     for sign, words in _OF_THE_NETWORK:
         if sign in reason:
-            return ConnectionProblem(f"{words} {address}")
+            name = _CLOSED if words.startswith("connection closed") else ""
+            return ConnectionProblem(f"{words} {address}", name=name, address=address)
     return ConnectionProblem(f"{address}: {reason}") if code in (_Error._TRANSPORT, _Error._BAD_MSG) else None
 
 
@@ -151,7 +153,8 @@ class ConnectionErrors:
     def find(self) -> ConnectionProblem | None:
         """Return the latest problem. If the client did not name the cause, a handshake finds it, which may block."""
         last, inspected = self._last, self._inspected
-        unknown = last.name == _UNVERIFIED if last else self._none_left
+        encrypted = self._kafka.security.effective_protocol.endswith("ssl")
+        unknown = last.name in (_UNVERIFIED, _CLOSED if encrypted else "-") if last else self._none_left
         known = inspected and inspected[1] == last and time.monotonic() - inspected[0] < _KNOWN_SECONDS
         if unknown and not known:
             self._inspected = time.monotonic(), last, self._inspect(last)
@@ -162,8 +165,10 @@ class ConnectionErrors:
         encrypted = protocol.endswith("ssl")
         for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
             done = _handshake(address.strip(), tls if encrypted else None)
-            if not last:
-                done = {"ok": "login required" if encrypted else "TLS required", "closed": "login required"}.get(
+            if last and last.name == _CLOSED:
+                done = "no TLS" if done == _CLOSED else ""
+            elif not last:
+                done = {"ok": "login required" if encrypted else "TLS required", _CLOSED: "login required"}.get(
                     done, ""
                 )
                 done = "" if done == "login required" and protocol.startswith("sasl") else done
@@ -200,7 +205,7 @@ def _handshake(address: str, tls: KafkaTls | None) -> str:
             else ("host name" if cause.verify_code in _HOST_NAMES else "authority")
         )
     except (ssl.SSLEOFError, ConnectionResetError):
-        return "closed"
+        return _CLOSED
     except ssl.SSLError as cause:
         return "ok" if "ALERT" in (cause.reason or "") else ""
     except (OSError, ValueError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,25 @@ def test_the_page_has_every_sentence() -> None:
     values |= {"protocol": "ssl", "token_url": "https://localhost/token", "oauth_error": " (invalid_client)"}
     expected = [(one.why.format_map(values), one.fix.format_map(values)) for one in PROBLEMS.values()]
     assert [row[1:] for row in rows] == expected
+
+
+@pytest.mark.parametrize(("security", "problem"), [({"tls": {}}, "no TLS"), ({}, "closed")])
+def test_a_listener_that_closes_each_handshake_has_no_tls(security: dict[str, Any], problem: str) -> None:
+    """The client does not always say where the connection was closed; then a handshake finds it out."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def close_one() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()
+
+        closing = threading.Thread(target=close_one, daemon=True)
+        closing.start()
+        errors = ConnectionErrors(kafka(security))
+        errors.take(error("_TRANSPORT", f"ssl://{address}/2: Disconnected (after 7ms in state UP)"))
+        assert (found := errors.find())
+        assert (found.name, found.address) == (problem, address)
 
 
 def test_an_answer_ends_a_problem() -> None:

@@ -92,7 +92,8 @@ def with_jaas(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _mechanism_of(module: str) -> str:
     name = module.partition(" ")[0].rpartition(".")[2]
     if name not in _MECHANISMS:
-        raise ValueError(f"names the login module {name}, which is not supported: use {', '.join(_MECHANISMS)}")
+        named = f" {name}" if name.endswith("LoginModule") else ""  # it may be a secret
+        raise ValueError(f"names the login module{named}, which is not supported: use {', '.join(_MECHANISMS)}")
     return _MECHANISMS[name]
 
 
@@ -111,7 +112,7 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
     elif name in ("sasl.jaas.config", "sasl.jaas.config.module"):
         yield (name,), ("sasl", "module" if name.endswith("module") else "jaas.config"), value
     elif name == "sasl.oauthbearer.method":
-        _require(value, str(value).lower() == "oidc", "oidc")
+        _require(str(value).lower() == "oidc", "oidc")
     elif name == "sasl.oauthbearer.scope":
         yield (name,), path, str(value).split()
     elif name == "sasl.oauthbearer.extensions":
@@ -120,14 +121,14 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
     elif name == "ssl.keystore.location" and str(properties.get("ssl.keystore.type")).upper() == "PEM":
         yield from (((name,), ("tls", setting), value) for setting in ("certificate", "key"))
     elif name == "ssl.endpoint.identification.algorithm":
-        _require(value, value in ("https", "none", ""), "https, or an empty text for no check of host names")
+        _require(value in ("https", "none", ""), "https, or an empty text for no check of host names")
         yield (name,), path, value == "https"
     elif name == "ssl.enabled.protocols":
         versions = sorted(str(value).replace(" ", "").split(","))
-        _require(value, set(versions) <= {"TLSv1.2", "TLSv1.3"}, "TLSv1.2, TLSv1.3 or both")
+        _require(set(versions) <= {"TLSv1.2", "TLSv1.3"}, "TLSv1.2, TLSv1.3 or both")
         yield from (((name,), ("tls", f"{end}_version"), versions[at]) for end, at in (("min", 0), ("max", -1)))
     elif name == "ssl.protocol":
-        _require(value, value in ("TLS", "TLSv1.2", "TLSv1.3"), "TLSv1.2 or TLSv1.3")
+        _require(value in ("TLS", "TLSv1.2", "TLSv1.3"), "TLSv1.2 or TLSv1.3")
         if value == "TLSv1.2" and "ssl.enabled.protocols" not in properties:
             yield (name,), path, value
     elif name == "ssl.key.password" and value == properties.get("ssl.keystore.password"):
@@ -136,6 +137,6 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
         yield (name,), path, value
 
 
-def _require(value: Any, fits: bool, choices: str) -> None:
+def _require(fits: bool, choices: str) -> None:
     if not fits:
-        raise ValueError(f"is {value}, which is not supported: set {choices}")
+        raise ValueError(f"has a value that is not supported: set {choices}")

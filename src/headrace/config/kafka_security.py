@@ -52,9 +52,9 @@ def _unflattened(value: Any) -> Any:
 def _extensions(found: dict[str, str]) -> dict[str, str]:
     for name, value in found.items():
         if not (name.isascii() and name.isalpha()) or name == "auth":
-            raise ValueError(f"has the extension {name!r}: names have ASCII letters only, and auth is taken (KIP-342)")
+            raise ValueError("has an extension whose name is auth, or not of ASCII letters only (KIP-342): rename it")
         if not value.strip() or "," in value or not (value.isascii() and value.isprintable()):
-            raise ValueError(f"has the extension {name} with a value that is empty, or not plain ASCII without commas")
+            raise ValueError("has an extension whose value is empty, or not plain ASCII without commas: correct it")
     return found
 
 

@@ -151,7 +151,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         oauth(extensions={"logical-cluster": "lkc"}),
         "9: kafka.security.sasl.oauth.extensions: .* ASCII letters only",
     ),
-    "reserved extension": (oauth(extensions={"auth": "x"}), "9: .*extensions: has the extension 'auth': .*KIP-342"),
+    "reserved extension": (
+        oauth(extensions={"auth": "x"}),
+        "9: .*extensions: has an extension whose name is auth.*KIP-342",
+    ),
     "value of an extension": (oauth(extensions={"a": f"{CANARY},b=c"}), "9: .*extensions: .* without commas"),
     "authorities of the token server": (
         oauth(ca="garbage.pem"),
@@ -262,13 +265,25 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         jaas('com.sun.security.auth.module.Krb5LoginModule required useKeyTab="true";', "GSSAPI"),
         "5: .*jaas.config: names the login module Krb5LoginModule, which is not supported: use Plain",
     ),
+    "a password in place of a module": (
+        properties(**{"sasl.jaas.config.module": "${file:open.password}"}),
+        "3: kafka.security.sasl: names the login module, which is not supported: use PlainLoginModule",
+    ),
+    "a password in place of an algorithm": (
+        properties(**{"ssl.endpoint.identification.algorithm": "${file:open.password}"}),
+        "3: .*identification.algorithm: has a value that is not supported: set https, or an empty text",
+    ),
+    "a password in place of an extension": (
+        oauth(extensions={CANARY: "b"}),
+        "9: kafka.security.sasl.oauth.extensions: has an extension whose name is auth, or not of ASCII letters",
+    ),
     "one setting, two properties": (
         properties(sasl__mechanism="PLAIN", sasl__username="a", **{"sasl.jaas.config.username": "b"}),
         "5: .*jaas.config.username: sets kafka.security.sasl.username, as sasl.username does: remove one",
     ),
     "host name algorithm": (
         properties(security__protocol="SSL", **{"ssl.endpoint.identification.algorithm": "algo-name"}),
-        "4: .*algorithm: is algo-name, which is not supported: set https, or an empty text",
+        "4: .*algorithm: has a value that is not supported: set https, or an empty text",
     ),
     "old versions of Java": (
         properties(security__protocol="SSL", **{"ssl.enabled.protocols": "TLSv1.1,TLSv1.2"}),

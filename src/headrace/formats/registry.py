@@ -201,8 +201,8 @@ class SchemaRegistry:
         decode: Callable[[bytes], Any] = _decode_answer,
     ) -> Any:
         try:
-            login = self._login()
-            async with self._open_session().request(method, self._url + path, json=body, headers=login) as response:
+            sent: dict[str, Any] = {"json": body, "headers": self._login(), "allow_redirects": False}
+            async with self._open_session().request(method, self._url + path, **sent) as response:
                 content, status = await response.read(), response.status
             if status in (401, 403):
                 raise self._unavailable(f"it refuses the login (HTTP {status})", _login_advice(status, self._settings))

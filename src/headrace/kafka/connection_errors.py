@@ -31,8 +31,8 @@ _HANDSHAKE_SECONDS = 1.0
 _KNOWN_SECONDS = 10.0
 _UNVERIFIED: Final = "broker's certificate"
 _CLOSED: Final = "closed"
-_DATES = (9, 10)  # not yet valid, expired; source: OpenSSL, X509_V_ERR_*
-_HOST_NAMES = (62, 64)  # another name, another address
+_VERIFY_CODES = {9: "broker's dates", 10: "broker's dates", 62: "host name", 64: "host name"}
+"""Not yet valid, expired, another name, another address; source: OpenSSL, X509_V_ERR_*."""
 _OF_THE_NETWORK = (
     ("Connection refused", "connection refused by"),
     ("timed out", "timed out at"),
@@ -78,11 +78,7 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
         return ConnectionProblem(f"unknown host {address}")
     if code in (_Error._AUTHENTICATION, _Error._SSL, _Error._TRANSPORT):
         by_code = {_Error._AUTHENTICATION: "login", _Error._SSL: "TLS"}.get(code, "")
-        tls = kafka.security.tls or KafkaTls()
-        name = next((name for pattern, name in _PATTERNS if pattern.search(text)), by_code)
-        if _CERTIFICATE_REQUIRED.search(text) and not (tls.certificate or tls.keystore):
-            name = "no certificate"
-        if name:
+        if name := _name_of(text, kafka, by_code):
             return _named(name, kafka, text, address=address, text=reason[:_TEXT_LENGTH])
     for sign, words in _OF_THE_NETWORK:
         if sign in reason:
@@ -98,17 +94,19 @@ def refused_by_java(reported: str, kafka: KafkaConfig) -> ConnectionProblem:
         reported: What Java's exceptions report, in one line; `token: ` in front if they are about a token.
         kafka: The settings of the pipeline.
     """
-    tls = kafka.security.tls or KafkaTls()
-    name = next(
-        (name for pattern, name in _PATTERNS if pattern.search(reported)), "TLS" if "Ssl" in reported else "login"
-    )
-    if _CERTIFICATE_REQUIRED.search(reported) and not (tls.certificate or tls.keystore):
-        name = "no certificate"
+    name = _name_of(reported, kafka, "TLS" if "Ssl" in reported else "login")
     return _named(name, kafka, reported, address=kafka.bootstrap_servers, text=reported[-_TEXT_LENGTH:])
 
 
+def _name_of(reported: str, kafka: KafkaConfig, otherwise: str) -> str:
+    tls = kafka.security.tls or KafkaTls()
+    if _CERTIFICATE_REQUIRED.search(reported) and not (tls.certificate or tls.keystore):
+        return "no certificate"
+    return next((name for pattern, name in _PATTERNS if pattern.search(reported)), otherwise)
+
+
 def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, text: str = "") -> ConnectionProblem:
-    sasl, template, oauth_error = kafka.security.sasl, PROBLEMS[name], _OAUTH_ERROR.search(reported)
+    sasl, template, oauth_error = kafka.security.in_use.sasl, PROBLEMS[name], _OAUTH_ERROR.search(reported)
     values = {
         "address": address,
         "text": text,
@@ -161,19 +159,14 @@ class ConnectionErrors:
         return self.last()
 
     def _inspect(self, last: ConnectionProblem | None) -> ConnectionProblem | None:
-        protocol, tls = self._kafka.security.effective_protocol, self._kafka.security.tls or KafkaTls()
-        encrypted = protocol.endswith("ssl")
+        security = self._kafka.security.in_use
+        encrypted, login = security.effective_protocol.endswith("ssl"), "" if security.sasl else "login required"
+        meaning = {_CLOSED: "no TLS"} if last else {"ok": login if encrypted else "TLS required", _CLOSED: login}
         for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
-            done = _handshake(address.strip(), tls if encrypted else None)
-            if last and last.name == _CLOSED:
-                done = "no TLS" if done == _CLOSED else ""
-            elif not last:
-                done = {"ok": "login required" if encrypted else "TLS required", _CLOSED: "login required"}.get(
-                    done, ""
-                )
-                done = "" if done == "login required" and protocol.startswith("sasl") else done
-            if done in PROBLEMS:
-                return _named(done, self._kafka, address=address.strip())
+            found = _handshake(address.strip(), (security.tls or KafkaTls()) if encrypted else None)
+            name = found if last and last.name == _UNVERIFIED else meaning.get(found, "")
+            if name in PROBLEMS:
+                return _named(name, self._kafka, address=address.strip())
         return None
 
 
@@ -185,9 +178,8 @@ def _handshake(address: str, tls: KafkaTls | None) -> str:
     """
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    verifies = tls is not None and tls.verify_certificate
-    context.check_hostname = verifies and tls is not None and tls.verify_host_name
-    context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+    context.check_hostname = bool(tls and tls.verify_certificate and tls.verify_host_name)
+    context.verify_mode = ssl.CERT_REQUIRED if tls and tls.verify_certificate else ssl.CERT_NONE
     try:
         if tls and tls.ca:
             context.load_verify_locations(**{"cadata" if is_pem(tls.ca) else "cafile": tls.ca})
@@ -199,11 +191,7 @@ def _handshake(address: str, tls: KafkaTls | None) -> str:
         ):
             return "ok"
     except ssl.SSLCertVerificationError as cause:
-        return (
-            "broker's dates"
-            if cause.verify_code in _DATES
-            else ("host name" if cause.verify_code in _HOST_NAMES else "authority")
-        )
+        return _VERIFY_CODES.get(cause.verify_code, "authority")
     except (ssl.SSLEOFError, ConnectionResetError):
         return _CLOSED
     except ssl.SSLError as cause:

@@ -144,13 +144,11 @@ class PipelineSpec(Section):
         other_brokers = servers is not None and not kafka.is_at(servers.split(","))
         if not other_brokers and security is None:
             return kafka
-        protocol = kafka.security.effective_protocol
-        if other_brokers and security is None and protocol != "plaintext":
-            raise PipelineInvalid(
-                f"pipeline {self.name}: kafka.bootstrap_servers names brokers of its own, while headrace.yaml reaches "
-                f"its brokers by {protocol}, which is not taken over: write kafka.security here, with "
-                "protocol: plaintext for plain text"
-            )
         # Brokers of another cluster never get a login that is not for them.
-        own = security or (KafkaSecurity() if other_brokers else kafka.security)
+        own, protocol = security or KafkaSecurity(), kafka.security.effective_protocol
+        if own == KafkaSecurity() and protocol != "plaintext":
+            raise PipelineInvalid(
+                f"pipeline {self.name}: kafka has neither TLS nor a login, while headrace.yaml reaches its brokers by "
+                f"{protocol}, which is not taken over: write kafka.security, with protocol: plaintext for plain text"
+            )
         return kafka.model_copy(update={"bootstrap_servers": servers or kafka.bootstrap_servers, "security": own})

@@ -45,7 +45,8 @@ class SmallRegistry:
         self.authorizations.add(request.headers.get("Authorization"))
         await self.gate.wait()
         if self.broken is not None:
-            return web.Response(status=self.broken.status, body=self.broken.body)
+            moved = {"Location": self.broken.headers["Location"]} if "Location" in self.broken.headers else {}
+            return web.Response(status=self.broken.status, body=self.broken.body, headers=moved)
         parts = [unquote(step) for step in request.rel_url.raw_path.strip("/").split("/")]
         if parts[0] == "schemas":
             return self._by_id(int(parts[2]), with_versions=parts[-1] == "versions")

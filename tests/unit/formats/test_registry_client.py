@@ -114,6 +114,15 @@ async def test_an_answer_that_is_none_is_unavailable_and_not_kept(serving: Any, 
         assert (await it.client.by_id(1)).id == 1
 
 
+async def test_a_redirect_is_not_followed(serving: Any) -> None:
+    """The login and the schemas are for the configured address only, which may be the one with TLS."""
+    async with serving() as it:
+        it.server.broken = web.Response(status=307, headers={"Location": "/elsewhere"})
+        with pytest.raises(RegistryUnavailable, match=r"HTTP 307.*correct schema_registry.url"):
+            await it.client.by_id(1)
+        assert it.server.asked == ["GET /schemas/ids/1"]
+
+
 async def test_a_registry_that_does_not_answer_in_time_is_unavailable(serving: Any) -> None:
     """The wait has the limit of the configuration."""
     async with serving(timeout_seconds=0.05) as it:

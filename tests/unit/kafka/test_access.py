@@ -13,6 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.kafka.access import Right, principal_of
+from headrace.kafka.connection_errors import refused_by_java
 from headrace.kafka.error_map import to_error
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "ann", "password": "secret"}}
@@ -71,7 +72,9 @@ def test_the_principal_of_a_login() -> None:
 
 
 def test_the_principal_is_that_of_the_login_in_use() -> None:
-    """A file may hold another user since the start."""
+    """A file may hold another user since the start; the sentence about a refused login names it too."""
     changed = kafka(security=LOGIN)
     changed.security.use(KafkaSecurity.model_validate({"sasl": {**LOGIN["sasl"], "username": "bob"}}))
     assert principal_of(changed)[0] == "User:bob"
+    refused = refused_by_java("SaslAuthenticationException: invalid credentials", changed)
+    assert "user bob or its password" in refused.why

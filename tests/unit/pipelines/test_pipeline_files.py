@@ -264,9 +264,11 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
     plain = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1', security: {protocol: plaintext}}\n")
     other_brokers = plain.cluster(shared)
     assert (other_brokers.bootstrap_servers, other_brokers.security.sasl) == ("other:1", None)
+    for kafka in ("{bootstrap_servers: 'other:1'}", "{security: {}}"):
+        by_omission = load(tmp_path, f"{GOOD}kafka: {kafka}\n")
+        with pytest.raises(PipelineInvalid, match="reaches its brokers by sasl_ssl, which is not taken over: write"):
+            by_omission.cluster(shared)
     by_omission = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n")
-    with pytest.raises(PipelineInvalid, match="reaches its brokers by sasl_ssl, which is not taken over: write"):
-        by_omission.cluster(shared)
     assert by_omission.cluster(KafkaConfig()).bootstrap_servers == "other:1"
     assert load(tmp_path, GOOD).cluster(shared) is shared
     assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared

@@ -206,12 +206,7 @@ class KafkaSecurity(Section):
         self._in_use = current
 
     def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
-        """Return this with absolute paths, able to read its secrets again.
-
-        Args:
-            folder: What relative paths start from.
-            references: Path below this section to the text with its `${file:}` references.
-        """
+        """Return this with absolute paths, able to read its secrets again from the texts with references."""
         values = self.model_dump(exclude_unset=True)
         _replace_paths(values, lambda path, _: str(folder / path), "ca", "certificate", "key", "keystore")
         found = KafkaSecurity.model_validate(values)
@@ -241,7 +236,7 @@ class KafkaSecurity(Section):
             raise ReferenceProblem(str(cause)) from None
         except ValidationError as cause:  # its text shows the values
             raise ReferenceProblem("; ".join(problem["msg"] for problem in cause.errors())) from None
-        for problem in file_problems(found):
+        if problem := next(file_problems(found), None):
             raise ReferenceProblem(str(problem))
         return found
 

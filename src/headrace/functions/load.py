@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from headrace.config.explain import explain, location_of
-from headrace.config.kafka_security import KafkaSecurity, file_problems, warnings_of
+from headrace.config.kafka_security import KafkaSecurity, warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
@@ -199,9 +199,6 @@ class _FunctionFile:
         except ValidationError as cause:
             explain(reader.explained(cause), self._tree, self._locations, set(), self._problems)
             return None
-        if security and len(self._problems.found) == before:
-            for problem in file_problems(security):
-                self._wrong(reader.path_of(problem.path), in_nuclio_names(problem.sentence))
         if len(self._problems.found) > before:
             return None
         for sentence in warnings_of(security, dotted(attributes.path)) if security else ():

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaSecurity, is_pem
+from headrace.config.kafka_security import KafkaSecurity, is_pem, located
 from headrace.config.references import FileReferences, is_file
 from headrace.config.yaml_tree import KeyPath
 
@@ -91,9 +91,8 @@ class SecurityReader:
     ) -> None:
         """Take what is written, by the names in `SETTINGS`, and what reports a problem or a warning at a path."""
         self._written, self._attributes, self._files = written, attributes, files
-        self._wrong, self._warn = wrong, warn
-        folder = files.file.parent
-        self._references = FileReferences(files.file, folder, os.environ, lambda at, why: wrong(self.path_of(at), why))
+        self._wrong, self._warn, self._is_wrong = wrong, warn, False
+        self._references = FileReferences(files.file, files.file.parent, os.environ, self._report_setting)
 
     def read(self) -> KafkaSecurity | None:
         """Return the trigger's TLS and login; None if it says nothing of them.
@@ -118,8 +117,8 @@ class SecurityReader:
             values["sasl"] = {"mechanism": "PLAIN", **self._values("sasl")}
         if not has_tls and (sasl or tls is False):
             values["protocol"] = "sasl_plaintext" if sasl else "plaintext"
-        found = KafkaSecurity.model_validate(values).read_from(self._files.file.parent, self._references.below(()))
-        return found if values else None
+        found = KafkaSecurity.model_validate(values)
+        return located(found, (), self._references) if values and not self._is_wrong else None
 
     def path_of(self, setting: KeyPath) -> KeyPath:
         """Return the path in the file of a setting of `KafkaSecurity`, or of the first one in a section of it."""
@@ -166,7 +165,7 @@ class SecurityReader:
         except ValueError as cause:
             self._report(name, str(cause))
             return _REPORTED
-        found, folder = self._references.replaced(text, path), self._files.file.parent
+        found = self._references.replaced(text, path)
         if not isinstance(found, str):
             return found
         if name in ("sasl.oauth.scopes", "sasl.oauth.extensions"):
@@ -174,14 +173,7 @@ class SecurityReader:
             parts = [part.strip() for part in found.split(",")]
             pairs = (part.partition("=") for part in parts)
             return parts if path[-1] == "scopes" else {key.strip(): text for key, _, text in pairs}
-        if path in self._references.unresolved:
-            return _REPORTED
-        if name in _CERTIFICATES and not is_pem(found) and not is_file(folder / found):
-            self._report(name, "refers to a value that is neither PEM text nor the path of a file: correct it")
-            return _REPORTED
-        if name == "accessKey" and not is_pem(found):
-            self._references.check_mount(folder / found, path)
-        return found
+        return _REPORTED if path in self._references.unresolved else found
 
     def _secret(self, name: str, value: str) -> str:
         """Return a certificate or secret as a text, the path of a file, or a reference to one. No error shows it."""
@@ -199,15 +191,18 @@ class SecurityReader:
         return str(file) if name in _CERTIFICATES and not _is_flattened(file) else f"${{file:{file}}}"
 
     def _switch(self, name: str) -> bool | None:
-        if name not in self._written:
-            return None
-        found = _BOOL.get(str(self._written[name].value))
-        if found is None:
+        found = _BOOL.get(str(self._written[name].value)) if name in self._written else None
+        if found is None and name in self._written:
             self._report(name, "is neither true nor false: write one of them")
         return found
 
     def _report(self, name: str, sentence: str) -> None:
+        self._is_wrong = True
         self._wrong(self._written[name].path, sentence)
+
+    def _report_setting(self, setting: KeyPath, sentence: str) -> None:
+        self._is_wrong = True
+        self._wrong(self.path_of(setting), in_nuclio_names(sentence))
 
 
 def _is_flattened(file: Path) -> bool:
@@ -223,8 +218,10 @@ def in_nuclio_names(sentence: str) -> str:
     """Return a sentence about `KafkaSecurity` with the names that function files have."""
     for phrase, replacement in _PHRASES.items():
         sentence = sentence.replace(phrase, replacement)
-    words = sentence.split(" ")  # one with a slash is part of a path
-    return " ".join(word if "/" in word else _MODEL_NAME.sub(lambda name: _NAMES[name[0]], word) for word in words)
+    words = sentence.split(" ")  # one with a slash or $ is part of a path or a reference
+    return " ".join(
+        word if {*"/$"} & {*word} else _MODEL_NAME.sub(lambda name: _NAMES[name[0]], word) for word in words
+    )
 
 
 def cluster_problem(security: KafkaSecurity | None, brokers: Sequence[str], kafka: KafkaConfig) -> str:

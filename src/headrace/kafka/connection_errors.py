@@ -88,12 +88,7 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
 
 
 def refused_by_java(reported: str, kafka: KafkaConfig) -> ConnectionProblem:
-    """Return why the brokers of a pipeline refuse Java's client.
-
-    Args:
-        reported: What Java's exceptions report, in one line; `token: ` in front if they are about a token.
-        kafka: The settings of the pipeline.
-    """
+    """Return why brokers refuse Java's client, by what its exceptions report; `token: ` before what is of a token."""
     name = _name_of(reported, kafka, "TLS" if "Ssl" in reported else "login")
     return _named(name, kafka, reported, address=kafka.bootstrap_servers, text=reported[-_TEXT_LENGTH:])
 

@@ -64,9 +64,7 @@ def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
         ConfigError: A certificate, a key or a PKCS#12 file cannot be read.
     """
     protocol = security.effective_protocol
-    if protocol == "plaintext":
-        return ConnectorSecurity({}, {}, frozenset())
-    plain = {"security.protocol": protocol.upper()}
+    plain = {} if protocol == "plaintext" else {"security.protocol": protocol.upper()}
     secrets: dict[str, str] = {}
     if protocol.endswith("ssl"):
         tls = security.tls or KafkaTls()
@@ -103,18 +101,14 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
     draft = file.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
-        stream.writelines(f"{name}={_as_property(value)}\n" for name, value in secrets.items())
+        for name, value in secrets.items():  # every character in a form that Java's `Properties.load` reads
+            escaped = re.sub("....", r"\\u\g<0>", value.encode("utf-16-be").hex())
+            stream.write(f"{name}={escaped}\n")
     draft.replace(file)
 
 
 def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
-    """Return why Kafka refuses the connector of a pipeline, as a sentence with the fix.
-
-    Args:
-        reported: What Java's exceptions report, in one line.
-        kafka: The settings of the pipeline's cluster.
-        spec: The pipeline.
-    """
+    """Return why Kafka refuses the connector of a pipeline, by what Java's exceptions report in one line."""
     if "AuthorizationException" not in reported:
         of_a_token = "LoginException" in reported or "token endpoint" in reported
         return str(refused_by_java(f"token: {reported}" if of_a_token else reported, kafka))
@@ -128,11 +122,6 @@ def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
     needed += [Right("Write", "topic", flow.sink.topic) for flow in spec.flows.values()]
     missing = [right for right in dict.fromkeys(needed) if not refused or right.name in refused]
     return missing_right("topic", kafka, missing)
-
-
-def _as_property(value: str) -> str:
-    """Return a value as Java's `Properties.load` reads it back, whatever its characters."""
-    return re.sub("....", lambda unit: f"\\u{unit[0]}", value.encode("utf-16-be").hex())
 
 
 def _login(sasl: KafkaSasl) -> str:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
+from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, is_protected
 from headrace.config.membership import ConsumerConfig, no_reset_by_itself
+from headrace.config.references import is_secret_name
 from headrace.config.section import (
     Count,
     FormatName,
@@ -260,7 +261,10 @@ class ReactiveConsumerConfig(DeliveryConfig):
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:
         """Return what is allowed and probably a mistake, given the properties of every client."""
-        return self.consumer.warnings(shared, self.batch.max_bytes)
+        found, backend = self.consumer.warnings(shared, self.batch.max_bytes), self.backend
+        if (backend.oauth or any(map(is_secret_name, backend.headers))) and not is_protected(backend.url):
+            found.append("backend.url is not https, so the network can read the secrets in its headers: use https")
+        return found
 
     def _fit_mode(self) -> None:
         """Set what the mode decides and the file does not set."""

@@ -72,8 +72,10 @@ def principal_of(kafka: KafkaConfig) -> tuple[str, str]:
     sasl, tls = security.sasl, security.tls
     if tls and (tls.certificate or tls.keystore) and not sasl:
         return f"the principal of {_certificate(tls)}", "PRINCIPAL"
-    name = (sasl.oauth.client_id if sasl.oauth else sasl.username) if sasl else "ANONYMOUS"
-    return f"User:{name}", f"User:{name}"
+    if sasl and sasl.oauth:
+        return f"the principal in the token of {sasl.oauth.client_id}", "PRINCIPAL"
+    name = f"User:{sasl.username if sasl else 'ANONYMOUS'}"
+    return name, name
 
 
 def _certificate(tls: KafkaTls) -> str:

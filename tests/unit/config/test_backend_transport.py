@@ -8,13 +8,14 @@ import pytest
 
 from headrace.config.explain import masked
 from headrace.config.load import load_config
+from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 
 AT = "headrace.yaml:1: reactive_consumers.a.backend"
 OAUTH = "oauth: {token_url: 'https://t/', client_id: me, client_secret: '${env:PW}'"
 
 
-def load(folder: Path, backend: str) -> object:
+def load(folder: Path, backend: str) -> HeadraceConfig:
     path = folder / "headrace.yaml"
     path.write_text(f"reactive_consumers: {{a: {{topics: [t], group: g, backend: {{{backend}}}}}}}")
     path.chmod(0o600)
@@ -71,3 +72,19 @@ def test_a_key_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCa
     load(tmp_path, "url: 'https://h', tls: {certificate: us.pem, key: us.key}")
     assert "us.key holds a secret" in caplog.text
     assert "us.pem" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "warned"),
+    [
+        ("url: 'http://h', headers: {Authorization: '${env:PW}'}", True),
+        (f"url: 'http://h', {OAUTH}}}", True),
+        ("url: 'http://h', headers: {X-Team: a}", False),
+        ("url: 'https://h', headers: {Authorization: '${env:PW}'}", False),
+        ("url: 'http://localhost:1', headers: {Authorization: '${env:PW}'}", False),
+    ],
+)
+def test_a_secret_on_an_open_way_is_warned_of(tmp_path: Path, backend: str, warned: bool) -> None:
+    """On this machine the network does not see it."""
+    found = load(tmp_path, backend).reactive_consumers["a"].warnings({})
+    assert [text.partition(",")[0] for text in found] == ["backend.url is not https"] * warned

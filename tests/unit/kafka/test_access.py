@@ -71,6 +71,13 @@ def test_the_principal_of_a_login() -> None:
     assert principal_of(kafka())[0] == "User:ANONYMOUS"
 
 
+def test_the_principal_of_a_token_is_what_the_brokers_find_in_it() -> None:
+    """Many token servers write something else than the name of the client."""
+    oauth = {"token_url": "https://localhost/t", "client_id": "ann", "client_secret": "secret"}
+    found = principal_of(kafka(security={"sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}))
+    assert found == ("the principal in the token of ann", "PRINCIPAL")
+
+
 def test_the_principal_is_that_of_the_login_in_use() -> None:
     """A file may hold another user since the start; the sentence about a refused login names it too."""
     changed = kafka(security=LOGIN)

@@ -24,6 +24,7 @@ from bench.page import Page
 from bench.produce import ProduceTable
 from bench.push import PushTable
 from bench.replay import ReplayTable
+from bench.secured import SecuredTable
 from headrace.devcluster import Cluster
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -37,6 +38,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "replay": ReplayTable,
     "audit": AuditTable,
     "dead-letters": DeadLetterTable,
+    "secured": SecuredTable,
     "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
 }
 

@@ -40,6 +40,8 @@ class Bench:
 
     def __init__(self, cluster: Cluster, folder: Path, scale: float) -> None:
         self.cluster, self.folder, self.scale = cluster, folder, scale
+        self.kafka: dict[str, Any] = {"bootstrap_servers": cluster.bootstrap_servers}
+        """The section `kafka` of what is measured; bare loops use the listener without login."""
         self.source = SOURCE
         """The folder with the package `headrace` whose processes are measured."""
         self._full: dict[tuple[int, str], str] = {}
@@ -50,7 +52,7 @@ class Bench:
         return int(1_000_000 * self.scale)
 
     def headrace(self, config: dict[str, Any], wait: bool = True) -> HeadraceProcess:
-        settings = {"kafka": {"bootstrap_servers": self.cluster.bootstrap_servers}, "log_level": "warning", **config}
+        settings = {"kafka": self.kafka, "log_level": "warning", **config}
         folder = self.folder / f"headrace-{time.time_ns()}"
         process = HeadraceProcess(settings, folder, self.environment())
         process.start()

@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError, NotFound
 from headrace.records import Record
 from headrace.testing import RecordingBackend
 from headrace.testing.scene import Scene
+from tests.faults.push_scene import PushScene
 
 _LONG_REPETITIONS = 3
 _PATIENCE_SECONDS = 150.0
@@ -40,12 +41,14 @@ class Acknowledged(NamedTuple):
 class Poster:
     """Posts records with running ids, in a thread, and keeps what was acknowledged."""
 
-    def __init__(self, url: str, topic: str, batch: int = 20) -> None:
+    def __init__(self, url: str, topic: str, batch: int = 20, *, keyed: bool = False) -> None:
+        """Post batches to a topic; `keyed` gives each a key, so that it is written in a transaction."""
         self.acknowledged: list[Acknowledged] = []
         self.refused: list[int] = []
         self.unknown: list[int] = []
         self._url = f"{url}/producers/{topic}"
         self._batch = batch
+        self._keyed = keyed
         self._ids = itertools.count()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -73,6 +76,8 @@ class Poster:
             records = [{"key": str(number % 50), "value": {"id": number}} for number in ids]
             body = json.dumps({"records": records}).encode()
             request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            if self._keyed:
+                request.add_header("Idempotency-Key", f"ids-from-{ids[0]}")
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     self._note(ids, json.load(answer)["offsets"])
@@ -223,6 +228,15 @@ spec:
 def bed(tmp_path: Path) -> Iterator[Bed]:
     """The workload, the checks and the watch of fault tests."""
     yield Bed(tmp_path)
+
+
+@pytest.fixture
+def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[PushScene]:
+    """A topic, a backend with a journal, and what starts processes of the group."""
+    made = PushScene(kafka, headrace, tmp_path)
+    made.backend.start()
+    yield made
+    made.backend.stop()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

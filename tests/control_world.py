@@ -1,0 +1,186 @@
+"""The processes of one deployment in memory, for the tests of live control: its table is a list of records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.control import consumer_control
+from headrace.control.consumer_control import ConsumerControl
+from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.status import LiveSettings
+from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
+from headrace.lifecycle import SystemClock
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+
+CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+LIMIT_SECONDS = 60.0
+
+
+class Log:
+    """The topic of a deployment; what is written is read by every process at once."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.views: list[CompactedTable[Any]] = []
+        self.broken = False
+
+    async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
+        if self.broken:
+            return [KafkaUnavailable("no broker answers")] * len(outgoing)
+        return [self.append(record.key or b"", record.value) for record in outgoing]
+
+    def append(self, key: bytes, value: bytes | None) -> Produced:
+        record = Record("c", 0, len(self.records), 0, key, value)
+        self.records.append(record)
+        for view in self.views:
+            view.read([record], len(self.records))
+        return Produced(0, record.offset)
+
+    async def has_topic(self, name: str) -> bool:
+        raise KafkaUnavailable("this test reads by itself")
+
+    async def written_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, len(self.records))
+
+
+class FakePump:
+    """Has partitions, and remembers what it was told."""
+
+    def __init__(self, *partitions: TopicPartition) -> None:
+        self.group, self.member, self.retries = "g", None, None
+        self.moves = self
+        self.lanes: dict[TopicPartition, Any] = {}
+        self.assign(*partitions)
+        self.whole = ""
+        self.holds: dict[TopicPartition, str] = {}
+        self.settings: LiveSettings | None = None
+        self.sought: list[tuple[TopicPartition, int]] = []
+        self.skipped: list[tuple[TopicPartition, int]] = []
+        self.elsewhere = False
+        self.last_offset = 100
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def assign(self, *partitions: TopicPartition) -> None:
+        self.lanes = {p: SimpleNamespace(tracker=SimpleNamespace(frontier=7)) for p in partitions}
+
+    def pause(self, partitions: Collection[TopicPartition] | None, why: str) -> None:
+        if partitions is None:
+            self.whole = why
+        else:
+            self.holds |= dict.fromkeys(partitions, why)
+
+    def resume(self, partitions: Collection[TopicPartition] | None) -> None:
+        if partitions is None:
+            self.whole = ""
+        for partition in partitions or ():
+            self.holds.pop(partition, None)
+
+    def change(self, settings: LiveSettings) -> None:
+        self.settings = settings
+
+    async def seek(self, partition: TopicPartition, offset: int) -> bool:
+        if self.elsewhere:
+            raise OffsetsKeptElsewhere()
+        await asyncio.sleep(0)
+        await self.idle.wait()
+        self.sought.append((partition, offset))
+        return True
+
+    async def skip(self, partition: TopicPartition, offset: int, reason: str) -> str:
+        if offset > self.last_offset:
+            return "will be skipped"
+        if (partition, offset) in self.skipped:
+            return "ended already"
+        self.skipped.append((partition, offset))
+        return "skipped"
+
+
+class Processes:
+    """Processes of one deployment."""
+
+    def __init__(self) -> None:
+        self.log, self.clock = Log(), SystemClock()
+        self.started: list[ConsumerControl] = []
+
+    async def process(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
+        """Start one."""
+        admin: Any = self.log
+        table = CompactedTable(
+            admin, InternalTopic("c"), JSON_OBJECTS, self.log.produce, self.clock, optional="control"
+        )
+        made = ConsumerControl(table, {}, f"m{len(self.started)}", lambda group: [], self.clock)
+        made.add(_running(pump))
+        await made.start()
+        self.started.append(made)
+        if loaded:
+            await self.load(made)
+        return made
+
+    async def load(self, process: ConsumerControl) -> None:
+        """Have it read what is there."""
+        process.table.read(self.log.records, len(self.log.records))
+        process.table.loaded(len(self.log.records))
+        self.log.views.append(process.table)
+        await asyncio.sleep(0)
+
+    async def stop(self, process: ConsumerControl) -> None:
+        """End it, as a crash would."""
+        self.started.remove(process)
+        self.log.views.remove(process.table)
+        await process.stop()
+
+
+def _running(pump: FakePump) -> RunningConsumer:
+    admin = Admin(KafkaConfig())  # is not contacted
+    anything: Any = pump
+    return RunningConsumer(
+        name="orders/a b",
+        kind="reactive",
+        delivery=CONFIG,
+        topics=["t"],
+        destination=anything,
+        pump=anything,
+        kafka=KafkaConfig(),
+        admin=admin,
+    )
+
+
+def live(test: Callable[[Processes], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with processes that end with it."""
+
+    async def main() -> None:
+        world = Processes()
+        try:
+            await asyncio.wait_for(test(world), LIMIT_SECONDS)
+        finally:
+            for process in world.started:
+                assert process.death is None
+                await process.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumer_control, "_AGAIN_SECONDS", 0.001)  # no test waits
+        asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 what is waited for is the work of another task
+        await asyncio.sleep(0.001)
+
+
+async def ask(
+    process: ConsumerControl, action: str, offsets: dict[TopicPartition, int], wait_seconds: float = 60
+) -> Any:
+    [consumer] = process.consumers.values()
+    facts = {"by": "ann", "at": 0.0, "reason": "so"}
+    answer = await process.command(consumer, action, offsets, facts, wait_seconds)
+    return answer.id, answer.results

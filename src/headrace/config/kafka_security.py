@@ -168,6 +168,7 @@ class KafkaSecurity(Section):
     _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
     _folder: Path = PrivateAttr(default=Path())
     _in_use: KafkaSecurity | None = PrivateAttr(default=None)
+    _after_refusal: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> KafkaSecurity:
@@ -201,9 +202,14 @@ class KafkaSecurity(Section):
         """What clients use now: another object whenever `use` has taken up changed files."""
         return self._in_use or self
 
-    def use(self, current: KafkaSecurity) -> None:
+    @property
+    def after_refusal(self) -> bool:
+        """Whether brokers refused what was in use before, so that its clients will never be answered."""
+        return self._after_refusal
+
+    def use(self, current: KafkaSecurity, *, after_refusal: bool = False) -> None:
         """Have every client use what the files hold now, from any thread."""
-        self._in_use = current
+        self._in_use, self._after_refusal = current, after_refusal
 
     def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
         """Return this with absolute paths, able to read its secrets again from the texts with references."""
@@ -215,7 +221,7 @@ class KafkaSecurity(Section):
         return found
 
     def current(self) -> KafkaSecurity:
-        """Return this with the secrets, certificates and keys that its files hold now; a PKCS#12 file stays a path.
+        """Return this with the secrets, certificates and keys that its files hold now, all as text.
 
         Raises:
             ReferenceProblem: A file cannot be read, or what it holds is not usable.
@@ -232,6 +238,9 @@ class KafkaSecurity(Section):
             _replace_paths(values, lambda path, _: str(self._folder / path), "ca", "certificate", "key")
             _replace_paths(values, _read_pem, "ca", "certificate", "key")
             found = KafkaSecurity.model_validate(values)
+            if found.tls and found.tls.keystore:
+                values["tls"] |= _store_as_pem(found.tls)
+                found = KafkaSecurity.model_validate(values)
         except (FileProblem, UnicodeDecodeError) as cause:
             raise ReferenceProblem(str(cause)) from None
         except ValidationError as cause:  # its text shows the values
@@ -388,6 +397,19 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     if not (store.key and store.cert):
         raise FileProblem("tls.keystore", f"names {file}, which holds no key with its certificate: use another")
     return store
+
+
+def _store_as_pem(tls: KafkaTls) -> dict[str, Any]:
+    """Return the settings that replace a PKCS#12 file, so that no client reads it while it is written."""
+    from cryptography.hazmat.primitives import serialization as coding
+
+    identity = identity_of(tls)
+    assert identity
+    assert identity.key
+    assert identity.cert
+    chain = [each.certificate.public_bytes(coding.Encoding.PEM) for each in (identity.cert, *identity.additional_certs)]
+    key = identity.key.private_bytes(coding.Encoding.PEM, coding.PrivateFormat.PKCS8, coding.NoEncryption())
+    return {"certificate": b"".join(chain).decode(), "key": key.decode(), "keystore": None, "keystore_password": ""}
 
 
 def _replace_paths(values: dict[str, Any], change: Callable[[str, str], str], *names: str) -> None:

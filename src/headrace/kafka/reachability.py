@@ -144,7 +144,7 @@ class Reachability(Service):
         if error.code() == _Error._ALL_BROKERS_DOWN:
             self._none_left.set()  # of that client only
 
-    def check(self, limit_seconds: float) -> None:
+    def check(self, limit_seconds: float, doing: str = "nothing of this request was sent") -> None:
         """Return unless no broker has answered for longer than a limit, or every broker refuses the client.
 
         Raises:
@@ -157,8 +157,8 @@ class Reachability(Service):
         if outage and (unanswered.problem.refused or outage.seconds > limit_seconds):
             self._refused_requests += 1
             if self._refused_requests == 1:
-                log.warning("requests to produce are answered 503 until Kafka at %s answers", self.servers)
-            raise self.error("nothing of this request was sent")
+                log.warning("requests are answered 503 until Kafka at %s answers", self.servers)
+            raise self.error(doing)
 
     def error(self, doing: str) -> KafkaUnavailable:
         """Return the error of what cannot be done now."""
@@ -190,7 +190,8 @@ class Reachability(Service):
                 if not stop_requested.is_set():
                     self.record_attempt(started_at, answered)
                 self._wait(client, stop_requested)
-                if self._files.due and (renewed := self._files.look(self._connect)):
+                refused = bool(self._unanswered and self._unanswered.problem.refused)
+                if (self._files.due or refused) and (renewed := self._files.look(self._connect, refused=refused)):
                     client.close()
                     client = renewed
         finally:

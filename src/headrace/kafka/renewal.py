@@ -46,23 +46,24 @@ class SecurityFiles:
         """Whether it is time to look."""
         return self._clock.monotonic() >= self._look_at
 
-    def look(self, attempt: Callable[[KafkaConfig], C]) -> C | None:
-        """Take up changed files if a broker accepts what they hold; what is refused is tried again at each look.
+    def look(self, attempt: Callable[[KafkaConfig], C], *, refused: bool = False) -> C | None:
+        """Take up changed files if a broker accepts what they hold; what is refused is tried again when it is due.
 
         Args:
             attempt: Returns a client that a broker has answered; raises an error if none has.
+            refused: Whether brokers refuse what is in use.
 
         Returns:
             That client, if there are changes and they are in use now.
         """
-        self._look_at = self._clock.monotonic() + FileChanges.LOOK_SECONDS
-        security, changed = self._kafka.security, self._changes.found()
-        if not changed and not self._is_new:
+        security, changed, due = self._kafka.security, self._changes.found(), self.due
+        if due:
+            self._look_at = self._clock.monotonic() + FileChanges.LOOK_SECONDS
+        if not changed and not (due and self._is_new):
             return None
         try:
             current = security.current()
-            # A store is not compared: the client reads it by its path.
-            self._is_new = current != security.in_use or bool(current.tls and current.tls.keystore)
+            self._is_new = current != security.in_use
             client = attempt(self._kafka.model_copy(update={"security": current})) if self._is_new else None
         except (ReferenceProblem, HeadraceError, confluent_kafka.KafkaException) as cause:
             self._is_new = True
@@ -72,7 +73,7 @@ class SecurityFiles:
             return None
         if client is not None:
             self._is_new = False
-            security.use(current)
+            security.use(current, after_refusal=refused)
             log.info("kafka.security: changed files are in use")
         return client
 
@@ -152,6 +153,8 @@ class ClientReplacement(ClientSecurity[C]):
         elif self.held is not None and not self._ends and not len(client):
             self._ends = True  # what it held is acknowledged, or has failed at its time limit
             self._bridge.post(self._next)
+        elif self.held is not None and self._security.after_refusal:
+            client.purge(in_flight=False)  # what waits for a connection gets none, and would fail at its time limit
         return self._next is not None and not self._ends
 
     def stop(self) -> list[Any]:
@@ -162,6 +165,6 @@ class ClientReplacement(ClientSecurity[C]):
 
 def _only_password_differs(now: KafkaSecurity, before: KafkaSecurity) -> bool:
     """Return whether a living client can do without a new connection: its user has the same name and rights."""
-    if not now.sasl or not before.sasl or now.sasl.oauth or (now.tls and now.tls.keystore):
+    if not now.sasl or not before.sasl or now.sasl.oauth:
         return False
     return now == before.model_copy(update={"sasl": before.sasl.model_copy(update={"password": now.sasl.password})})

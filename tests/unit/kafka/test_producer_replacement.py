@@ -50,7 +50,7 @@ class Client:
 
     flush = poll
 
-    def purge(self) -> None:
+    def purge(self, *, in_flight: bool = True) -> None:
         self.acknowledges = True
 
 
@@ -69,9 +69,9 @@ async def producing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Prod
         await producer.stop()
 
 
-def change_user(security: KafkaSecurity) -> None:
+def change_user(security: KafkaSecurity, *, after_refusal: bool = False) -> None:
     sasl = {"mechanism": "PLAIN", "username": "b", "password": "p"}
-    security.use(KafkaSecurity.model_validate({"sasl": sasl}))
+    security.use(KafkaSecurity.model_validate({"sasl": sasl}), after_refusal=after_refusal)
 
 
 def tasks() -> int:
@@ -106,6 +106,19 @@ async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypat
         await until(lambda: len(answers) == 3)
         assert (old.taken, new.taken) == ([b"1"], [b"2", b"3"])
         assert answers == [[Produced(0, 0)], [Produced(0, 0)], [Produced(0, 1)]]
+        assert len(Client.made) == 2
+
+
+async def test_records_of_a_client_whose_login_was_refused_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker answers that client any more: its records end at once, and the others follow."""
+    answers: list[list[Any]] = []
+    async with producing(monkeypatch) as (producer, security):
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        change_user(security, after_refusal=True)
+        await until(lambda: len(Client.made) > 1)
+        Client.made[1].acknowledges = True
+        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], answers.append)
+        await until(lambda: len(answers) == 2)
         assert len(Client.made) == 2
 
 

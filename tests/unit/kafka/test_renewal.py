@@ -13,7 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.config.yaml_tree import KeyPath
-from headrace.devcluster.certificates import Authority
+from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import ClientSecurity, SecurityFiles
@@ -49,9 +49,9 @@ class Bed:
         self.client = Client()
         self.owner = ClientSecurity(self.security, Client)
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Replace a file at once."""
-        (self.folder / "draft").write_text(text)
+        (self.folder / "draft").write_bytes(content if isinstance(content, bytes) else content.encode())
         (self.folder / "draft").replace(self.folder / name)
 
     def look(self) -> bool:
@@ -60,6 +60,10 @@ class Bed:
         self.clock._now += FileChanges.LOOK_SECONDS
         assert self.files.due
         return self.files.look(self._attempt) is not None
+
+    def look_again(self) -> bool:
+        """Look before it is time, because brokers refuse what is in use."""
+        return self.files.look(self._attempt, refused=True) is not None
 
     def _attempt(self, kafka: KafkaConfig) -> Client:
         self.attempts += 1
@@ -109,6 +113,19 @@ def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplo
     assert bed.look()
 
 
+def test_while_the_login_is_refused_a_change_is_found_at_once(tmp_path: Path) -> None:
+    """What is refused as well is tried again only when it is due."""
+    bed = Bed(tmp_path, sasl={"username": "app"})
+    bed.accepts = False
+    bed.write("password", "wrong")
+    assert [bed.look_again() for _ in range(5)] == [False] * 5
+    assert bed.attempts == 1
+    bed.accepts = True
+    bed.write("password", "new-password")
+    assert bed.look_again()
+    assert bed.security.after_refusal
+
+
 def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Certificate and key are written one after the other, the first of them in two parts."""
     bed = tls_bed(tmp_path)
@@ -124,6 +141,25 @@ def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplo
     assert bed.look()
     assert bed.owner.replacement(bed.client) is not None
     assert bed.owner.replacement(bed.client) is None
+
+
+def test_a_store_that_is_half_written_changes_nothing(tmp_path: Path) -> None:
+    """Also not a client that is made meanwhile; the whole store is taken up, and the same again is no change."""
+    certificates(tmp_path)
+    bed = Bed(tmp_path, tls={"ca": "ca.pem", "keystore": "client.p12", "keystore_password": STORE_PASSWORD})
+    before = client_properties(bed.kafka, "x")
+    certificates(tmp_path)
+    whole = (tmp_path / "client.p12").read_bytes()
+    for size in (0, 100, len(whole) // 2):
+        bed.write("client.p12", whole[:size])
+        assert not bed.look()
+        confluent_kafka.Producer({**(now := client_properties(bed.kafka, "x")), "log_level": 0})
+        assert now == before
+    bed.write("client.p12", whole)
+    assert bed.look()
+    assert bed.owner.replacement(bed.client) is not None
+    bed.write("client.p12", whole)
+    assert not bed.look()
 
 
 def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> None:

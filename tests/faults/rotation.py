@@ -1,0 +1,198 @@
+"""A secured cluster whose users, certificates and secrets an operator changes, while processes have their files."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from headrace.devcluster import HeadraceProcess
+from headrace.devcluster.certificates import STORE_PASSWORD, Authority
+from headrace.devcluster.security import allowed
+from headrace.devcluster.token_server import TokenServer
+from headrace.testing import RecordingBackend
+from headrace.testing.secured import SecuredCluster
+from tests.faults.conftest import Ledger, Poster, wait_until
+
+LIMIT_SECONDS = 150
+IN_USE = "changed files are in use"
+REFUSED = "changed files are tried again, and the old stay in use"
+REPLACED = (
+    "push consumer: its client is being replaced",
+    '"producer: its client was replaced',
+    "inner_producer: its client was replaced",
+)
+
+
+class Mount:
+    """A folder of secrets as Kubernetes mounts it: links that lead through one link, which is replaced at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, bytes] = {}
+
+    def put(self, **files: str | bytes | Path) -> None:
+        """Replace files by others; a name's underscore is the point before its suffix."""
+        for name, content in files.items():
+            data = content.read_bytes() if isinstance(content, Path) else content
+            self._files[name.replace("_", ".")] = data if isinstance(data, bytes) else data.encode()
+        version = self.folder / f"..{uuid.uuid4().hex}"
+        version.mkdir(parents=True)
+        for name, data in self._files.items():
+            (version / name).write_bytes(data)
+            (version / name).chmod(0o600)
+            if not (self.folder / name).is_symlink():
+                (self.folder / name).symlink_to(f"..data/{name}")
+        (self.folder / "..new").symlink_to(version.name)
+        (self.folder / "..new").replace(self.folder / "..data")
+
+
+class Operator:
+    """Changes users and rights of a cluster."""
+
+    def __init__(self, secured: SecuredCluster) -> None:
+        self._secured = secured
+        self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers, "log_level": 0})
+        self._authority = Authority(secured.security.folder, "ca")
+
+    def _rights(self, user: str) -> list[Any]:
+        names = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+        rights = [allowed(user, kind, "*", AclOperation.ALL) for kind in names]
+        return [*rights, allowed(user, ResourceType.BROKER, "kafka-cluster", AclOperation.IDEMPOTENT_WRITE)]
+
+    def certificate(self, user: str) -> dict[str, Path]:
+        """Return a new certificate and its key, of a user with every right that is needed."""
+        for granted in self._admin.create_acls(self._rights(user)).values():
+            granted.result(30)
+        files = self._authority.issue(user)
+        return {"client_pem": files.certificate, "client_key": files.key}
+
+    def deny(self, user: str) -> None:
+        """Take every right from a user."""
+        of_user: Any = (f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
+        any_name: Any = None
+        every = AclBindingFilter(ResourceType.ANY, any_name, ResourcePatternType.ANY, *of_user)
+        for removed in self._admin.delete_acls([every]).values():
+            assert removed.result(30)
+
+    def password(self, user: str, password: str) -> None:
+        """Set a password of SCRAM, and give the user every right that is needed."""
+        change = UserScramCredentialUpsertion(
+            user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
+        )
+        for changed in self._admin.alter_user_scram_credentials([change]).values():
+            changed.result(30)
+        for granted in self._admin.create_acls(self._rights(user)).values():
+            granted.result(30)
+
+
+class Rotation:
+    """A producer over HTTP and a push consumer on a secured cluster, whose files an operator changes."""
+
+    def __init__(self, secured: SecuredCluster, start: Callable[..., Any], backend: RecordingBackend, folder: Path):
+        self.name = f"rotate-{uuid.uuid4().hex[:8]}"
+        self.secured, self.backend = secured, backend
+        self.operator, self.mount = Operator(secured), Mount(folder / "mount")
+        self.ledger = Ledger(secured.cluster.bootstrap_servers)
+        self._start = start
+        secured.cluster.create_topic(self.name, 3)
+        self.mount.put(ca_pem=secured.security.authority)
+
+    def file(self, name: str) -> str:
+        return str(self.mount.folder / name)
+
+    def scram(self) -> dict[str, Any]:
+        """Return the section of a login with the mount's password."""
+        login = {"mechanism": "SCRAM-SHA-512", "username": self.name, "password": f"${{file:{self.file('password')}}}"}
+        security = {"tls": {"ca": self.file("ca.pem")}, "sasl": login}
+        return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
+
+    def tls(self) -> dict[str, Any]:
+        """Return the section of the mount's certificate."""
+        tls = {"ca": self.file("ca.pem"), "certificate": self.file("client.pem"), "key": self.file("client.key")}
+        return {"bootstrap_servers": self.secured.cluster.tls_servers, "security": {"tls": tls}}
+
+    def oauth(self, tokens: TokenServer) -> dict[str, Any]:
+        """Return the section of a login by tokens with the mount's secret."""
+        secret = f"${{file:{self.file('secret')}}}"
+        oauth = {"token_url": tokens.token_url, "client_id": "app", "client_secret": secret, "ca": self.file("ca.pem")}
+        security = {"tls": {"ca": self.file("ca.pem")}, "sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}
+        return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
+
+    def store(self, file: Path) -> dict[str, Any]:
+        """Return the section of a PKCS#12 file."""
+        tls = {"ca": self.file("ca.pem"), "keystore": str(file), "keystore_password": STORE_PASSWORD}
+        return {"bootstrap_servers": self.secured.cluster.tls_servers, "security": {"tls": tls}}
+
+    def start(self, kafka: dict[str, Any], member: dict[str, Any] | None = None, **sections: Any) -> HeadraceProcess:
+        """Start a process that pushes what is produced to it."""
+        consumer = {
+            "topics": [self.name],
+            "group": self.name,
+            "value_format": "json",
+            "auto_offset_reset": "earliest",
+            "consumer": member or {},
+            "backend": {"url": self.backend.url},
+        }
+        process: HeadraceProcess = self._start({"kafka": kafka, "reactive_consumers": {"push": consumer}, **sections})
+        return process
+
+    @contextmanager
+    def under_load(
+        self, kafka: dict[str, Any], *, keyed: bool = False, **sections: Any
+    ) -> Iterator[tuple[HeadraceProcess, Poster]]:
+        """Start a process, and write records through it until this ends; some are written when it begins."""
+        process = self.start(kafka, **sections)
+        with Poster(process.url, self.name, keyed=keyed) as poster:
+            poster.wait_for_more(500)
+            yield process, poster
+
+    def connect_again(self, process: HeadraceProcess) -> None:
+        """Restart the broker, which closes every connection; then records are written and pushed."""
+        self.secured.cluster.restart(1)
+        wait_until(lambda: ready(process), LIMIT_SECONDS, "readiness")
+        before = len(pushed(self.backend))
+        with Poster(process.url, self.name) as poster:
+            poster.wait_for_more(200)
+        assert (poster.refused, poster.unknown) == ([], [])
+        self.backend.wait_for(lambda seen: len(pushed(seen)) >= before + len(poster.acknowledged))
+
+    def check(self, poster: Poster, most_repeats: int = 0) -> None:
+        """Nothing was refused, lost, or repeated without a cause."""
+        assert (poster.refused, poster.unknown) == ([], [])
+        self.ledger.check_acknowledged(self.name, poster)
+        wanted = len(poster.acknowledged)
+        self.backend.wait_for(lambda seen: len(pushed(seen)) >= wanted)
+        assert len(pushed(self.backend)) == wanted
+        assert len(self.backend.accepted) - wanted <= most_repeats
+
+
+def pushed(backend: RecordingBackend) -> set[tuple[int, int]]:
+    return {(record["partition"], record["offset"]) for record in list(backend.accepted)}
+
+
+def ready(process: HeadraceProcess) -> bool:
+    try:
+        with urllib.request.urlopen(f"{process.url}/health/readiness", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
+
+
+def wait_logged(process: HeadraceProcess, text: str, times: int = 1) -> None:
+    wait_until(lambda: process.output.count(text) >= times, LIMIT_SECONDS, text)
+
+
+def wait_replaced(process: HeadraceProcess, times: int = 1) -> None:
+    """Wait until changed files are in use by the producers and the consumer."""
+    for line in (IN_USE, *REPLACED):
+        wait_logged(process, line, times)

@@ -74,7 +74,9 @@ class Instance:
         for _ in range(100):
             if answer := self.ok("GET", f"/records?timeout=2000{query}"):
                 return list(answer)
-        raise AssertionError("no records arrived")
+        process = self.url.partition("/consumers/")[0]
+        found = [send("GET", process + path).body for path in ("/health/readiness", "/adm/consumers")]
+        raise AssertionError(f"no records arrived: {found}")
 
     def open(self, accept: str = "*/*", query: str = "", receive_bytes: int = 0, **headers: str) -> Connection:
         """Begin a read on a connection of its own."""

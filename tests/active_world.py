@@ -68,7 +68,7 @@ class World:
     """The log, the commits and the topics of a cluster, which is also the `Admin` of its instances."""
 
     config = KafkaConfig()
-    reachability = SimpleNamespace(outage=None, failed=lambda error: None, answered=lambda: None)
+    reachability = SimpleNamespace(outage=None, failed=lambda error: None, answered=lambda: None, check=lambda *_: None)
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()

@@ -82,12 +82,9 @@ class World:
         self.site = Scene(secured.cluster.bootstrap_servers, folder)
         self.process: HeadraceProcess | None = None
         self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers})
-        password = secrets.token_urlsafe(16)
-        write_file(secured.security.folder / f"{self.user}.password", password.encode(), 0o600)
-        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        change = UserScramCredentialUpsertion(self.user, scram, password.encode())
-        for future in self._admin.alter_user_scram_credentials([change]).values():
-            future.result(LIMIT_SECONDS)
+        self.password = secrets.token_urlsafe(16)
+        write_file(secured.security.folder / f"{self.user}.password", self.password.encode(), 0o600)
+        self.set_password(self.password)
         for row in self.rows:
             if row.kind == "topic" and row.operation != "Create":
                 compact = {"cleanup.policy": "compact"} if row.name.startswith("_headrace") else {}
@@ -96,6 +93,13 @@ class World:
 
     def __call__(self, name: str) -> str:
         return named(name, self.key)
+
+    def set_password(self, password: str) -> None:
+        """Set the user's password on the brokers."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        change = UserScramCredentialUpsertion(self.user, scram, password.encode())
+        for future in self._admin.alter_user_scram_credentials([change]).values():
+            future.result(LIMIT_SECONDS)
 
     def give(self, *rows: Row) -> None:
         """Give the user rights."""

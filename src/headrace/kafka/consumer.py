@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import confluent_kafka
@@ -116,7 +116,7 @@ class Consumer(Service):
                 self._problems.report,
                 ask_store,
                 self._problems.stall,
-                self._problems.in_words,
+                self._problems.explain,
             ),
             problems=self._problems,
             clock=self._clock,
@@ -173,7 +173,16 @@ class Consumer(Service):
         return self._policy.stored_offsets is not None
 
     def trouble(self, partition: TopicPartition) -> str:
-        return self._problems.of(partition)
+        return str(self._problems.of(partition))
+
+    def require_rights(self, topics: Iterable[str]) -> None:
+        """Return if Kafka refuses neither the group nor one of these topics.
+
+        Raises:
+            KafkaUnauthorized: It does.
+        """
+        if refusal := self._problems.refusal(set(topics)):
+            raise refusal.with_traceback(None)  # it is raised many times, and would collect the frames
 
     @property
     def stalled(self) -> Mapping[TopicPartition, HeadraceError]:
@@ -254,6 +263,11 @@ class Consumer(Service):
             self._poll.subscribe(names)
 
         self._commands.append(subscribe)
+
+    def topics_found(self, topics: Iterable[str]) -> None:
+        """Forget that Kafka has refused topics: they may be read now, also if another member has them."""
+        for topic in topics:
+            self._commands.append(functools.partial(self._problems.report, f"topic {topic}", ""))
 
     def topic_recreated(self, topic: str, after: float) -> None:
         """Read a topic from its start: it was deleted and created again under the same name.
@@ -385,6 +399,7 @@ class Subscription(Service):
                 self.subscribed = topics
         now = self._clock.time()
         ids = await self._admin.topic_ids(self.subscribed)
+        self._consumer.topics_found(ids)
         missing = {topic for topic in self.subscribed if topic not in ids}
         self.missing, self._last_missing = sorted(missing & self._last_missing), missing
         for topic, topic_id in ids.items():

@@ -163,6 +163,7 @@ class Lease:
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await self._assigned.wait()
                 return not self.lost.is_set()
+            consumer.require_rights([LOCK_TOPIC])
             members = await self._admin.group_members(self._group, "Read")
             if others := [m for m in members if m.partitions and not m.client.startswith(self._member)]:
                 self.holder = others[0].client.removeprefix("headrace-lease-")  # two joined at the same time

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from headrace.config.kafka import KafkaConfig
@@ -134,41 +134,47 @@ class ConsumerProblems:
         """Problems of partitions that only a seek solves."""
         self.on_stalled: Callable[[HeadraceError], None] = lambda error: None
         """Called on the thread, once per problem."""
-        self._texts: dict[str, str] = {"": f"group {group}: not joined yet"}
+        self._problems: dict[str, HeadraceError | str] = {"": f"group {group}: not joined yet"}
 
     def stall(self, about: str, error: HeadraceError) -> None:
         """Set the problem of a partition that must be sought."""
-        new = self._texts.get(about) != error.description
+        new = self._problems.get(about) != error.description
         self.report(about, error.description)
         self.stalled = {**self.stalled, about: error}
         if new:
             self.on_stalled(error)
 
-    def report(self, about: str, problem: str) -> None:
-        """Set or clear the problem of a partition, or of the group if `about` is empty."""
+    def report(self, about: str, problem: HeadraceError | str) -> None:
+        """Set or clear the problem of a partition, or of the group if `about` is empty; an error is a missing right."""
         if about in self.stalled:
             self.stalled = {name: error for name, error in self.stalled.items() if name != about}
         if problem:
-            if self._texts.get(about) != problem:  # the same problem may be found every second
+            if str(self._problems.get(about)) != str(problem):  # the same problem may be found every second
                 log.warning("%s", problem)
-            self._texts[about] = problem
+            self._problems[about] = problem
         else:
-            self._texts.pop(about, None)
+            self._problems.pop(about, None)
 
     def error(self, error: Any, topics: Iterable[str] = ()) -> HeadraceError:
         """Return our error for what Kafka refuses the group, of a topic or in all."""
         needed = [Right("Read", "group", self.group), *(Right("Read", "topic", topic) for topic in topics)]
         return to_error(error, f"group {self.group}", self._kafka, *needed)
 
-    def in_words(self, error: Any, topics: Iterable[str] = ()) -> str:
-        """Return a client's error in words."""
-        return self.error(error, topics).description if is_refused(error) else str(error.str())
+    def explain(self, error: Any, topics: Iterable[str] = (), before: str = "") -> HeadraceError | str:
+        """Return the error about a missing right; another one of Kafka as a text that begins with `before`."""
+        return self.error(error, topics) if is_refused(error) else f"{before}{error.str()}"
 
     def all(self) -> Sequence[str]:
         """Return every sentence."""
-        return list(self._texts.values())
+        return [str(problem) for problem in self._problems.values()]
 
-    def of(self, partition: TopicPartition) -> str:
+    def of(self, partition: TopicPartition) -> HeadraceError | str:
         """Return why no records of a partition arrive; empty if there is no problem."""
         names = str(partition), f"topic {partition.topic}", ""
-        return next((text for name in names if (text := self._texts.get(name))), "")
+        return next((problem for name in names if (problem := self._problems.get(name))), "")
+
+    def refusal(self, topics: Collection[str]) -> HeadraceError | None:
+        """Return what Kafka refuses the group, one of these topics, or a partition of one."""
+        errors = [(about, error) for about, error in list(self._problems.items()) if isinstance(error, HeadraceError)]
+        names = {"", *(f"topic {topic}" for topic in topics)}
+        return next((error for about, error in errors if about in names or about.rpartition("-")[0] in topics), None)

@@ -306,19 +306,19 @@ class PollThread:
             self._problems.report(str(partition), problem)
         elif code in _FENCED:
             refusal = refusal_in(error)
+            found = self._problems.error(refusal or error, self.resolver.subscribed)
+            self._problems.report("", found if refusal else "")
             if refusal is None or not self.resolver.policy.replaces_client:
-                raise self._problems.error(error)
+                raise found
             self._security.is_expired = True
-            self._problems.report("", self._problems.in_words(refusal, self.resolver.subscribed))
         elif is_refused(error) and partition.topic:
             assigned = partition in self.epochs
             if assigned:
                 self._problems.refused.setdefault(partition, self._clock.monotonic() + _REFUSED_SECONDS)
             about = str(partition) if assigned else f"topic {partition.topic}"
-            self._problems.report(about, self._problems.in_words(error, [partition.topic]))
+            self._problems.report(about, self._problems.error(error, [partition.topic]))
         else:
-            text = self._problems.in_words(error, self.resolver.subscribed)
-            self._problems.report("", text if is_refused(error) else f"group {group}: {text}")
+            self._problems.report("", self._problems.explain(error, self.resolver.subscribed, f"group {group}: "))
 
     def _fetch_refused(self) -> None:
         """Fetch again what Kafka refused: the client itself does not report that it may read, unless records arrive."""
@@ -453,7 +453,7 @@ class PollThread:
             log.warning(
                 "%s: commit on revoke failed, records will be delivered again: %s",
                 self._name,
-                self._problems.in_words(failure, {p.topic for p in offsets}),
+                self._problems.explain(failure, {p.topic for p in offsets}),
             )
         reach("revoke.committed")
 

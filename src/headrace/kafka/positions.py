@@ -154,10 +154,10 @@ class PositionResolver:
         self,
         policy: ReadPolicy,
         clock: Clock,
-        report: Callable[[str, str], None],
+        report: Callable[[str, HeadraceError | str], None],
         ask_store: AskStore | None,
         stall: Callable[[str, HeadraceError], None] = lambda about, error: None,
-        in_words: Callable[[Any, Collection[str]], str] = lambda error, topics: str(error.str()),
+        explain: Callable[[Any, Collection[str], str], HeadraceError | str] = lambda error, _, at: f"{at}{error.str()}",
     ) -> None:
         """Prepare.
 
@@ -167,7 +167,7 @@ class PositionResolver:
             report: Takes the problem of a partition for readiness; an empty one when it is solved.
             ask_store: None if Kafka keeps the offsets.
             stall: Takes the problem of a partition that waits for a seek.
-            in_words: Returns an error of Kafka about topics in words.
+            explain: Returns an error of Kafka about topics in words.
         """
         self.policy = policy
         self.subscribed: Sequence[str] = ()
@@ -176,7 +176,7 @@ class PositionResolver:
         self._report = report
         self._ask_store = ask_store
         self._stall = stall
-        self._in_words = in_words
+        self._explain = explain
         self._open: dict[TopicPartition, int | None] = {}
         """Partition to the position that is out of range, or None if there is no position yet."""
         self._sought: dict[TopicPartition, StartPosition] = {}
@@ -215,10 +215,8 @@ class PositionResolver:
                 if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
                     self._stall(str(partition), self._no_offset(partition))
                 else:
-                    self._report(
-                        str(partition),
-                        f"{partition}: where to begin cannot be read: {self._in_words(start, [partition.topic])}",
-                    )
+                    before = f"{partition}: where to begin cannot be read: "
+                    self._report(str(partition), self._explain(start, [partition.topic], before))
                 continue
             self._report(str(partition), "")
             self._topics_read.add(partition.topic)
@@ -290,8 +288,8 @@ class PositionResolver:
                     gap = find_gap(client, partition, position)
                 except confluent_kafka.KafkaException as cause:
                     self._ask_last(partition)
-                    why = self._in_words(cause.args[0], [partition.topic])
-                    self._report(str(partition), f"{partition}: offset {position} is out of range: {why}")
+                    before = f"{partition}: offset {position} is out of range: "
+                    self._report(str(partition), self._explain(cause.args[0], [partition.topic], before))
                     continue
                 del self._open[partition]
                 self._report(str(partition), "")

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from group_client import P0, Member, Message, with_member
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import FatalKafkaError, KafkaUnavailable
+from headrace.errors import FatalKafkaError, HeadraceError, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka import Admin, poll_thread
 from headrace.kafka.positions import ReadPolicy
 
@@ -104,18 +104,20 @@ def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("cause", "policy"),
+    ("cause", "policy", "kind"),
     [
-        (KafkaError.FENCED_INSTANCE_ID, ReadPolicy()),
-        (KafkaError.GROUP_AUTHORIZATION_FAILED, ReadPolicy(replaces_client=False)),
+        (KafkaError.FENCED_INSTANCE_ID, ReadPolicy(), FatalKafkaError),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, ReadPolicy(replaces_client=False), KafkaUnauthorized),
     ],
 )
-def test_another_fatal_error_ends_the_member(monkeypatch: pytest.MonkeyPatch, cause: int, policy: ReadPolicy) -> None:
+def test_another_fatal_error_ends_the_member(
+    monkeypatch: pytest.MonkeyPatch, cause: int, policy: ReadPolicy, kind: type[HeadraceError]
+) -> None:
     async def test(member: Member) -> None:
         member.client.give(Fatal(cause))
-        with pytest.raises(AssertionError, match="Fatal error"):
+        with pytest.raises(AssertionError, match="Fatal error|no right Read on group g"):
             await member.until(lambda: False, "the end of the member")
-        assert isinstance(member.consumer.death, FatalKafkaError)
+        assert isinstance(member.consumer.death, kind)
         member.consumer.death = None
 
     with_member(monkeypatch, test, policy=policy)

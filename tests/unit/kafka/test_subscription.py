@@ -27,6 +27,9 @@ class Cluster:
     def subscribe(self, topics: Sequence[str]) -> None:
         self.told.append(list(topics))
 
+    def topics_found(self, topics: Collection[str]) -> None:
+        pass
+
     def topic_recreated(self, topic: str, after: float) -> None:
         self.told.append((topic, after))
 

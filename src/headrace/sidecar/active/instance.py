@@ -229,7 +229,7 @@ class ActiveInstance(Service):
                 nothing else waits.
             TopicRecreated: A topic begins again. Said once.
             TopicNotFound: A topic does not exist; nothing else waits.
-            ReadFailed: Kafka refuses a partition; nothing else waits.
+            KafkaError, ReadFailed: Kafka refuses the group or a partition, or does not answer; nothing else waits.
         """
         if stream is None:
             await self.wait_free()
@@ -295,11 +295,9 @@ class ActiveInstance(Service):
             return
         if consumer.death:
             raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
-        if error := self._problems.take(consumer, self._watch.missing if self._watch else ()):
+        if error := self._problems.take(consumer, self._watch, self._epochs):
             raise error
-        for partition in self._epochs:
-            if problem := consumer.trouble(partition):  # also a position that is not in the log
-                raise ReadFailed(problem, topic=partition.topic, partition=partition.partition)
+        self._admin.reachability.check(float("inf") if self._epochs else 0, "nothing was read")
 
     # Commits and positions -------------------------------------------------------------------------------------------
 
@@ -427,6 +425,9 @@ class ActiveInstance(Service):
                 while not ({*self.assigned} >= {*partitions} and self.assigned) and not self.is_closed:
                     self._arrived.clear()
                     await self._arrived.wait()
+                return
+        if self._consumer and self._watch:
+            self._consumer.require_rights(self._watch.subscribed)
 
     async def _commit_confirmed(self, seconds: float) -> None:
         sent: dict[TopicPartition, tuple[int | None, int]] = {}  # what an earlier epoch sent may have been dropped

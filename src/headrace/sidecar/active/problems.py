@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
-from headrace.errors import HeadraceError, KafkaTimeout, TopicNotFound, TopicRecreated
-from headrace.kafka import Consumer
+from headrace.errors import HeadraceError, KafkaTimeout, ReadFailed, TopicNotFound, TopicRecreated
+from headrace.kafka import Consumer, Subscription
 from headrace.records import TopicPartition
 
 COMMAND_SECONDS: Final = 10.0
@@ -49,12 +49,22 @@ class ReadProblems:
         self._new = [one for one in self._new if one in stalled or isinstance(one, TopicRecreated)]
         return bool(self._new)
 
-    def take(self, consumer: Consumer, missing: Collection[str]) -> HeadraceError | None:
-        """Return the new problems as one error, else those that last, else a missing topic."""
+    def take(
+        self, consumer: Consumer, watch: Subscription | None, assigned: Iterable[TopicPartition]
+    ) -> HeadraceError | None:
+        """Return the new problems as one error, else those that last, else a missing topic, else one of a partition.
+
+        Raises:
+            KafkaUnauthorized: Kafka refuses the group, or one of its topics.
+        """
         found, self._new = self._new if self.are_new(consumer) else [*consumer.stalled.values()], []
         if found:
             text = "; ".join([one.description for one in found[:_NAMED]])
             return type(found[0])(text, **found[0].parameters, partitions=[one.parameters for one in found])
-        for topic in missing:
+        for topic in watch.missing if watch else ():
             return TopicNotFound(f"topic {topic} does not exist: create it, or subscribe to others", topic=topic)
+        consumer.require_rights(watch.subscribed if watch else ())
+        for partition in assigned:
+            if problem := consumer.trouble(partition):  # also a position that is not in the log
+                return ReadFailed(problem, topic=partition.topic, partition=partition.partition)
         return None

@@ -1,0 +1,127 @@
+"""A read of an active consumer that Kafka refuses answers with the reason, and finds records once that is mended."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing import RecordingBackend
+from headrace.testing.secured import SecuredCluster
+from tests.active_client import Answer, Instance
+from tests.least_rights import Row, World
+
+TOPIC, GROUP = "orders", "tracking"
+
+
+class Reader:
+    """An instance of a user with the rights of the page, of which one may be missing."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.topic = world, world(TOPIC)
+        self.rights = {row.kind: row for row in world.rows}
+        self.written = 0
+
+    def open(self, how: str = "subscriptions") -> Instance:
+        """Return an instance that reads the topic as a member, or as it was assigned."""
+        instance = Instance(self.world.url, self.world(GROUP), valueFormat="json", requestWaitMs=1000)
+        partitions = {"partitions": [{"topic": self.topic, "partition": 0}]}
+        instance.ok("POST", f"/{how}", {"topics": [self.topic]} if how == "subscriptions" else partitions)
+        return instance
+
+    def answer(self, instance: Instance, status: int) -> Answer:
+        """Read until a read is answered with a status; before that there may be empty ones."""
+        seen: list[Answer] = []
+
+        def read() -> bool:
+            seen.append(instance("GET", "/records"))
+            assert seen[-1].status in (200, status), seen[-1]
+            return seen[-1].status == status
+
+        self.world.site.wait_until(read, f"an answer {status}")
+        return seen[-1]
+
+    def refused(self, instance: Instance, row: Row) -> None:
+        """Wait until a read names the missing right."""
+        found = self.answer(instance, 403)
+        assert found.code == "ERR40015"
+        assert row.sentence(self.world.user, self.world.key) in found.body["description"]
+
+    def receives(self, *instances: Instance) -> None:
+        """Wait until one of the instances has a new record; no other reports a problem."""
+        self.written += 1
+        self.world.site.write_json(self.topic, {"n": self.written})
+        got: list[int] = []
+
+        def read() -> bool:
+            answers = [instance("GET", "/records") for instance in instances]
+            for answer in answers:
+                got.extend(record["value"]["n"] for record in answer.body if answer.status == 200)
+            return self.written in got and {answer.status for answer in answers} == {200}
+
+        self.world.site.wait_until(read, f"record {self.written}")
+        for instance in instances:
+            instance.ok("POST", "/offsets")
+
+
+@pytest.fixture
+def reader(
+    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
+) -> Iterator[Reader]:
+    """A user with every right that an active consumer needs."""
+    yield Reader(
+        World(kafka_secured, f"refused-{secrets.token_hex(3)}", "Active consumers", tmp_path, headrace, backend)
+    )
+
+
+@pytest.mark.parametrize("how", ["subscriptions", "assignments"])
+@pytest.mark.parametrize("kind", ["group", "topic"])
+def test_a_missing_right_is_answered_until_it_is_given(reader: Reader, kind: str, how: str) -> None:
+    """At the start, and later while partitions are assigned; the same instance reads on."""
+    row = reader.rights[kind]
+    reader.world.take(row)
+    reader.world.run()
+    instance = reader.open(how)
+    reader.refused(instance, row)
+    reader.world.give(row)
+    reader.receives(instance)
+    if (kind, how) != ("group", "assignments"):  # an assignment needs that right again with the next commit only
+        reader.world.take(row)
+        reader.refused(instance, row)
+        reader.world.give(row)
+        reader.receives(instance)
+
+
+@pytest.mark.parametrize("kind", ["group", "topic"])
+def test_an_instance_without_a_partition_forgets_the_refusal_too(reader: Reader, kind: str) -> None:
+    """The topic has one partition, so one of two instances gets none."""
+    row = reader.rights[kind]
+    reader.world.take(row)
+    reader.world.run()
+    instances = reader.open(), reader.open()
+    for instance in instances:
+        reader.refused(instance, row)
+    reader.world.give(row)
+    reader.receives(*instances)
+
+
+def test_a_refused_login_is_answered_until_it_is_accepted(reader: Reader) -> None:
+    """By a read, and by the first event of a stream, which then ends."""
+    world = reader.world
+    world.set_password("another-password")
+    world.process = world.headrace(world.config(), wait=False)
+    world.site.wait_until(lambda: "is wrong for SCRAM-SHA-512" in world.texts(""), "the refusal")
+    instance = reader.open()
+    found = reader.answer(instance, 503)
+    assert found.code == "ERR40012"
+    assert f"user {world.user} or its password is wrong for SCRAM-SHA-512: correct" in found.body["description"]
+    stream = instance.open("application/x-ndjson", "")
+    assert "is wrong for SCRAM-SHA-512" in stream.until(lambda data: b"ERR40012" in data).decode()
+    stream.cut()
+    world.set_password(world.password)
+    reader.receives(instance)
+    assert json.dumps(found.body).count(world.password) == 0

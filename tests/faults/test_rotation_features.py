@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -140,8 +141,8 @@ def test_a_command_that_follows_a_topic_connects_again(world: Rotation, tmp_path
         following.send_signal(signal.SIGINT)
         _, errors = following.communicate(timeout=LIMIT_SECONDS)
     assert b"no right" not in errors, errors
-    counts = Counter(printed.read_bytes().splitlines())
-    assert {b'{"id":%d}' % one.id for one in poster.acknowledged[:wanted]} <= set(counts)
+    counts = Counter(json.loads(line)["id"] for line in printed.read_bytes().splitlines())
+    assert {one.id for one in poster.acknowledged[:wanted]} <= set(counts)
     assert set(counts.values()) == {1}
 
 

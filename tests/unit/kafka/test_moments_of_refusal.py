@@ -115,7 +115,7 @@ def test_another_fatal_error_ends_the_member(
 ) -> None:
     async def test(member: Member) -> None:
         member.client.give(Fatal(cause))
-        with pytest.raises(AssertionError, match="Fatal error|no right Read on group g"):
+        with pytest.raises(AssertionError, match=r"Fatal error|no right Read on group g"):
             await member.until(lambda: False, "the end of the member")
         assert isinstance(member.consumer.death, kind)
         member.consumer.death = None

@@ -224,7 +224,8 @@ class KafkaSecurity(Section):
         """Return this with the secrets, certificates and keys that its files hold now, all as text.
 
         Raises:
-            ReferenceProblem: A file cannot be read, or what it holds is not usable.
+            ReferenceProblem: A file of a reference cannot be read, or what it holds is not usable.
+            FileProblem: So it is with a certificate, key or store.
         """
         if not self.files:
             return self
@@ -234,19 +235,17 @@ class KafkaSecurity(Section):
             for part in path[:-1]:
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
+        _replace_paths(values, lambda path, _: str(self._folder / path), "ca", "certificate", "key")
+        _replace_paths(values, _read_pem, "ca", "certificate", "key")
         try:
-            _replace_paths(values, lambda path, _: str(self._folder / path), "ca", "certificate", "key")
-            _replace_paths(values, _read_pem, "ca", "certificate", "key")
             found = KafkaSecurity.model_validate(values)
             if found.tls and found.tls.keystore:
                 values["tls"] |= _store_as_pem(found.tls)
                 found = KafkaSecurity.model_validate(values)
-        except (FileProblem, UnicodeDecodeError) as cause:
-            raise ReferenceProblem(str(cause)) from None
         except ValidationError as cause:  # its text shows the values
             raise ReferenceProblem("; ".join(problem["msg"] for problem in cause.errors())) from None
-        if problem := next(file_problems(found), None):
-            raise ReferenceProblem(str(problem))
+        for problem in file_problems(found):
+            raise problem
         return found
 
 
@@ -318,7 +317,7 @@ def _content(value: str, setting: str) -> bytes:
 
 
 def _read_pem(path: str, setting: str) -> str:
-    text = _content(path, setting).decode()
+    text = _content(path, setting).decode(errors="replace")
     if not is_pem(text):
         raise FileProblem(setting, "names a file that holds nothing in PEM: write it again")
     return text

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaSecurity
+from headrace.config.kafka_security import FileProblem, KafkaSecurity
 from headrace.config.references import FileChanges, ReferenceProblem
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock, LoopBridge
@@ -38,7 +38,7 @@ class SecurityFiles:
         if kafka.security.files and kafka.security.in_use is kafka.security:
             try:
                 kafka.security.use(kafka.security.current())
-            except ReferenceProblem as problem:
+            except (ReferenceProblem, FileProblem) as problem:
                 log.debug("kafka.security: %s", problem)
 
     @property

@@ -97,6 +97,7 @@ class Tokens:
 def tokens(world: Rotation, kafka_secured: SecuredCluster, tmp_path: Path) -> Iterator[Tokens]:
     """A token server that takes the secret of the mount."""
     tokens = Tokens(kafka_secured, tmp_path / "tokens")
+    world.mount.put(secret="old-secret")
     with tokens.server:
         yield tokens
 

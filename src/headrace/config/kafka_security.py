@@ -239,8 +239,9 @@ class KafkaSecurity(Section):
         _replace_paths(values, _read_pem, "ca", "certificate", "key")
         try:
             found = KafkaSecurity.model_validate(values)
-            if found.tls and found.tls.keystore:
-                values["tls"] |= _store_as_pem(found.tls)
+            if found.tls and found.tls.keystore and (identity := identity_of(found.tls)):  # no client reads half a file
+                own = dict(zip(("certificate", "key"), pem_of(identity), strict=True))
+                values["tls"] |= {**own, "keystore": None, "keystore_password": ""}
                 found = KafkaSecurity.model_validate(values)
         except ValidationError as cause:  # its text shows the values
             raise ReferenceProblem("; ".join(problem["msg"] for problem in cause.errors())) from None
@@ -398,17 +399,14 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     return store
 
 
-def _store_as_pem(tls: KafkaTls) -> dict[str, Any]:
-    """Return the settings that replace a PKCS#12 file, so that no client reads it while it is written."""
-    from cryptography.hazmat.primitives import serialization as coding
+def pem_of(identity: PKCS12KeyAndCertificates) -> tuple[str, str]:
+    """Return the certificate with its chain, and the key without a password; Java 17 reads few encrypted keys."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    identity = identity_of(tls)
-    assert identity
     assert identity.key
-    assert identity.cert
-    chain = [each.certificate.public_bytes(coding.Encoding.PEM) for each in (identity.cert, *identity.additional_certs)]
-    key = identity.key.private_bytes(coding.Encoding.PEM, coding.PrivateFormat.PKCS8, coding.NoEncryption())
-    return {"certificate": b"".join(chain).decode(), "key": key.decode(), "keystore": None, "keystore_password": ""}
+    own = [each.certificate for each in (identity.cert, *identity.additional_certs) if each]
+    key = identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return "".join(each.public_bytes(Encoding.PEM).decode() for each in own), key.decode()
 
 
 def _replace_paths(values: dict[str, Any], change: Callable[[str, str], str], *names: str) -> None:

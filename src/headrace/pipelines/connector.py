@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaOAuth, KafkaSasl, KafkaSecurity, KafkaTls, identity_of, read_authorities
+from headrace.config.kafka_security import (
+    KafkaOAuth,
+    KafkaSasl,
+    KafkaSecurity,
+    KafkaTls,
+    identity_of,
+    pem_of,
+    read_authorities,
+)
 from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
@@ -155,12 +163,7 @@ def _authorities(value: str, setting: str) -> str:
 
 
 def _identity(tls: KafkaTls) -> tuple[str, str]:
-    """Return the certificate with its chain, and the key without a password, as PEM text.
-
-    Java 17 reads neither keys in today's encryption (PBES2) nor keys in the older forms of OpenSSL.
-    """
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     identity = identity_of(tls)
     if not identity or not isinstance(identity.key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
@@ -168,9 +171,7 @@ def _identity(tls: KafkaTls) -> tuple[str, str]:
             f"kafka.security.tls.{'keystore' if tls.keystore else 'key'} holds no RSA or EC key, which Java's Kafka "
             "client needs: use another"
         )
-    own = [each.certificate for each in (identity.cert, *identity.additional_certs) if each]
-    chain = "".join(each.public_bytes(Encoding.PEM).decode() for each in own)
-    return chain, identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return pem_of(identity)
 
 
 def _secret_values(section: Section) -> list[str]:

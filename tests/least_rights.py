@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -25,7 +27,7 @@ from headrace.devcluster.security import allowed
 from headrace.testing import HeadraceProcess
 from headrace.testing.scene import Scene
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import send
+from tests.active_client import Answer, send
 
 PAGE = Path(__file__).parents[1] / "docs" / "security-rights.md"
 KINDS = {
@@ -34,7 +36,9 @@ KINDS = {
     "transactional id": ResourceType.TRANSACTIONAL_ID,
     "cluster": ResourceType.BROKER,
 }
-OWN_NAMES = re.compile(r"orders|tracking|weights|headrace-host|_headrace-(?:idempotency|control)|sidecar-audit")
+OWN_NAMES = re.compile(
+    r"orders|tracking|weights|headrace-host|headrace\.scale|_headrace-(?:idempotency|control)|sidecar-audit"
+)
 LIMIT_SECONDS = 60.0
 
 
@@ -65,18 +69,27 @@ def named(name: str, key: str) -> str:
     return OWN_NAMES.sub(rf"\g<0>-{key}", name)
 
 
-def rows_of(title: str) -> list[Row]:
-    """Return the rights of a section of the page."""
-    section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    found = re.findall(r"^\| (\w+) \| (topic|group|transactional id|cluster)(?: `(.+?)`)? \| (.+?) \|$", section, re.M)
+def rows_of(*titles: str) -> list[Row]:
+    """Return the rights of sections of the page."""
+    page = PAGE.read_text()
+    text = "".join(page.split(f"\n## {title}\n")[1].split("\n## ")[0] for title in titles)
+    found = re.findall(r"^\| (\w+) \| (topic|group|transactional id|cluster)(?: `(.+?)`)? \| (.+?) \|$", text, re.M)
     return [Row(*row) for row in found]
+
+
+def assert_named(answer: Answer) -> None:
+    """An answer that names a missing right has the status for it."""
+    if answer.status >= 400 and "has no right" in json.dumps(answer.body):
+        assert answer.status == 403, answer
 
 
 class World:
     """The secured cluster with one user, and a process of that user."""
 
-    def __init__(self, secured: SecuredCluster, key: str, title: str, folder: Path, headrace: Any, backend: Any):
-        self.secured, self.key, self.rows, self.folder = secured, key, rows_of(title), folder
+    def __init__(
+        self, secured: SecuredCluster, key: str, rows: list[Row], folder: Path, headrace: Any, backend: Any
+    ) -> None:
+        self.secured, self.key, self.rows, self.folder = secured, key, rows, folder
         self.headrace, self.backend = headrace, backend
         self.user = f"user-{key}"
         self.site = Scene(secured.cluster.bootstrap_servers, folder)
@@ -86,9 +99,8 @@ class World:
         write_file(secured.security.folder / f"{self.user}.password", self.password.encode(), 0o600)
         self.set_password(self.password)
         for row in self.rows:
-            if row.kind == "topic" and row.operation != "Create":
-                compact = {"cleanup.policy": "compact"} if row.name.startswith("_headrace") else {}
-                self.secured.cluster.create_topic(self(row.name), 1, compact)
+            if row.kind == "topic" and row.operation != "Create" and not row.name.endswith("*"):
+                self.create_topic(row.name)
         self.give(*self.rows)
 
     def __call__(self, name: str) -> str:
@@ -101,9 +113,32 @@ class World:
         for future in self._admin.alter_user_scram_credentials([change]).values():
             future.result(LIMIT_SECONDS)
 
+    def create_topic(self, name: str) -> None:
+        """Create the topic for one of the page."""
+        compact = {"cleanup.policy": "compact"} if name.startswith("_headrace") else {}
+        self.secured.cluster.create_topic(self(name), 1, compact)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete the topic for one of the page, if there is one."""
+        for future in self._admin.delete_topics([self(name)], operation_timeout=LIMIT_SECONDS).values():
+            with contextlib.suppress(KafkaException):
+                future.result(LIMIT_SECONDS)
+
+    def consumer(self, **more: Any) -> dict[str, Any]:
+        """Return the settings of a reactive consumer."""
+        names = {"topics": [self("orders")], "group": self("tracking"), "value_format": "json"}
+        return {**names, "backend": {"url": self.backend.url}, **more}
+
+    def file(self, **more: Any) -> Path:
+        """Write the user's headrace.yaml for commands."""
+        file = self.folder / "command.yaml"
+        write_file(file, json.dumps(self.config(**more)).encode(), 0o600)
+        return file
+
     def give(self, *rows: Row) -> None:
         """Give the user rights."""
-        for future in self._admin.create_acls([row.binding(self.user, self.key) for row in rows]).values():
+        rights = [row.binding(self.user, self.key) for row in rows]
+        for future in self._admin.create_acls(rights).values() if rights else ():
             future.result(LIMIT_SECONDS)
 
     def take(self, row: Row) -> None:
@@ -116,13 +151,13 @@ class World:
 
     def config(self, **more: Any) -> dict[str, Any]:
         """Return the user's headrace.yaml."""
-        kafka = {**self.secured.login("SCRAM-SHA-512", self.user), "create_topics": False}
+        kafka = {"create_topics": False, **self.secured.login("SCRAM-SHA-512", self.user)}
         control = {"topic": self("_headrace-control")}
         return {"kafka": {**kafka, **more.pop("kafka", {})}, "control": control, **more}
 
-    def run(self, **more: Any) -> None:
+    def run(self, *, wait: bool = True, **more: Any) -> None:
         """Start the process."""
-        self.process = self.headrace(self.config(**more))
+        self.process = self.headrace(self.config(**more), wait=wait)
 
     @property
     def url(self) -> str:
@@ -143,7 +178,9 @@ class World:
 class Feature:
     """Uses a feature again and again: `trigger` begins the use of a number, `done` returns whether it has worked."""
 
-    title = ""
+    titles: tuple[str, ...] = ()
+    """Sections of the page that list its rights."""
+    limit_seconds = LIMIT_SECONDS
     more: Mapping[str, Any] = {}
     repeats = True
     """Whether a use that was refused is repeated by its caller; otherwise the process must finish it by itself."""
@@ -192,8 +229,7 @@ class Posted(Feature):
         except OSError:  # it is starting
             return
         self.status, self.answer = answer.status, json.dumps(answer.body)
-        if "has no right" in self.answer:
-            assert answer.status == 403
+        assert_named(answer)
 
     def done(self, number: int) -> bool:
         return self.status == 200

@@ -10,7 +10,7 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record
 from tests.active_client import send
-from tests.least_rights import Feature, Written
+from tests.least_rights import Feature, World, Written, assert_named
 
 ENDED = ("done", "failed", "stopped")
 
@@ -51,8 +51,7 @@ class Job(Feature):
         except OSError:  # it is starting
             return
         self.answer = json.dumps(answer.body)
-        if "has no right" in self.answer and answer.status >= 400:
-            assert answer.status == 403
+        assert_named(answer)
         self.present = number, count, job
 
     def done(self, number: int) -> bool:
@@ -63,7 +62,7 @@ class Job(Feature):
 
 
 class Replay(Job):
-    title = "Replay to a topic"
+    titles = ("Replay to a topic",)
 
     def prepare(self, number: int) -> None:
         self.world.site.write_json(self.world("orders"), {"n": number})
@@ -79,24 +78,46 @@ class Replay(Job):
         return super().done(number) and number in copies
 
 
-class Redrive(Job):
-    """One dead letter of each use goes back, one goes back exactly once, and one is moved to quarantine."""
+def write_dead_letters(world: World, number: int, *statuses: int) -> None:
+    """Write a dead letter for each status."""
+    written = list[OutgoingRecord]()
 
-    title = "Redrive, drop and quarantine dead letters"
+    async def produce(records: Any) -> list[Any]:
+        written.extend(records)
+        return [None] * len(records)
+
+    for status in statuses:
+        record = Record(world("orders"), 0, number, 1, b"k", b"%d-%d" % (number, status), list, 3)
+        dead_letter = DeadLetter(record, world("tracking"), 3, Reply(f"HTTP {status}", "no", status), 1.0, 2.0)
+        asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write([dead_letter]))
+    world.site.write(world("orders.dlq"), *written)
+
+
+class Drop(Job):
+    """One dead letter of each use is dropped."""
+
+    titles = ("Drop dead letters",)
 
     def prepare(self, number: int) -> None:
-        orders, written = self.world("orders"), list[OutgoingRecord]()
-        for status in (400, 404, 500):
-            record = Record(orders, 0, number, 1, b"k", b"%d-%d" % (number, status), list, 3)
-            reply = Reply(f"HTTP {status}", "no", status)
+        write_dead_letters(self.world, number, 400)
 
-            async def produce(records: Any) -> list[Any]:
-                written.extend(records)
-                return [None] * len(records)
+    def requests(self, number: int) -> list[tuple[str, Any]]:
+        return [(f"/adm/dead-letters/{self.world('orders.dlq')}/drop", {"reason": "paid", "errors": ["HTTP 400"]})]
 
-            letter = DeadLetter(record, self.world("tracking"), 3, reply, 1.0, 2.0)
-            asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write([letter]))
-        self.world.site.write(self.world("orders.dlq"), *written)
+    def done(self, number: int) -> bool:
+        if not super().done(number):
+            return False
+        topics = send("GET", f"{self.world.url}/adm/dead-letters").body["topics"]
+        return any((one["topic"], one["left"]) == (self.world("orders.dlq"), 0) for one in topics)
+
+
+class Redrive(Drop):
+    """One dead letter of each use goes back, one goes back exactly once, and one is moved to quarantine."""
+
+    titles = (*Drop.titles, "Redrive and quarantine dead letters")
+
+    def prepare(self, number: int) -> None:
+        write_dead_letters(self.world, number, 400, 404, 500)
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
         path = f"/adm/dead-letters/{self.world('orders.dlq')}"
@@ -118,7 +139,7 @@ class Redrive(Job):
 
 
 class Registration(Written):
-    title = "Registrations"
+    titles = ("Registrations",)
     version = -1
     """The use whose settings are registered."""
     wanted = -1
@@ -129,14 +150,7 @@ class Registration(Written):
 
     def trigger(self, number: int) -> None:
         url = f"{self.world.url}/reactive-consumers/work"
-        settings = {
-            "topics": [self.world("orders")],
-            "group": self.world("tracking"),
-            "value_format": "json",
-            "dead_letter": {"enabled": False},
-            "batch": {"max_records": number + 1},
-            "backend": {"url": self.world.backend.url},
-        }
+        settings = self.world.consumer(dead_letter={"enabled": False}, batch={"max_records": number + 1})
         try:
             if self.wanted != number:
                 super().trigger(number)
@@ -147,8 +161,7 @@ class Registration(Written):
         if answer.status in (200, 201):
             self.version = number
         self.answer = json.dumps(answer.body)
-        if "has no right" in self.answer and answer.status >= 400:
-            assert answer.status == 403
+        assert_named(answer)
 
     def done(self, number: int) -> bool:
         values = [record["value"] for record in self.world.backend.records]

@@ -13,7 +13,7 @@ import pytest
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Answer, Instance
-from tests.least_rights import Row, World
+from tests.least_rights import Row, World, rows_of
 
 TOPIC, GROUP = "orders", "tracking"
 
@@ -74,7 +74,9 @@ def reader(
 ) -> Iterator[Reader]:
     """A user with every right that an active consumer needs."""
     yield Reader(
-        World(kafka_secured, f"refused-{secrets.token_hex(3)}", "Active consumers", tmp_path, headrace, backend)
+        World(
+            kafka_secured, f"refused-{secrets.token_hex(3)}", rows_of("Active consumers"), tmp_path, headrace, backend
+        )
     )
 
 

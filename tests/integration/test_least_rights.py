@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -13,19 +14,21 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.errors import TopicNotFound
+from headrace.records import TopicPartition
 from headrace.testing import Answer, RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import Instance
-from tests.least_rights import LIMIT_SECONDS, Feature, Posted, World, Written, rows_of
-from tests.least_rights_jobs import Redrive, Registration, Replay
+from tests.active_client import Instance, send
+from tests.least_rights import Feature, Posted, World, Written, assert_named, rows_of
+from tests.least_rights_jobs import Drop, Redrive, Registration, Replay
 
 
 class Produce(Posted):
-    title = "Produce"
+    titles = ("Produce",)
 
 
 class Keyed(Posted):
-    title = "Produce with an idempotency key"
+    titles = ("Produce with an idempotency key",)
 
     def start(self) -> None:
         names = {
@@ -39,7 +42,7 @@ class Keyed(Posted):
 
 
 class Transaction(Keyed):
-    title = "Transactions"
+    titles = ("Transactions",)
 
     def headers(self, number: int) -> dict[str, str]:
         return {}
@@ -52,25 +55,43 @@ class Transaction(Keyed):
 
 
 class Push(Written):
-    title = "Push to a backend"
+    titles = ("Push to a backend",)
 
     def start(self) -> None:
         self.world.backend.answer = Answer(fails=lambda entry: True)
-        consumer = {
-            "topics": [self.world("orders")],
-            "group": self.world("tracking"),
-            "value_format": "json",
-            "retry": {"attempts": 1, "tiers": [1]},
-            "backend": {"url": self.world.backend.url},
-        }
-        self.world.run(reactive_consumers={"push": consumer})
+        self.world.run(reactive_consumers={"push": self.world.consumer(retry={"attempts": 1, "tiers": [1]})})
 
     def done(self, number: int) -> bool:
         return self.arrived(self.world("orders.dlq"), number)
 
 
+class CreatedTopics(Push):
+    """A process that finds no dead letter topic when it starts, in each use."""
+
+    titles = ("Topics that Headrace creates",)
+
+    def start(self) -> None:
+        self.world.give(*rows_of("Push to a backend"))
+        self.world.create_topic("_headrace-control")
+        self.world.backend.answer = Answer(fails=lambda entry: True)
+        consumer = self.world.consumer(retry={"attempts": 1})
+        self.world.run(wait=False, kafka={"create_topics": True}, reactive_consumers={"push": consumer})
+
+    def trigger(self, number: int) -> None:
+        assert self.world.process
+        self.world.process.terminate()
+        self.world.delete_topic("orders.dlq")
+        self.world.process.start()
+        super().trigger(number)
+
+    def done(self, number: int) -> bool:
+        with contextlib.suppress(TopicNotFound):
+            return super().done(number)
+        return False
+
+
 class Function(Written):
-    title = "Functions"
+    titles = ("Functions",)
 
     def start(self) -> None:
         code = "def handler(context, event):\n    if event.body['n'] % 2:\n        raise ValueError('odd')\n"
@@ -92,7 +113,7 @@ class Function(Written):
 
 
 class Active(Feature):
-    title = "Active consumers"
+    titles = ("Active consumers",)
     repeats = False
 
     def start(self) -> None:
@@ -107,27 +128,23 @@ class Active(Feature):
 
     def done(self, number: int) -> bool:
         answer = self.instance("GET", "/records?timeout=500")
+        assert_named(answer)
         self.answer = json.dumps(answer.body)
         if answer.status == 200:
             self.read |= {record["value"]["n"] for record in answer.body}
         committed = self.instance("POST", "/offsets")
+        assert_named(committed)
         self.answer += json.dumps(committed.body)
         return number in self.read and committed.status in (200, 204)
 
 
 class Control(Posted):
-    title = "Control of consumers"
+    titles = ("Control of consumers",)
 
     def start(self) -> None:
-        consumer = {
-            "topics": [self.world("orders")],
-            "group": self.world("tracking"),
-            "dead_letter": {"enabled": False},
-            "backend": {"url": self.world.backend.url},
-        }
         self.world.give(*rows_of("Active consumers"))
-        self.world.secured.cluster.create_topic(self.world("orders"), 1, {})
-        self.world.run(reactive_consumers={"push": consumer})
+        self.world.create_topic("orders")
+        self.world.run(reactive_consumers={"push": self.world.consumer(dead_letter={"enabled": False})})
 
     def path(self) -> str:
         return "/adm/reactive-consumers/push/pause"
@@ -137,7 +154,7 @@ class Control(Posted):
 
 
 class Audit(Posted):
-    title = "Audit to a topic"
+    titles = ("Audit to a topic",)
     known = (-1, 0)
     """The present use, and how many notes there were before it."""
 
@@ -154,18 +171,10 @@ class Audit(Posted):
 
 
 class Doctor(Feature):
-    title = "Doctor"
+    titles = ("Doctor",)
 
     def start(self) -> None:
-        consumer = {
-            "topics": [self.world("orders")],
-            "group": self.world("tracking"),
-            "dead_letter": {"enabled": False},
-            "backend": {"url": self.world.backend.url},
-        }
-        self.file = self.world.folder / "doctor.yaml"
-        self.file.write_text(yaml.safe_dump(self.world.config(reactive_consumers={"push": consumer})))
-        self.file.chmod(0o600)
+        self.file = self.world.file(reactive_consumers={"push": self.world.consumer(dead_letter={"enabled": False})})
 
     def trigger(self, number: int) -> None:
         self.answer = self.world.site.cli("doctor", "-c", str(self.file), "--output", "json", code=1).stdout
@@ -177,8 +186,49 @@ class Doctor(Feature):
         return self.answer
 
 
+class Pipeline(Written):
+    titles = ("Pipelines",)
+    limit_seconds = 240.0
+
+    def start(self) -> None:
+        name, source = self.world("headrace.scale").removeprefix("headrace."), self.world("orders")
+        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.world("weights")}}
+        spec = {"name": name, "sources": {"a": {"topic": source, "schema": "n INT"}}, "flows": {"copy": flow}}
+        (self.world.folder / "pipeline.yaml").write_text(yaml.safe_dump(spec))
+        more = {"pipelines": [str(self.world.folder / "pipeline.yaml")], "state_dir": str(self.world.folder / "state")}
+        self.world.run(**more)
+        self.group = self.world("headrace.scale.copy")
+
+    def done(self, number: int) -> bool:
+        shown = self.world.site.committed(self.group).get(TopicPartition(self.world("orders"), 0)) == number + 1
+        return shown and self.arrived(self.world("weights"), number)
+
+    def texts(self) -> str:
+        """Return the status only: the log must have the same, but it keeps what was mended."""
+        assert self.world.process
+        (status,) = (
+            one["reason"]
+            for name, one in send("GET", f"{self.world.url}/health/readiness").body["services"].items()
+            if name.startswith("pipeline ")
+        )
+        missing = re.findall(r"(User:\S+ has no right [^:;]+): allow it \(kafka-acls\.sh --add", status)
+        return "; ".join(one for one in missing if one in self.world.process.output)
+
+
 FEATURES: tuple[type[Feature], ...] = (Produce, Transaction, Push, Active)
-LONG: tuple[type[Feature], ...] = (Keyed, Function, Control, Audit, Doctor, Replay, Redrive, Registration)
+LONG: tuple[type[Feature], ...] = (
+    Keyed,
+    Function,
+    CreatedTopics,
+    Control,
+    Audit,
+    Doctor,
+    Replay,
+    Drop,
+    Redrive,
+    Registration,
+    Pipeline,
+)
 
 
 @pytest.fixture
@@ -189,7 +239,7 @@ def world(
 
     def make(feature: type[Feature]) -> World:
         key = f"{feature.__name__.lower()}-{secrets.token_hex(2)}"  # a second try finds nothing of the first
-        return World(kafka_secured, key, feature.title, tmp_path, headrace, backend)
+        return World(kafka_secured, key, rows_of(*feature.titles), tmp_path, headrace, backend)
 
     return make
 
@@ -201,7 +251,7 @@ def name_of(kind: type[Feature]) -> str:
 
 def wait(feature: Feature, number: int, condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition; a caller repeats its use meanwhile, at a bounded pace."""
-    end = time.monotonic() + LIMIT_SECONDS
+    end = time.monotonic() + feature.limit_seconds
     while not condition():
         assert time.monotonic() < end, f"{what} is missing in {feature.texts()[-6000:]}"
         time.sleep(0.3)

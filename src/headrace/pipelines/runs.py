@@ -88,7 +88,7 @@ class PipelineRun(Service):
         self._status.become("stopped", "stopped")
 
     def readiness(self) -> Readiness:
-        return Readiness(not self._status.reason, self._status.reason)
+        return Readiness(not self._status.reason, self._status.reason or self._publisher.problem)
 
     def status(self) -> dict[str, Any]:
         """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
@@ -154,7 +154,7 @@ class PipelineRun(Service):
         while True:
             try:
                 for source in self._spec.sources.values():
-                    await self._admin.describe_topic(source.topic)
+                    await self._admin.describe_topic(source.topic, "Read")
                 for name in self._spec.flows:
                     await self._ensure_sink(name)
                 toolchain = await find_toolchain()
@@ -180,7 +180,7 @@ class PipelineRun(Service):
         """Create the topic of a flow's sink; one that exists needs no right to create it."""
         topic = self._spec.flows[flow].sink.topic
         try:
-            await self._admin.describe_topic(topic)
+            await self._admin.describe_topic(topic, "Write")
         except TopicNotFound:
             if not self._kafka.create_topics:
                 raise

@@ -115,7 +115,8 @@ class OffsetPublisher:
         self._publish = publish
         self._clock = clock
         self._pending: dict[str, dict[TopicPartition, int]] = {}
-        self._failing = False
+        self.problem = ""
+        """Why the newest positions are not published; empty if they are."""
 
     def add(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Take new positions of a group: topic to partition to the next offset to read."""
@@ -139,11 +140,11 @@ class OffsetPublisher:
             try:
                 await self._publish(group, sent)
             except HeadraceError as cause:
-                if not self._failing:
+                if not self.problem:
                     log.warning("offsets of group %s are not published, so its lag is stale: %s", group, cause)
-                self._failing = True
+                self.problem = cause.description
                 return
-            self._failing = False
+            self.problem = ""
             # Only what was sent: newer positions may have arrived, and a drain may publish at the same time.
             for where, offset in sent.items():
                 if pending.get(where) == offset:

@@ -101,7 +101,7 @@ class World:
     async def list_topics(self) -> list[Any]:
         return [SimpleNamespace(name=name) for name in {p.topic for p in self.logs}]
 
-    async def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+    async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
         return {name: name for name in names}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -64,9 +64,13 @@ class DeadLetterTopics:
             InvalidRequest: It is not a dead letter topic.
         """
         names = await self.names()
-        if only is not None:
+        if only is None:
+            origins = [(one.dead_letter, topic) for one in self._consumers for topic in one.topics]
+            expected = {settings.topic_for(topic) for settings, topic in origins if settings.enabled}
+            await self._admin.topic_ids(expected - names.keys(), "Read")  # Kafka lists no topic that it refuses
+        else:
             if only not in names:
-                await self._admin.describe_topic(only)
+                await self._admin.describe_topic(only, "Read")
                 raise not_one(
                     only, "its name does not end in .dlq or .quarantine, and no consumer of the file writes it"
                 )

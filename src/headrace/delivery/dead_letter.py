@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.protocols import DeadLetter
-from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, RecordTooLarge
+from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnauthorized, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -191,14 +191,15 @@ async def write_all(
 
     Raises:
         DeadLetterFailed: At least one is not acknowledged.
+        KafkaUnauthorized: The right to write them is missing.
     """
     try:
         results = await produce(records)
+        if failed := next((result for result in results if isinstance(result, HeadraceError)), None):
+            raise failed
     except HeadraceError as cause:
-        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {cause}") from cause
-    failed = [result for result in results if isinstance(result, HeadraceError)]
-    if failed:
-        raise DeadLetterFailed(f"{what} are not written to {records[0].topic}: {failed[0]}")
+        kind = KafkaUnauthorized if isinstance(cause, KafkaUnauthorized) else DeadLetterFailed
+        raise kind(f"{what} are not written to {records[0].topic}: {cause}") from cause
     return results
 
 

@@ -52,8 +52,8 @@ class CompactedTable(Service, Generic[T]):
     gauge and skipped.
     """
 
-    _failure: type[KafkaError] = KafkaUnavailable
-    """What `require` raises."""
+    _refusal: KafkaUnauthorized | None = None
+    """The last error if a right was missing. An empty topic is loaded without the right to read it."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class CompactedTable(Service, Generic[T]):
                     raise KafkaUnavailable(f"{self._problem}: send the request again")
                 await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
-            raise KafkaTimeout(
+            raise self._late(
                 f"{', '.join(entries)}: not read back from {topic} within {limit_seconds:g} s, so it may be written "
                 "or not: look at the status, and repeat the request when Kafka answers"
             ) from cause
@@ -201,7 +201,7 @@ class CompactedTable(Service, Generic[T]):
             async with asyncio.timeout(limit_seconds):
                 await self._position.reach(position)
         except TimeoutError as cause:
-            raise KafkaTimeout(
+            raise self._late(
                 f"{self.topic.name} was not read up to offset {position} within {limit_seconds:g} s: "
                 "see whether Kafka answers"
             ) from cause
@@ -213,8 +213,13 @@ class CompactedTable(Service, Generic[T]):
             KafkaUnavailable: It is not, or there is no topic.
             KafkaUnauthorized: A right to it is missing.
         """
-        if not self.is_loaded.is_set():
-            raise self._failure(f"{self.name} is not available now: {self.missing or self._problem}")
+        if not self.is_loaded.is_set() or (self._refusal and self._problem):
+            kind = KafkaUnauthorized if self._refusal else KafkaUnavailable
+            raise kind(f"{self.name} is not available now: {self.missing or self._problem}")
+
+    def _late(self, text: str) -> KafkaError:
+        """Return the error for what was not read in time: the missing right, if one was missing last."""
+        return KafkaUnauthorized(self._refusal.description) if self._refusal else KafkaTimeout(text)
 
     def read(self, records: Sequence[Record], position: int) -> None:
         """Apply records of the topic, in their order, up to a position."""
@@ -245,7 +250,7 @@ class CompactedTable(Service, Generic[T]):
                 await self._read_to(None)
             except HeadraceError as error:
                 self._problem = f"{self.topic.name} is not read: {error.description}"
-                self._failure = KafkaUnauthorized if isinstance(error, KafkaUnauthorized) else KafkaUnavailable
+                self._refusal = error if isinstance(error, KafkaUnauthorized) else None
             await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
 
     async def _load(self) -> None:

@@ -286,8 +286,6 @@ class Consumer(Service):
 
         self._commands.append(restart)
 
-    # Offsets that a backend keeps ------------------------------------------------------------------------------------
-
     def _ask_store(self, loop: LoopProxy, epochs: Mapping[TopicPartition, int]) -> None:
         """Ask for stored offsets; called on the thread."""
         for partition, epoch in epochs.items():

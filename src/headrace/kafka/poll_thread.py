@@ -164,8 +164,6 @@ class PollThread:
             more = client.consume(min(_BATCH_RECORDS - 1, self._flow.poll_limit_records), 0)
             self._dispatch([first, *more])
 
-    # Commands --------------------------------------------------------------------------------------------------------
-
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics; the partitions of topics that stay are not revoked."""
         if topics == self.resolver.subscribed:
@@ -249,8 +247,6 @@ class PollThread:
         for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:
             log.warning("%s, %s: resuming at the start of the new topic", self._problems.group, partition)
             self._restart_at(partition, confluent_kafka.OFFSET_BEGINNING, 0)
-
-    # Records and events ----------------------------------------------------------------------------------------------
 
     def _dispatch(self, items: list[Any]) -> None:
         """Pass records to the listener, and handle the client's events between them."""
@@ -339,8 +335,6 @@ class PollThread:
             self._client.pause(_plain(pause))
         if resume:
             self._client.resume(_plain(resume))
-
-    # Assignment ------------------------------------------------------------------------------------------------------
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
         reach("assign.before")

@@ -344,8 +344,6 @@ class PositionResolver:
         """Ask for the other partitions first: each that does not answer takes from the time of the others."""
         self._open[partition] = self._open.pop(partition)
 
-    # Offsets that a backend keeps ------------------------------------------------------------------------------------
-
     def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
         """Take a stored offset that was requested in this epoch."""
         if self._is_unanswered(partition, epoch):

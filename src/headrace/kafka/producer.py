@@ -435,11 +435,11 @@ class Producer(Service):
             client.poll(0)
 
     def _wait_for_rights(self, stop_requested: threading.Event) -> None:
-        """Wait until another client may get the right to write: a moment, or longer while nothing is requested."""
+        """Wait until another client may get the right to write: a moment, or longer while no request is open."""
         stop_requested.wait(_REFUSED_SECONDS)
         self._work.clear()
         end = time.monotonic() + _IDLE_REFUSED_SECONDS
-        while not stop_requested.is_set() and time.monotonic() < end and not self._work.wait(_POLL_SECONDS):
+        while not (self._open_requests or stop_requested.is_set() or time.monotonic() > end or self._work.wait(0.1)):
             pass
 
     def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[_Request, Sequence[Any], int]]) -> None:
@@ -449,8 +449,7 @@ class Producer(Service):
             self._hand_over(request, records, first)
 
     def _replace_client(self) -> None:
-        # Librdkafka's fatal errors are for good. New requests go to the new client at once; what the old one holds
-        # ends with reports that mean "unknown".
+        # Librdkafka's fatal errors are for good. What the old client holds ends with reports that mean "unknown".
         old, self._client = self._client, self._new_client()
         old.purge()
         with contextlib.suppress(SystemError):

@@ -74,9 +74,8 @@ class TopicDirectory(Service):
         if self._admin.reachability.outage:
             raise self._admin.reachability.error(f"look up topic {topic}")
         if self._problem:
-            raise self._problem.with_traceback(
-                None
-            )  # it is raised many times, and would collect the frames of every caller
+            # It is raised many times, and would collect the frames of every caller.
+            raise self._problem.with_traceback(None)
         try:
             info = await self._admin.describe_topic(topic, "Write")
         except TopicNotFound:

@@ -107,8 +107,6 @@ class ActiveInstance(Service):
         """Bytes of fetched records that are not delivered."""
         return self._buffer.size_bytes
 
-    # Life ------------------------------------------------------------------------------------------------------------
-
     async def start(self) -> None:
         if self.spec.auto_commit_seconds:
             self.spawn(self._commit_confirmed(self.spec.auto_commit_seconds), "auto commit")
@@ -196,8 +194,6 @@ class ActiveInstance(Service):
             await consumer.drain(deadline)
             await consumer.stop()
         self._drop(list(self._epochs))
-
-    # Reads -----------------------------------------------------------------------------------------------------------
 
     async def wait_free(self) -> None:
         """Wait a moment for the end of a read or stream: the server may not know yet that its client has left."""
@@ -298,8 +294,6 @@ class ActiveInstance(Service):
         if error := self._problems.take(consumer, self._watch, self._epochs):
             raise error
         self._admin.reachability.check(float("inf") if self._epochs else 0, "nothing was read")
-
-    # Commits and positions -------------------------------------------------------------------------------------------
 
     async def commit(
         self, offsets: Mapping[TopicPartition, Committed] | None = None, *, wait: bool = True
@@ -438,8 +432,6 @@ class ActiveInstance(Service):
             if changed and self._consumer:
                 self._consumer.commit(changed)
             sent = confirmed
-
-    # Listener of the consumer ----------------------------------------------------------------------------------------
 
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]

@@ -154,7 +154,7 @@ class ActiveDeadLetterEndpoints:
         topics = sorted({self._dead_letters_of(origin) for origin in origins})
         for topic in topics:
             require(scope, _ACCESS, "consume", topic)
-        existing = {topic.name for topic in await self._admin.list_topics()}
+        existing = await self._admin.topic_ids(topics, "Read")
         reads = Topics([topic for topic in topics if topic in existing])
         if not reads.names:
             await HttpResponse([]).send(send)

@@ -1,0 +1,178 @@
+"""Requests of a user without the right they need: each is answered 403 with operation, resource and principal."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace.records import OutgoingRecord
+from headrace.testing import RecordingBackend
+from headrace.testing.secured import SecuredCluster
+from tests.active_client import Answer, Instance, send
+from tests.least_rights import Row, World
+from tests.least_rights_jobs import write_dead_letters
+
+TOPICS = (
+    "orders",
+    "orders.copy",
+    "orders.dlq",
+    "orders.dlq.quarantine",
+    "_headrace-control",
+    "_headrace-idempotency",
+    "_headrace-locks",
+    "_headrace-redriven",
+)
+
+
+def rights(topics: str = "", groups: str = "", ids: str = "") -> list[Row]:
+    """Return one operation on every topic, group and transactional id."""
+    found = [Row(topics, "topic", name, "") for name in ("orders*", "_headrace*") if topics]
+    found += [Row(groups, "group", name, "") for name in ("tracking*", "headrace*") if groups]
+    return found + [Row(ids, "transactional id", name, "") for name in ("headrace*",) if ids]
+
+
+USERS = {
+    "describe": rights("Describe", "Describe", "Describe"),
+    "read": rights("Read", "Read", "Describe"),
+    "write": rights("Write", "Describe", "Write"),
+}
+ALL, READERS, WRITERS = tuple(USERS), ("describe", "write"), ("describe", "read")
+
+
+class Use(NamedTuple):
+    """A request, and the users to whom Kafka refuses it."""
+
+    refused: tuple[str, ...]
+    method: str
+    path: str
+    body: Any = None
+    headers: dict[str, str] = {}
+
+
+RECORDS = {"records": [{"value": 1}]}
+WINDOW = {"partition": 0, "offsets": {"start": 0, "end": 1}}
+USES = (
+    Use(WRITERS, "POST", "/producers/{orders}", RECORDS),
+    Use(ALL, "POST", "/producers/{orders}", RECORDS, {"Idempotency-Key": "one"}),
+    Use(WRITERS, "POST", "/transactions", {"topics": [{"topic": "{orders}", **RECORDS}]}),
+    Use(READERS, "GET", "/topics/{orders}/partitions/0/records"),
+    Use(READERS, "GET", "/adm/dead-letters"),
+    Use(READERS, "GET", "/adm/dead-letters/{orders.dlq}"),
+    Use(READERS, "GET", "/adm/dead-letters/{orders.dlq}/statistics"),
+    Use(ALL, "POST", "/consumers/deadLetter/reactive", {"topic": "{orders}"}),
+    Use(ALL, "GET", "/consumers/deadLetter/reactive?topic={orders}"),
+    Use(READERS, "GET", "/consumers/deadLetter/active?topic={orders}&group={tracking}-fetch&timeout=1000"),
+    Use(
+        WRITERS,
+        "POST",
+        "/consumers/deadLetter/active",
+        [{"record": {"topic": "{orders}", "partition": 0, "offset": 7, "value": 1}}],
+    ),
+    Use(ALL, "POST", "/adm/reactive-consumers/push/pause", {"reason": "one"}),
+    Use((), "POST", "/adm/reactive-consumers/push/resume", {}),
+    Use(ALL, "POST", "/adm/reactive-consumers/push/seek", {"to": "begin", "topic": "{orders}", "partitions": [0]}),
+    Use(ALL, "PATCH", "/adm/reactive-consumers/push/settings", {"rateRecords": 5}),
+    Use((), "GET", "/adm/reactive-consumers"),
+    Use((), "GET", "/adm/reactive-consumers/push"),
+    Use((), "GET", "/adm/consumers"),
+    Use((), "GET", "/adm/jobs"),
+    Use((), "GET", "/adm/jobs/replay-1"),
+    Use((), "POST", "/adm/jobs/replay-1/stop"),
+    Use(ALL, "POST", "/adm/replays", {"topic": "{orders}", "to": {"topic": "{orders.copy}"}, **WINDOW}),
+    Use(ALL, "POST", "/adm/replays", {"topic": "{orders}", "to": {"consumer": "push"}, **WINDOW}),
+    Use(ALL, "POST", "/adm/dead-letters/{orders.dlq}/redrive", {}),
+    Use(ALL, "POST", "/adm/dead-letters/{orders.dlq}/redrive", {"toConsumer": "push"}),
+    Use(READERS, "POST", "/adm/dead-letters/{orders.dlq}/redrive", {"dryRun": True}),
+    Use(ALL, "POST", "/adm/dead-letters/{orders.dlq}/drop", {"reason": "paid"}),
+    Use(ALL, "POST", "/adm/dead-letters/{orders.dlq}/quarantine", {"reason": "odd"}),
+    Use((), "GET", "/reactive-consumers"),
+    Use((), "GET", "/reactive-consumers/one"),
+    Use(ALL, "PUT", "/reactive-consumers/one", {"topics": ["{orders}"], "group": "g", "backend": {"url": "{backend}"}}),
+    Use((), "DELETE", "/reactive-consumers/one"),
+)
+PARTITIONS = {"partitions": [{"topic": "{orders}", "partition": 0}]}
+OF_AN_INSTANCE = (
+    Use(READERS, "GET", "/records?timeout=3000"),
+    Use((), "PUT", "/offsets", PARTITIONS),
+    Use((), "POST", "/positions/first", PARTITIONS),
+    Use((), "POST", "/positions/last", PARTITIONS),
+    Use((), "POST", "/positions", {"offsets": [{"topic": "{orders}", "partition": 0, "offset": 0}]}),
+    Use((), "GET", "/subscriptions"),
+    Use((), "GET", "/assignments"),
+)
+
+
+@pytest.fixture(params=USERS)
+def world(
+    request: pytest.FixtureRequest,
+    kafka_secured: SecuredCluster,
+    tmp_path: Path,
+    headrace: Callable[..., Any],
+    backend: RecordingBackend,
+) -> World:
+    """Return the world of a user, with a record and a dead letter."""
+    user = str(request.param)
+    found = World(kafka_secured, f"{user}-{secrets.token_hex(2)}", USERS[user], tmp_path, headrace, backend)
+    for topic in TOPICS:
+        found.create_topic(topic)
+    for topic in TOPICS[5:]:  # an empty topic is loaded without the right to read it
+        found.site.write(found(topic), OutgoingRecord(found(topic), b"key", None, None, 0))
+    found.site.write_json(found("orders"), 1)
+    write_dead_letters(found, 0, 400)
+    return found
+
+
+def user_of(world: World) -> str:
+    """Return the kind of user."""
+    return world.key.split("-")[0]
+
+
+def filled(world: World, text: str) -> str:
+    """Return a text with the names of topics and groups."""
+    for name in (*TOPICS, "tracking"):
+        text = text.replace(f"{{{name}}}", world(name))
+    return text.replace("{backend}", world.backend.url)
+
+
+def refusals(world: World, url: str, uses: tuple[Use, ...]) -> dict[str, Any]:
+    """Return which uses are not answered as they should be."""
+    found = {}
+    for use in uses:
+        body = None if use.body is None else json.loads(filled(world, json.dumps(use.body)))
+        try:
+            answer = send(use.method, url + filled(world, use.path), body, use.headers)
+        except TimeoutError as none:
+            answer = Answer(599, str(none))
+        text = json.dumps(answer.body)
+        named = answer.status == 403 and f"User:{world.user} has no right" in text and "kafka-acls.sh" in text
+        if not (named if user_of(world) in use.refused else answer.status < 500):
+            found[f"{use.method} {use.path} {use.body or ''} {use.headers or ''}"] = answer
+    return found
+
+
+def test_requests_are_answered_403(world: World) -> None:
+    """Not as an outage, and with an answer at all."""
+    names = {"id": world("headrace-host"), "producers": 1}
+    world.run(
+        wait=False,
+        reactive_consumers={"push": world.consumer()},
+        producer={"transactions": names, "idempotency": {"topic": world("_headrace-idempotency")}},
+        registrations={"backends": [world.backend.url]},
+    )
+    url = world.url
+    world.site.wait_until(lambda: world.site.ask(f"{url}/health/liveness").status == 200, "a server")
+    world.site.wait_until(
+        lambda: not [text for text in world.site.reasons(url).values() if "answered yet" in text or "read yet" in text],
+        "first answers of Kafka",
+    )
+    wrong = refusals(world, url, USES)
+    for name, body in (("subscriptions", {"topics": ["{orders}"]}), ("assignments", PARTITIONS)):
+        instance = Instance(url, f"{world('tracking')}-{name}", valueFormat="json")
+        instance.ok("POST", f"/{name}", json.loads(filled(world, json.dumps(body))))
+        wrong |= {f"{name}: {use}": answer for use, answer in refusals(world, instance.url, OF_AN_INSTANCE).items()}
+    assert not wrong, "\n".join(f"{use}\n    {answer}" for use, answer in wrong.items())

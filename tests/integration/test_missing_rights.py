@@ -40,8 +40,10 @@ USERS = {
     "describe": rights("Describe", "Describe", "Describe"),
     "read": rights("Read", "Read", "Describe"),
     "write": rights("Write", "Describe", "Write"),
+    "none": [],
 }
-ALL, READERS, WRITERS = tuple(USERS), ("describe", "write"), ("describe", "read")
+ALL, READERS, WRITERS = tuple(USERS), ("describe", "write", "none"), ("describe", "read", "none")
+NONE = ("none",)
 
 
 class Use(NamedTuple):
@@ -97,10 +99,10 @@ USES = (
 )
 PARTITIONS = {"partitions": [{"topic": "{orders}", "partition": 0}]}
 OF_AN_INSTANCE = (
-    Use(READERS, "GET", "/records?timeout=3000"),
-    Use((), "PUT", "/offsets", PARTITIONS),
-    Use((), "POST", "/positions/first", PARTITIONS),
-    Use((), "POST", "/positions/last", PARTITIONS),
+    Use(READERS, "GET", "/records?timeout=8000"),
+    Use(NONE, "PUT", "/offsets", PARTITIONS),
+    Use(NONE, "POST", "/positions/first", PARTITIONS),
+    Use(NONE, "POST", "/positions/last", PARTITIONS),
     Use((), "POST", "/positions", {"offsets": [{"topic": "{orders}", "partition": 0, "offset": 0}]}),
     Use((), "GET", "/subscriptions"),
     Use((), "GET", "/assignments"),

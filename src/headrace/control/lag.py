@@ -40,10 +40,12 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 
     Raises:
         NotFound: The cluster does not know the group, and no topics are named.
+        KafkaUnauthorized: The group may not be seen.
         KafkaUnavailable: No broker answers.
     """
     committed = await admin.committed(group)
     if not (committed or topics) and group not in {known.name for known in await admin.list_groups()}:
+        await admin.group_members(group)  # Kafka lists no group that it refuses
         raise NotFound(f"group {group} does not exist: see headrace groups list", group=group)
     found = []
     for topic in {partition.topic for partition in committed}.union(topics):

@@ -376,6 +376,9 @@ class Admin:
             except errors.KafkaUnavailable:  # also if a leader has moved, or its connection has just ended
                 if self.reachability.must_ask or asyncio.get_running_loop().time() > end:
                     raise
+            except errors.KafkaError:
+                await self.topic_ids({p.topic for p in specs})  # without Describe the client only says "no entry"
+                raise
             await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
     async def _of_group(self, doing: str, call: Callable[[], list[Any]], *needed: Right) -> list[Any]:

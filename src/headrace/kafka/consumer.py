@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import confluent_kafka
 
 from headrace.config.consumers import FlowControl
-from headrace.errors import HeadraceError, KafkaUnavailable, TopicRecreated
+from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, TopicRecreated
 from headrace.kafka.admin import Admin
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
@@ -231,7 +231,11 @@ class Consumer(Service):
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Return the committed offsets of the group; partitions without one are left out."""
-        return await self._answered(lambda poll, answer: poll.committed(partitions, answer))
+        try:
+            return await self._answered(lambda poll, answer: poll.committed(partitions, answer))
+        except KafkaTimeout:
+            await self._admin.group_members(self._group, "Read")  # the client does not say that the group is refused
+            raise
 
     async def commit_now(self, offsets: Mapping[TopicPartition, Committed]) -> Sequence[TopicPartition]:
         """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""

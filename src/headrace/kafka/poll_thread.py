@@ -226,7 +226,8 @@ class PollThread:
         try:
             found = committed_offsets(self._client, partitions)
         except confluent_kafka.KafkaException as cause:
-            answer(self._problems.error(cause.args[0], {partition.topic for partition in partitions}))
+            topics = {partition.topic for partition in partitions}
+            answer(self._problems.refusal(topics) or self._problems.error(cause.args[0], topics))
             return
         answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 

@@ -20,7 +20,7 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.access import is_refused, principal_of
+from headrace.kafka.access import is_refused, principal_of, refusal_in
 from headrace.kafka.admin import Admin
 from headrace.kafka.error_map import repeat_error, report_error, write_error
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
@@ -380,7 +380,8 @@ class Producer(Service):
                 full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
                 request.refuse(index, full)
             except confluent_kafka.KafkaException as cause:
-                error = write_error(self._health.refusal or cause, self._admin.config, record.topic)
+                refusal = self._health.refusal or refusal_in(cause.args[0])
+                error = write_error(refusal or cause, self._admin.config, record.topic)
                 if isinstance(error, errors.FatalKafkaError):
                     self._health.fatal = True
                     # The client refused before taking the record, so it is certainly not written.

@@ -129,8 +129,8 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
 ) -> None:
     """A user with a strange password and no right but those it needs: rows arrive, the password is in the secrets
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
-    servers, user = kafka_secured.cluster.bootstrap_servers, "canary"
-    source, sink, group = "canary-in", "canary-out", "headrace.canary.copy"
+    servers, user = kafka_secured.cluster.bootstrap_servers, "hidden"
+    source, sink, group = "hidden-in", "hidden-out", "headrace.hidden.copy"
     kafka_secured.cluster.create_topic(source, 2)
     kafka_secured.cluster.create_topic(sink, 2)
     set_password(servers, user, FIRST)
@@ -147,13 +147,13 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     kafka = kafka_secured.login("SCRAM-SHA-512", user)
     kafka["security"]["sasl"]["password"] = f"${{file:{secret}}}"
     state = tmp_path / "state"
-    file = pipeline(tmp_path, "canary", source, sink)
+    file = pipeline(tmp_path, "hidden", source, sink)
     process = headrace(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
         env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
     )
     assert ids(servers, sink, 100) == list(range(100))
-    folder = state / "pipelines" / "canary"
+    folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     assert "c4nary" in secrets.read_text().encode().decode("unicode_escape")

@@ -101,6 +101,9 @@ class World:
     async def list_topics(self) -> list[Any]:
         return [SimpleNamespace(name=name) for name in {p.topic for p in self.logs}]
 
+    async def group_members(self, group: str, right: str = "") -> list[Any]:
+        return []
+
     async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
         return {name: name for name in names}
 

@@ -92,7 +92,7 @@ class Bench:
         self.publish_problem: Exception | None = None
         self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
 
-    async def describe_topic(self, topic: str) -> None:
+    async def describe_topic(self, topic: str, right: str = "") -> None:
         if topic in self.missing:
             raise self.missing[topic]
 

@@ -47,6 +47,10 @@ class MemoryCluster:
         self._answer()
         return topic in self.partitions
 
+    async def group_members(self, group: str, right: str = "") -> list[Any]:
+        """Return no member: nothing joins."""
+        return []
+
     async def list_groups(self) -> list[Any]:
         self._answer()
         return []

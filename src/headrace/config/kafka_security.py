@@ -235,8 +235,7 @@ class KafkaSecurity(Section):
             for part in path[:-1]:
                 section = section[part]
             section[path[-1]] = resolve(text, os.environ, self._folder, lambda _: None)
-        _replace_paths(values, lambda path, _: str(self._folder / path), "ca", "certificate", "key")
-        _replace_paths(values, _read_pem, "ca", "certificate", "key")
+        _replace_paths(values, lambda path, at: _read_pem(str(self._folder / path), at), "ca", "certificate", "key")
         try:
             found = KafkaSecurity.model_validate(values)
             if found.tls and found.tls.keystore and (identity := identity_of(found.tls)):  # no client reads half a file

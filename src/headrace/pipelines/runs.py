@@ -200,7 +200,7 @@ class PipelineRun(Service):
         self._renewing = False
         failure: wire.Failed | None = None
         try:
-            driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
+            driver = self._driver = await self._start_driver(plan, toolchain, security)
             async for event in driver.events():
                 if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
@@ -210,9 +210,6 @@ class PipelineRun(Service):
                 if isinstance(event, wire.Failed):
                     failure = event
             code = await driver.exit_code()
-        except OSError as cause:  # a full disk, too many processes: both pass
-            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
-            raise DriverLost(text, pipeline=self._spec.name) from cause
         finally:
             if self._driver:
                 self._driver.kill()
@@ -222,6 +219,15 @@ class PipelineRun(Service):
         if self._stopping or self._renewing or self._status.state == "finished":
             return
         raise _as_error(self._spec.name, failure, code, driver.last_output())
+
+    async def _start_driver(
+        self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+    ) -> DriverProcess:
+        try:
+            return await DriverProcess.start(self, plan, toolchain, security)
+        except OSError as cause:  # a full disk, too many processes: both pass
+            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
+            raise DriverLost(text, pipeline=self._spec.name) from cause
 
 
 def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:

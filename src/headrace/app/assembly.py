@@ -37,10 +37,15 @@ from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 log = logging.getLogger(__name__)
 
-_FUNCTION_BATCH = BatchConfig(max_records=256, max_bytes=1_048_576)
+_FUNCTION_BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
+"""A delivery to a function at most; fewer records if its handler is slow."""
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: name a topic of yours"
+_TIERS_OF_OTHER_CLUSTER = (
+    "retry.tiers are topics of the cluster of headrace.yaml, and this trigger reads another one or with a login of its "
+    "own: remove them, or raise retry.max_delay_seconds"
+)
 _OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
 
@@ -85,8 +90,7 @@ class Assembly:
         for name, reactive in config.reactive_consumers.items():
             made += self._reactive_consumer(name, reactive)
         for spec in self.functions:
-            for trigger in spec.triggers:
-                made += self._function(spec, trigger)
+            made += self._function(spec)
         made += map(self._pipeline, load_pipelines(config.pipelines))
         self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters), *made]
         """Downstream first."""
@@ -103,19 +107,18 @@ class Assembly:
         matches = self._matches(reactive)
         offsets_of = ExternalOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
-        retries: list[Service] = []
-        retry_pump = None
-        if reactive.retry.tiers:
-            path = RetryPath(context, label, reactive, destination, dead_letters)
-            hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
-            pump = self._pump(label, reactive.group, path.destination, path.writer, reactive, hooks)
-            retry_pump = path.pump(pump)
-            retry_consumer = self._retry_consumer(f"{label} retries", path, reactive, retry_pump)
-            tables = [path.blocked_keys] if path.blocked_keys else []
-            started = self._when_healthy(retry_consumer, destination, backend)
-            retries = [*tables, *path.stale_entries(pump), retry_pump, started]
-        else:
-            pump = self._pump(label, reactive.group, destination, dead_letters, reactive, hooks)
+        pump, retry_pump, retries = self._pumps(
+            label,
+            reactive.group,
+            reactive.topics,
+            reactive,
+            destination,
+            dead_letters,
+            hooks,
+            policy=ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer),
+            flow=reactive.flow,
+            when=lambda consumer: self._when_healthy(consumer, destination, backend),
+        )
         policy = ReadPolicy(
             reactive.auto_offset_reset, reactive.on_gap, matches is not None, reactive.consumer, offsets_of
         )
@@ -163,27 +166,25 @@ class Assembly:
             return matches
         return lambda topic: matches(topic) and may_read(topic)
 
-    def _retry_consumer(self, label: str, path: RetryPath, reactive: ReactiveConsumerConfig, pump: Pump) -> Consumer:
-        if self._config.kafka.create_topics:
-            topics = {name: InternalTopic(name, path.source, fits=reactive.topics) for name in path.topics}
-            self.created_topics.update(topics)
-        policy = ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer)
-        return self._consumer(label, pump, path.topics, policy, flow=reactive.flow)
-
     # Functions -------------------------------------------------------------------------------------------------------
 
-    def _function(self, spec: FunctionSpec, trigger: KafkaTrigger) -> list[Service]:
+    def _function(self, spec: FunctionSpec) -> list[Service]:
+        made: list[Service] = []
+        for triggers in spec.worker_pools:
+            workers = FunctionService(spec, triggers, self._context.clock)
+            made.append(workers)
+            for trigger in triggers:
+                made += self._trigger(spec, trigger, workers)
+        return made
+
+    def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
         if self.internal.kind_of(trigger.output_topic):
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
-        context, config = self._context, self._config
+        context, config, label = self._context, self._config, f"function {spec.name}.{trigger.name}"
         self.formats |= {trigger.key_format, trigger.value_format}
-        workers = FunctionService(spec, trigger, context.clock)
+        produce, registry, topics = context.audited_produce("STREAMING_PRODUCER"), context.registry, context.topics
         destination = FunctionDestination(
-            workers,
-            context.clock,
-            produce=context.audited_produce("STREAMING_PRODUCER"),
-            registry=context.registry,
-            topics=context.topics,
+            workers, trigger, context.clock, produce=produce, registry=registry, topics=topics
         )
         if trigger.output_topic and config.kafka.create_topics:
             output = InternalTopic(trigger.output_topic, trigger.topics[0])
@@ -191,14 +192,24 @@ class Assembly:
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
-        dead_letters = self._dead_letters(trigger.dead_letter, trigger.topics)
+        dead_letters = self._dead_letters(trigger.dead_letters, trigger.topics)
         on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
-        hooks = PumpHooks(on_ended=on_ended, on_drained=workers.call_drain_callbacks)
-        pump = self._pump(workers.name, trigger.kafka.group, destination, dead_letters, delivery, hooks)
+        hooks = PumpHooks(
+            on_ended=on_ended,
+            on_assigned=destination.assigned,
+            on_drained=destination.drained,
+            most_records=lambda: destination.frame_records,
+        )
         admin = self._admin_of(trigger.kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
+        if trigger.retry.tiers and admin is not context.admin:
+            raise FunctionInvalid(f"{spec.name}.{trigger.name}: {_TIERS_OF_OTHER_CLUSTER}")
+        tiers = ReadPolicy("earliest", member=trigger.kafka.member)
+        pump, retry_pump, retries = self._pumps(
+            label, trigger.group, trigger.topics, delivery, destination, dead_letters, hooks, policy=tiers
+        )
         policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
-        consumer = self._consumer(workers.name, pump, trigger.topics, policy, admin=admin)
-        watch = Subscription(f"{workers.name} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
+        consumer = self._consumer(label, pump, trigger.topics, policy, admin=admin)
+        watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
         running = RunningConsumer(
             name=f"{spec.name}.{trigger.name}",
             kind="function",
@@ -207,15 +218,16 @@ class Assembly:
             topics=trigger.topics,
             destination=destination,
             destination_name=spec.handler,
-            dead_letter=trigger.dead_letter,
+            dead_letter=trigger.dead_letters,
             dead_letters=dead_letters,
             pump=pump,
+            retry_pump=retry_pump,
             flow=_FUNCTION_FLOW,
             kafka=admin.config,
             admin=admin,
         )
         self._add(running)
-        return [workers, pump, consumer, watch]
+        return [*retries, pump, consumer, watch]
 
     def _admin_of(self, kafka: KafkaConfig, trigger: str) -> Admin:
         """Return the administration of a cluster with a login: one for all triggers with the same of both."""
@@ -272,6 +284,38 @@ class Assembly:
             created = [InternalTopic(dead_letters.topic_for(topic), topic) for topic in topics]
             self.created_topics.update({topic.name: topic for topic in created})
         return dead_letters
+
+    def _pumps(  # noqa: PLR0913 every part that the pumps connect
+        self,
+        label: str,
+        group: str,
+        topics: Sequence[str],
+        delivery: DeliveryConfig,
+        destination: Destination,
+        dead_letters: DeadLetterTopic | None,
+        hooks: PumpHooks,
+        *,
+        policy: ReadPolicy,
+        flow: FlowControl = _FUNCTION_FLOW,
+        when: Callable[[Consumer], Service] = lambda consumer: consumer,
+    ) -> tuple[Pump, Pump | None, list[Service]]:
+        """Make the pump of a consumer.
+
+        With retry topics also make the pump of those, and what else they need; `policy` is how they are read, and
+        `when` returns the service that starts their consumer.
+        """
+        if not delivery.retry.tiers:
+            return self._pump(label, group, destination, dead_letters, delivery, hooks), None, []
+        path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)
+        if self._config.kafka.create_topics:
+            created = {name: InternalTopic(name, path.source, fits=topics) for name in path.topics}
+            self.created_topics.update(created)
+        hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
+        pump = self._pump(label, group, path.destination, path.writer, delivery, hooks)
+        retry_pump = path.pump(pump)
+        consumer = self._consumer(f"{label} retries", retry_pump, path.topics, policy, flow=flow)
+        tables = [path.blocked_keys] if path.blocked_keys else []
+        return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
 
     def _pump(
         self,

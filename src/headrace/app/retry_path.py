@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.app.context import ProcessContext
-from headrace.config.consumers import BatchConfig, ReactiveConsumerConfig, RetryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, Offsets, StaleEntries
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import DeadLetterWriter, Destination
@@ -21,7 +23,9 @@ class RetryPath:
         self,
         context: ProcessContext,
         name: str,
-        consumer: ReactiveConsumerConfig,
+        group: str,
+        topics: Sequence[str],
+        delivery: DeliveryConfig,
         destination: Destination,
         dead_letters: DeadLetterWriter | None,
     ) -> None:
@@ -30,27 +34,29 @@ class RetryPath:
         Args:
             context: The process.
             name: Name of the consumer.
-            consumer: Its settings.
+            group: Its consumer group.
+            topics: Those that it names.
+            delivery: Its settings.
             destination: Where its records are delivered, those of retry topics too.
             dead_letters: Where records go after the last retry topic.
         """
         produce, self._context = context.inner_producer.produce, context
-        self._name, self._consumer, self._inner = name, consumer, destination
-        self.source = next(iter(consumer.topics), "")
+        self._name, self._group, self._delivery, self._inner = name, group, delivery, destination
+        self.source = next(iter(topics), "")
         """The topic that its internal topics are created like; empty if the consumer names none."""
-        self.topics = consumer.retry.tier_topics(consumer.group)
+        self.topics = delivery.retry.tier_topics(group)
         """The retry topics, the shortest delay first."""
         self.blocked_keys: CompactedTable[bytes] | None = None
         """The table of blocked keys; None if the order of keys is not kept."""
         self.destination = destination
         """Where the consumer delivers to."""
         blocked: BlockedKeys | None = None
-        if consumer.retry.keep_key_order:
-            topic = InternalTopic(f"_headrace-{consumer.group}.parked", self.source)
+        if delivery.retry.keep_key_order:
+            topic = InternalTopic(f"_headrace-{group}.parked", self.source)
             self.blocked_keys = CompactedTable(context.admin, topic, RAW_BYTES, produce, context.clock)
             blocked = BlockedKeys(self.blocked_keys)
         self.writer = RetryTopics(
-            consumer.group, consumer.retry, produce, context.clock, dead_letters=dead_letters, blocked=blocked
+            group, delivery.retry, produce, context.clock, dead_letters=dead_letters, blocked=blocked
         )
         """Where the consumer's failed records go."""
         if blocked:
@@ -58,18 +64,18 @@ class RetryPath:
 
     def pump(self, live: Pump) -> Pump:
         """Make the pump that delivers due records; it shares the breaker and the rate of the consumer's own pump."""
-        consumer = self._consumer
+        delivery = self._delivery
         settings = {
             "ordering": "key" if self.blocked_keys else "none",
-            "batch": BatchConfig(max_records=1, max_bytes=consumer.batch.max_bytes),
-            "retry": retry_of_topic(consumer.retry),
+            "batch": BatchConfig(max_records=1, max_bytes=delivery.batch.max_bytes),
+            "retry": retry_of_topic(delivery.retry),
         }
         return Pump(
             f"{self._name} retries",
-            f"{consumer.group}.retry",
+            f"{self._group}.retry",
             RetryTopicDestination(self._inner, self.writer, live.epoch_of),
             self.writer,
-            delivery=consumer.model_copy(update=settings),
+            delivery=delivery.model_copy(update=settings),
             clock=self._context.clock,
             shares_with=live,
             hooks=PumpHooks(
@@ -81,7 +87,7 @@ class RetryPath:
         """Make the service that unblocks keys whose record is gone; empty if the order of keys is not kept."""
         if not (blocked := self.writer.blocked):
             return []
-        admin, group, (topic,) = self._context.admin, f"{self._consumer.group}.retry", self.topics
+        admin, group, (topic,) = self._context.admin, f"{self._group}.retry", self.topics
 
         async def ends() -> Offsets:
             partitions = (await admin.describe_topic(topic)).partitions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -48,6 +48,8 @@ def _percent(value: int | None) -> int | None:
     return value
 
 
+OTHER_ERRORS = "*"
+"""Stands in `retry.errors` for every class of error without a line of its own."""
 ConsumerStatuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
 ErrorActions = dict[Annotated[str, Field(min_length=1)], Action]
 
@@ -78,7 +80,8 @@ class RetryConfig(Section):
     403, 404, 408, 425, 429, 502, 503, 504 and 3xx are `unavailable`; then a line such as `5xx` counts; without that,
     4xx is `dead_letter` and 5xx is `retry`."""
     errors: ErrorActions = Field(default_factory=dict)
-    """Action by class of the error, such as `ValueError: dead_letter`; without a line here errors are retried."""
+    """Action by class of the error, such as `ValueError: dead_letter`; `"*"` stands for every other class. Without a
+    line here errors are retried."""
     rollback_threshold_percent: Annotated[int | None, AfterValidator(_percent), Number] = None
     """When more than this percentage of a delivery fails, all of it is delivered again, what succeeded included, until
     `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again."""
@@ -134,8 +137,12 @@ class RetryConfig(Section):
         return self.statuses.get(str(status), default)
 
     def action_of_error(self, error: str, default: Action = "retry") -> Action:
-        """Return the action for a class of error; a line without a dot matches any class of that name."""
-        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], default)
+        """Return the action for a class of error; a line without a dot matches any class of that name.
+
+        The line of all other classes counts for errors that are retried by default.
+        """
+        others = self.errors.get(OTHER_ERRORS, default) if default == "retry" else default
+        return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], others)
 
 
 class DeadLetterConfig(Section):
@@ -191,6 +198,28 @@ class DeliveryConfig(Section):
     """Retries of a failed record."""
 
 
+def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]) -> None:
+    """Refuse what retry topics cannot do for a group; `topics` have another use already.
+
+    Raises:
+        ValueError: They cannot be used; the message is for the file.
+    """
+    retry = delivery.retry
+    if retry.keep_key_order and (delivery.ordering != "key" or delivery.null_keys == "ordered"):
+        raise ValueError(
+            f"retry.keep_key_order does not go with ordering: {delivery.ordering} and null_keys: {delivery.null_keys}: "
+            "it keeps the order of keys, so write ordering: key and null_keys: unordered"
+        )
+    if retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group):
+        raise ValueError(
+            f"group is {group!r}, and retry topics are named after it: use up to 200 letters, digits, "
+            "dots, underscores and hyphens"
+        )
+    tiers = retry.tier_topics(group)
+    if taken := next((name for name in topics if name in tiers), ""):
+        raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: name another topic")
+
+
 class ReactiveConsumerConfig(DeliveryConfig):
     """One consumer that pushes records to a backend."""
 
@@ -229,26 +258,10 @@ class ReactiveConsumerConfig(DeliveryConfig):
                 raise ValueError(f"dead_letter.topic is {dlq}, which is consumed here too: name another topic")
         self._fit_mode()
         self._fit_offsets()
-        self._fit_tiers()
+        fit_retry_topics(self, self.group, [*self.topics, self.dead_letter.topic])
         if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which bounds memory: lower batch or raise flow")
         return self
-
-    def _fit_tiers(self) -> None:
-        """Refuse what retry topics cannot do."""
-        if self.retry.keep_key_order and (self.ordering != "key" or self.null_keys == "ordered"):
-            raise ValueError(
-                f"retry.keep_key_order does not go with ordering: {self.ordering} and null_keys: {self.null_keys}: it "
-                "keeps the order of keys, so write ordering: key and null_keys: unordered"
-            )
-        if self.retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", self.group):
-            raise ValueError(
-                f"group is {self.group!r}, and retry topics are named after it: use up to 200 letters, digits, "
-                "dots, underscores and hyphens"
-            )
-        tiers = self.retry.tier_topics(self.group)
-        if taken := next((name for name in (*self.topics, self.dead_letter.topic) if name in tiers), ""):
-            raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: name another topic")
 
     def _fit_offsets(self) -> None:
         """Refuse settings under which a record may end before an earlier one, if one offset per partition is stored."""

@@ -134,7 +134,7 @@ class Backlog:
 
     def take(self) -> list[Record]:
         """Return records to be delivered together; only if some are ready."""
-        return self._portion(self.ready, self._keys.next_records())
+        return self._portion(self.ready, min(self._keys.next_records(), self._context.most_records))
 
     def release(self, records: Sequence[Record]) -> None:
         """Unblock the keys of these records, each of which was the first of its key."""

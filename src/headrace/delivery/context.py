@@ -60,6 +60,10 @@ class PumpHooks(NamedTuple):
     """Called with what has ended."""
     on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
     """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
+    on_assigned: Callable[[Collection[TopicPartition]], None] | None = None
+    """Called with partitions before their first record."""
+    most_records: Callable[[], int] | None = None
+    """Returns how many records the next delivery may hold; never more than the settings allow."""
     unblock: Callable[[Record], Awaitable[None]] | None = None
     """Unblocks the key of a record that is skipped by hand."""
     rewind: Callable[[TopicPartition, int], Awaitable[None]] | None = None
@@ -95,6 +99,14 @@ class PumpContext:
     """Calls something after a pause, unless the task is cancelled."""
     delayed: Callable[[Record], DelayedRecord] | None
     """In a pump of retry topics: decodes a record. Such records are delivered one by one, when they are due."""
+    portion: Callable[[], int] | None
+    """Returns how many records the destination takes at a time now; None for as many as `batch` allows."""
+
+    @property
+    def most_records(self) -> int:
+        """Records of the next delivery at most."""
+        most = self.batch.max_records
+        return min(most, self.portion()) if self.portion else most
 
 
 class Batch(NamedTuple):

@@ -113,6 +113,7 @@ class Pump(Service):
             self._lanes,
             self._later,
             delayed,
+            self.hooks.most_records,
         )
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
@@ -176,6 +177,8 @@ class Pump(Service):
             lane = self._lanes[partition] = Lane(partition, epoch, at, self._context, offer)
             lane.pause(self._pause_of(partition))
             self.moves.assigned(lane)
+        if self.hooks.on_assigned:
+            self.hooks.on_assigned(partitions.keys())
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)

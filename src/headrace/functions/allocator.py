@@ -1,86 +1,187 @@
-"""Chooses the worker of the next frame: the first free one (pool), or always the same for a partition (static).
+"""Chooses the worker of the next frame, and the worker that a partition or a key always has.
 
-Pure bookkeeping on the loop: workers are numbers here. A worker is free, busy, starting, or down; only while
-every worker that could serve is down is a caller refused, otherwise it waits.
+Pure bookkeeping on the loop: workers are numbers here. A worker is up, starting, or down. A caller is refused only
+while every worker that could serve is down, otherwise it waits.
 """
 
 import asyncio
+import itertools
 import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 
+FRAMES_PER_WORKER = 2
+"""One at work, and one at hand, so that a worker does not wait for the parent between two frames."""
+_GOLDEN = 0x9E3779B1
+
 
 class Allocator:
-    """Hands out the workers of a trigger, numbered from 0 and at first all on their way up.
+    """Hands out workers, numbered from 0 and at first all on their way up.
 
-    Static allocation is one pool per worker: a partition always has the same one, whatever else is assigned, so its
-    state may be kept in the worker's memory.
+    A worker that has a frame gets a second one only while no worker that could serve is idle.
     """
 
-    def __init__(self, workers: int, *, static: bool = False) -> None:
-        self._pools = [range(n, n + 1) for n in range(workers)] if static else [range(workers)]
-        self._free: list[int] = []
-        self._busy: set[int] = set()
+    def __init__(self, workers: int, take_back: Callable[[int], bool] | None = None) -> None:
+        """Prepare; `take_back` takes the second frame of a worker back for an idle one; returns whether it could."""
+        self._frames: list[dict[asyncio.Future[int], Sequence[int]]] = [{} for _ in range(workers)]
+        """Per worker: what it was given, oldest first, and which workers could have had it."""
+        self._take_back = take_back
+        self._sharing = False
+        self._up: dict[int, None] = {}
+        """The one first that was given a frame longest ago."""
         self._down: dict[int, str] = {}
-        self._waiters: list[tuple[range, asyncio.Future[int]]] = []
+        self._waiters: list[tuple[Sequence[int], asyncio.Future[int]]] = []
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for a worker; never more than there are partitions."""
+        """Callers that wait for a worker."""
         return len(self._waiters)
 
-    async def acquire(self, partition: TopicPartition) -> int:
-        """Return a worker, which is then busy; the longest waiting caller is first. If cancelled, none was taken.
+    async def acquire(self, candidates: Sequence[int]) -> int:
+        """Return a worker, which then has one frame more; the longest waiting caller is first.
+
+        If cancelled, none was taken.
 
         Raises:
-            DestinationUnavailable: Every worker that could serve is down; the text has the reason.
+            DestinationUnavailable: Every candidate is down; the text has the reason.
         """
-        # Partitions of a topic in turn, each topic with an offset of its own; the same in every process.
-        number = (zlib.crc32(partition.topic.encode()) + partition.partition) % len(self._pools)
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._pools[number], waiter))
+        self._waiters.append((candidates, waiter))
         self._assign()
         try:
             return await waiter
         except asyncio.CancelledError:
-            # Race: the worker may have been handed over before the cancellation was seen; it must not get lost.
-            if not waiter.cancelled() and waiter.exception() is None and waiter.result() in self._busy:
-                self.free(waiter.result())
+            # Race: a worker may have been handed over before the cancellation was seen; it must not get lost.
+            for frames in self._frames:
+                frames.pop(waiter, None)
+            self._waiters = [each for each in self._waiters if each[1] is not waiter]
             self._assign()
             raise
 
-    def free(self, worker: int) -> None:
-        """Take note that a worker is up and idle."""
+    def started(self, worker: int) -> None:
+        """Record that a worker is up and idle."""
         self.starting(worker)
-        self._free.append(worker)
+        self._up[worker] = None
         self._assign()
 
+    def frame_ended(self, worker: int) -> None:
+        """Record that a frame of a worker was answered or taken back."""
+        frames = self._frames[worker]
+        if frames:
+            del frames[next(iter(frames))]
+        self._assign()
+
+    def lost(self, worker: int) -> None:
+        """Record that a worker has ended, or takes no more frames."""
+        self._up.pop(worker, None)
+        self._frames[worker].clear()
+
     def starting(self, worker: int) -> None:
-        """Take note that a worker is starting."""
-        self._busy.discard(worker)
+        """Record that a worker is starting."""
+        self.lost(worker)
         self._down.pop(worker, None)
-        if worker in self._free:
-            self._free.remove(worker)
 
     def down(self, worker: int, why: str) -> None:
-        """Take note that a worker is down for a while."""
-        self.starting(worker)
+        """Record that a worker is down for a while."""
+        self.lost(worker)
         self._down[worker] = why
         self._assign()
 
     def _assign(self) -> None:
-        """Give each waiting caller, in order, a free worker of its pool, or refuse it if the whole pool is down."""
+        """Give each waiting caller, in order, a worker of its candidates, or refuse it if all of them are down."""
+        free = sum(len(self._frames[worker]) < FRAMES_PER_WORKER for worker in self._up)
         waiters, self._waiters = self._waiters, []
-        for pool, waiter in waiters:
-            worker = next((number for number in self._free if number in pool), None)
+        for index, (candidates, waiter) in enumerate(waiters):
+            if not free and not self._down:
+                self._waiters += waiters[index:]
+                break
+            worker = self._best(candidates)
             if waiter.done():
                 continue
             if worker is not None:
-                self._free.remove(worker)
-                self._busy.add(worker)
+                self._up[worker] = self._up.pop(worker)
+                self._frames[worker][waiter] = candidates
+                free -= len(self._frames[worker]) == FRAMES_PER_WORKER
                 waiter.set_result(worker)
-            elif all(number in self._down for number in pool):
-                waiter.set_exception(DestinationUnavailable(self._down[pool[0]]))
+            elif all(number in self._down for number in candidates):
+                waiter.set_exception(DestinationUnavailable(self._down[candidates[0]]))
             else:
-                self._waiters.append((pool, waiter))
+                self._waiters.append((candidates, waiter))
+        self._share()
+
+    def _best(self, candidates: Sequence[int]) -> int | None:
+        """Return the candidate with the fewest frames, None if each has enough."""
+        ready = [number for number in self._up if number in candidates]
+        best = min(ready, key=lambda number: len(self._frames[number]), default=None)
+        return best if best is not None and len(self._frames[best]) < FRAMES_PER_WORKER else None
+
+    def _share(self) -> None:
+        """Have second frames taken back that idle workers can begin."""
+        idle = [number for number in self._up if not self._frames[number]]
+        if self._sharing or not self._take_back or not idle:
+            return
+        self._sharing = True
+        for worker, frames in enumerate(self._frames):
+            if idle and len(frames) > 1 and any(number in [*frames.values()][-1] for number in idle):
+                idle = idle[self._take_back(worker) :]
+        self._sharing = False
+
+
+class PartitionWorkers:
+    """Which worker each assigned partition of a trigger has.
+
+    The partitions of a topic spread evenly. A partition keeps its worker while it is assigned, so its state may be kept
+    in the worker's memory. One that returns gets the worker that it had, if that does not have more than its share.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._assigned: dict[TopicPartition, int] = {}
+        self._last: dict[TopicPartition, int] = {}
+        self._loads: Counter[tuple[str, int]] = Counter()
+        """Assigned partitions by topic and worker; by worker alone under an empty topic."""
+
+    def worker_of(self, partition: TopicPartition) -> int:
+        """Return the worker of a partition; one that is not assigned, as in a replay, has a worker as well."""
+        return self._assigned.get(partition, self._preferred(partition))
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Choose workers for partitions that are assigned from now on."""
+        fresh = sorted(set(partitions) - self._assigned.keys())
+        totals = Counter(partition.topic for partition in itertools.chain(self._assigned, fresh))
+        loads, left = self._loads, []
+        for partition in fresh:
+            worker = self._preferred(partition)
+            if loads[partition.topic, worker] < -(-totals[partition.topic] // self._workers):
+                self._add(partition, worker, 1)
+            else:
+                left.append(partition)
+        for partition in left:
+            ranks = [(loads[partition.topic, worker], loads["", worker], worker) for worker in range(self._workers)]
+            self._add(partition, min(ranks)[-1], 1)
+
+    def given_up(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget partitions that are not assigned any more, but for the worker that they had."""
+        for partition in self._assigned.keys() & set(partitions):
+            self._add(partition, self._assigned[partition], -1)
+            del self._assigned[partition]
+
+    def _add(self, partition: TopicPartition, worker: int, count: int) -> None:
+        self._assigned[partition] = self._last[partition] = worker
+        self._loads[partition.topic, worker] += count
+        self._loads["", worker] += count
+
+    def _preferred(self, partition: TopicPartition) -> int:
+        # Partitions of a topic in turn, each topic with an offset of its own; the same in every process.
+        number = (zlib.crc32(partition.topic.encode()) + partition.partition) % self._workers
+        return self._last.get(partition, number)
+
+
+def worker_of_key(key: bytes | None, partition: TopicPartition, workers: int) -> int:
+    """Return the worker that a key always has, in every process; records without a key go by their partition."""
+    text = f"{partition.topic} {partition.partition}".encode() if key is None else key
+    # The low bits of a CRC of similar keys are alike; the product's upper bits depend on all of them.
+    return (zlib.crc32(text) * _GOLDEN >> 16 & 0xFFFF) % workers

@@ -1,6 +1,7 @@
 """A function as a destination: deliveries become frames of work, answers become replies and outputs."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from headrace.delivery.protocols import ACK, REPLAY, Delivery, Reply, not_taken
 from headrace.errors import (
@@ -15,10 +16,12 @@ from headrace.errors import (
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
+from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.service import FunctionService
+from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
-from headrace.lifecycle import Clock
+from headrace.lifecycle import Clock, Deadline
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition, is_reserved
 
 _POISON_CRASHES = 3
@@ -41,6 +44,7 @@ class FunctionDestination:
     def __init__(
         self,
         workers: FunctionService,
+        trigger: AnyTrigger,
         clock: Clock,
         *,
         produce: Produce,
@@ -48,25 +52,59 @@ class FunctionDestination:
         topics: TopicDirectory,
     ) -> None:
         self._workers = workers
-        self._trigger = workers.trigger
+        self._trigger = trigger
+        self._partition_workers = PartitionWorkers(len(workers.workers))
         self._clock = clock
         self._produce = produce
         self._registry = registry
         self._topics = topics
-        self._failures = FailureLog(workers.name, clock)
+        self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
         self._partition_counts: dict[str, int] = {}
         self._schemas: dict[int, wire.Schema] = {}
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
         """Records that were in progress when a worker died, and how often."""
 
+    @property
+    def frame_records(self) -> int:
+        """How many records a delivery may hold now, so that its frames take about the time that a frame should."""
+        return self._workers.pace.records * (len(self._workers.workers) if self._trigger.allocation == "key" else 1)
+
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Choose the workers of partitions that are assigned from now on."""
+        self._partition_workers.assigned(partitions)
+
+    async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Let the drain callbacks of workers run before these partitions are given up; return by the deadline."""
+        await self._workers.call_drain_callbacks(partitions, deadline)
+        self._partition_workers.given_up(partitions)
+
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records, partition = delivery.records, delivery.partition
         partitions = await self._count_partitions(partition)
+        if self._trigger.allocation == "pool":
+            return await self._deliver_to(self._workers.workers, delivery, partitions, records)
+        if self._trigger.allocation == "static":
+            worker = self._partition_workers.worker_of(partition)
+            return await self._deliver_to((worker,), delivery, partitions, records)
+        indexes: dict[int, list[int]] = {}
+        for index, record in enumerate(records):
+            worker = worker_of_key(record.key, partition, len(self._workers.workers))
+            indexes.setdefault(worker, []).append(index)
+        parts = [
+            self._deliver_to((worker,), delivery, partitions, [records[index] for index in chosen])
+            for worker, chosen in indexes.items()
+        ]
+        return _in_order(len(records), indexes.values(), await asyncio.gather(*parts, return_exceptions=True))
+
+    async def _deliver_to(
+        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: Sequence[Record]
+    ) -> Sequence[Reply]:
+        """Deliver records to one of these workers and return a reply for each."""
         replies: list[Reply] = []
         while len(replies) < len(records):
-            part = self._next_part(partition, records[len(replies) :] if replies else records)
+            part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
             try:
-                replies += await self._attempt(delivery, partitions, part)
+                replies += await self._attempt(workers, delivery, partitions, part)
             except DeliveryError as cause:
                 if not replies:
                     raise
@@ -82,11 +120,15 @@ class FunctionDestination:
                 return records[: index or 1]
         return records
 
-    async def _attempt(self, delivery: Delivery, partitions: int, records: Sequence[Record]) -> Sequence[Reply]:
+    async def _attempt(
+        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: Sequence[Record]
+    ) -> Sequence[Reply]:
         schemas, partition = await self._schemas_of(records), delivery.partition
-        frame = wire.encode_frame(_work(delivery, partitions, records))
+        work = _work(delivery, partitions, records)
+        work.trigger = self._workers.triggers.index(self._trigger)
+        frame = wire.encode_frame(work)
         try:
-            answer = await self._workers.serve(partition, frame, len(records), schemas)
+            answer = await self._workers.serve(workers, partition, frame, len(records), schemas)
         except WorkerLost as lost:
             return self._blame(partition, records, lost)
         replies = [ACK] * len(records)
@@ -103,19 +145,14 @@ class FunctionDestination:
         Returns:
             The end of that record if this was the third death; else nothing, and the records are to be attempted
             again, the suspect alone.
-
-        Raises:
-            DestinationUnavailable: The worker had begun none of them, so none is to blame.
         """
-        begun = min(lost.parameters.get("begun", 0), len(records))
-        if not begun:
-            raise DestinationUnavailable(f"redelivering, because {lost.description}") from lost
+        begun = min(lost.parameters["begun"], len(records))
         suspect = (partition, records[begun - 1].offset)
         crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1
         # Only alone: among others, one of them may have left behind what killed the worker later.
         if crashes >= _POISON_CRASHES and len(records) == 1:
             del self._crashes[suspect]
-            error = "timeout" if lost.parameters.get("timeout") else "WorkerLost"
+            error = lost.parameters["error"] or "WorkerLost"
             return [Reply(error, f"{crashes} workers in a row died of it: {lost.description}", permanent=True)]
         while len(self._crashes) > _MAX_SUSPECTS:
             del self._crashes[next(iter(self._crashes))]
@@ -202,6 +239,22 @@ class FunctionDestination:
                     ) from cause
             found[schema_id] = self._schemas[schema_id]
         return found
+
+
+def _in_order(
+    count: int, parts: Iterable[Sequence[int]], ended: Sequence[Sequence[Reply] | BaseException]
+) -> Sequence[Reply]:
+    """Return the replies of parts, whose records have these indexes; raise the failure of all parts, if all failed."""
+    replies, failures = [ACK] * count, 0
+    for indexes, result in zip(parts, ended, strict=True):
+        if isinstance(result, BaseException):
+            failures += 1
+            if failures == len(ended) or not isinstance(result, DeliveryError):
+                raise result
+            result = [not_taken(result)] * len(indexes)
+        for index, reply in zip(indexes, result, strict=True):
+            replies[index] = reply
+    return replies
 
 
 def _work(delivery: Delivery, partitions: int, records: Sequence[Record]) -> wire.Work:

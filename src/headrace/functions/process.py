@@ -1,4 +1,4 @@
-"""One worker process in the parent: its wire, its output, its present frame, and how it ended."""
+"""One worker process in the parent: its wire, its output, its frames in flight, and how it ended."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,15 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
+from headrace.functions.frames import Answer, FramesInFlight
 from headrace.functions.worker_log import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
+from headrace.lifecycle.memory import memory_bytes
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -25,42 +27,8 @@ _CALLBACK_SECONDS = 20.0
 """The longest time of a drain callback, also after the deadline of its caller."""
 
 
-class _Progress:
-    """The number of records that the worker has begun, in memory that both processes share."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self.served = 0
-        """Frames answered."""
-        self._begun = memoryview(memory).cast("Q")
-        self._ended_records = 0
-        self._frame_records = 0
-        self._seen = (-1, 0.0)
-
-    @property
-    def begun(self) -> int:
-        """Records of the present frame that the worker has begun."""
-        return self._begun[0] - self._ended_records
-
-    def frame_begins(self, records: int) -> None:
-        self._frame_records, self._seen = records, (-1, 0.0)
-
-    def frame_ended(self) -> None:
-        self._ended_records += self._frame_records
-        self.served += 1
-
-    def fits(self, answer: wire.Done | wire.Results) -> bool:
-        """Return whether an answer has a result for each record of the present frame."""
-        return isinstance(answer, wire.Done) or len(answer.results) == self._frame_records
-
-    def is_stuck(self, now: float, limit_seconds: float) -> bool:
-        """Return whether the worker has been at the same record for longer than the limit; ask again and again."""
-        if self.begun != self._seen[0]:
-            self._seen = (self.begun, now)
-        return now - self._seen[1] >= limit_seconds
-
-
 class _DrainCallback:
-    """The handler's drain callback, which the worker runs after the frame that it serves."""
+    """The handler's drain callback, which the worker runs after the frames that were sent before the request."""
 
     def __init__(self, on_timeout: Callable[[float], None]) -> None:
         self.exists = False
@@ -71,21 +39,25 @@ class _DrainCallback:
         self.limit: asyncio.TimerHandle | None = None
         """Ends a callback that takes too long; None while none runs."""
         self._on_timeout = on_timeout
+        self._after: Set[int] = frozenset()  # frames that were sent before the request
 
     @property
     def pending(self) -> bool:
         """Whether a request has not ended."""
         return self.ended is not None and not self.ended.done()
 
-    def requested(self) -> asyncio.Future[wire.Drained]:
-        """Begin a request and return its end."""
+    def requested(self, in_flight: Set[int]) -> asyncio.Future[wire.Drained]:
+        """Begin a request behind these frames, and return its end."""
         self.ended = asyncio.get_running_loop().create_future()
         self.undrained.clear()
+        self._after = in_flight
+        self.follow(in_flight)
         return self.ended
 
-    def begins(self) -> None:
-        """Start the time limit: the worker has answered everything that was sent before the request."""
-        if self.pending:
+    def follow(self, in_flight: Set[int]) -> None:
+        """Start the time limit once every frame that was sent before the request has left."""
+        self._after &= in_flight
+        if self.pending and not self._after and not self.limit:
             self.limit = asyncio.get_running_loop().call_later(_CALLBACK_SECONDS, self._on_timeout, _CALLBACK_SECONDS)
 
     def ends(self, message: wire.Drained) -> None:
@@ -98,14 +70,21 @@ class _DrainCallback:
 
 class _Kill(NamedTuple):
     reason: str = ""
-    timed_out: bool = False
+    error: str = ""
+    """What the record at work is blamed for; empty if the reason has nothing to do with it."""
 
 
 class WorkerProcess(asyncio.Protocol):
-    """A started worker. It serves one frame at a time."""
+    """A started worker. It serves one frame at a time, and has the next one at hand."""
 
-    def __init__(self, label: str, on_idle: Callable[[], None]) -> None:
-        """Prepare; `label` is for logs and messages, `on_idle` is called each time a frame has ended by an answer."""
+    def __init__(self, label: str, on_ended: Callable[[int, float], None]) -> None:
+        """Prepare.
+
+        Args:
+            label: For logs and messages.
+            on_ended: Called with the records and seconds of each frame that was answered, with 0 and 0 for each that
+                was taken back.
+        """
         self.label = label
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
@@ -113,21 +92,27 @@ class WorkerProcess(asyncio.Protocol):
         """Done, with the reason, when the process has ended."""
         self.at_rest = asyncio.Event()
         self.at_rest.set()
-        self._on_idle = on_idle
+        self._on_ended = on_ended
         self._reader = wire.FrameReader(wire.decode_to_parent)
         self._known_schemas: set[int] = set()
-        self._answer: asyncio.Future[wire.Done | wire.Results] | None = None
         self._drain_callback = _DrainCallback(self._kill_in_callback)
         self._killed = _Kill()
         self._output = WorkerOutput(label)
-        self._progress: _Progress | None = None
+        self._frames: FramesInFlight | None = None
+        self._disconnected = asyncio.Event()
+        self._disconnected.set()
         self._transport: Any = None
         self._child: ChildProcess | None = None
 
     @property
     def served(self) -> int:
         """Frames answered."""
-        return self._progress.served if self._progress else 0
+        return self._frames.served if self._frames else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of the process; 0 if it is not known."""
+        return memory_bytes(self._child.pid) if self._child and self._child.running else 0
 
     async def start(self, owner: Service, setup: wire.Setup) -> None:
         """Start the process and send it its setup; `ready` is done when it can serve.
@@ -148,6 +133,8 @@ class WorkerProcess(asyncio.Protocol):
         except BaseException:
             self._output.close()
             own_end.close()
+            if self._frames:
+                self._frames.close()
             self.kill("its start was broken off")
             raise
         finally:
@@ -159,8 +146,8 @@ class WorkerProcess(asyncio.Protocol):
         # A file rather than shared memory of a name: it leaves nothing behind, however the two processes end.
         with tempfile.TemporaryFile() as shared:
             shared.truncate(mmap.PAGESIZE)
-            self._progress = _Progress(mmap.mmap(shared.fileno(), mmap.PAGESIZE))
-            numbers = (worker_end.fileno(), shared.fileno())
+            self._frames = FramesInFlight(mmap.mmap(shared.fileno(), mmap.PAGESIZE))
+            numbers = (worker_end.fileno(), shared.fileno(), self._frames.claims)
             # -P keeps the user's folder off the path until Headrace's modules are loaded.
             self._child = await ChildProcess.start(
                 owner,
@@ -175,8 +162,10 @@ class WorkerProcess(asyncio.Protocol):
 
     async def serve(
         self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
-    ) -> wire.Done | wire.Results:
-        """Send one frame of work and return its answer. If cancelled, the worker still ends the frame.
+    ) -> Answer | None:
+        """Send one frame of work and return its answer; None if it was taken back.
+
+        If cancelled, a frame that was begun still ends, and another one is taken back.
 
         Args:
             partition: Whose records they are.
@@ -186,21 +175,31 @@ class WorkerProcess(asyncio.Protocol):
 
         Raises:
             WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had
-                begun, the last of which it was at; 0 means it had not touched the frame. `timeout` is whether it was
-                killed for taking too long.
+                begun, the last of which it was at; 0 means it had not touched the frame. `error` is empty if it ended
+                by itself, `timeout` or `memory` if it was killed for that.
         """
-        if self._progress is None or self.ended.done() or self._transport.is_closing():
+        if self._frames is None or self.ended.done() or self._transport.is_closing():
             # A killed process closes its connection a moment before its end is known, and `ended` has the reason.
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(wire.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
-        self._answer = asyncio.get_running_loop().create_future()
-        self._progress.frame_begins(records)
+        answer = self._frames.add(records)
         self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
         self._transport.write(frame)
-        return await self._answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.take_back()
+            raise
+
+    def take_back(self) -> bool:
+        """Take back the frames that the worker has not begun, whose callers get None; return whether there were any."""
+        taken = self._frames.take_back() if self._frames and not self.ended.done() else 0
+        for _ in range(taken):
+            self._frame_left(0, 0.0)
+        return taken > 0
 
     def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether the drain callback is due before these partitions are given up: not while it serves a frame of
@@ -209,7 +208,7 @@ class WorkerProcess(asyncio.Protocol):
         return self.at_rest.is_set() or callback.pending or not callback.undrained.isdisjoint(partitions)
 
     async def call_drain_callback(self, deadline: Deadline) -> None:
-        """Let the handler's drain callback run after the present frame, and wait for its end until the deadline.
+        """Let the handler's drain callback run after the frames in flight, and wait for its end until the deadline.
 
         A worker whose callback has begun and does not end in time is killed, whatever waits behind it. A second call
         waits for the first.
@@ -219,10 +218,8 @@ class WorkerProcess(asyncio.Protocol):
             return
         ended = callback.ended
         if ended is None or ended.done():
-            ended = callback.requested()
+            ended = callback.requested(self._frames.numbers if self._frames else frozenset())
             self._transport.write(wire.encode_frame(wire.Drain()))
-            if self.at_rest.is_set():
-                callback.begins()
         seconds = deadline.remaining_seconds
         await asyncio.wait([ended], timeout=seconds)
         if ended.done():
@@ -235,25 +232,30 @@ class WorkerProcess(asyncio.Protocol):
 
     def check_time(self, now: float, limit_seconds: float) -> None:
         """Kill the process if it has been at the same record for longer than the limit."""
-        if self.at_rest.is_set() or self._drain_callback.limit or not self._progress:
+        if self.at_rest.is_set() or not self._frames:
             return
-        if self._progress.is_stuck(now, limit_seconds):
-            self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)", timed_out=True)
+        if self._drain_callback.limit:
+            self._frames.look_anew()
+        elif self._frames.is_stuck(now, limit_seconds):
+            self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)", error="timeout")
 
-    def kill(self, reason: str, *, timed_out: bool = False) -> None:
-        """SIGKILL; `ended` has the reason."""
-        self._killed = _Kill(self._killed.reason or reason, self._killed.timed_out or timed_out)
+    def kill(self, reason: str, *, error: str = "") -> None:
+        """SIGKILL; `ended` has the reason. The record at work is blamed for the error, if there is one."""
+        self._killed = _Kill(self._killed.reason or reason, self._killed.error or error)
         if self._child:
             self._child.kill()
 
-    async def stop(self, deadline: Deadline) -> None:
+    async def stop(self, deadline: Deadline, reason: str = "stopped") -> None:
         """End the process: at rest by SIGTERM, so that its callbacks run; in the middle of a frame at once."""
-        self._killed = self._killed._replace(reason=self._killed.reason or "stopped")
+        self._killed = self._killed._replace(reason=self._killed.reason or reason)
         if self._child:
             if not self.at_rest.is_set():
                 self._child.kill()
             await self._child.stop(deadline)
             await asyncio.wait([self.ended])
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._disconnected.clear()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -263,22 +265,15 @@ class WorkerProcess(asyncio.Protocol):
             self.kill(f"the worker does not follow the protocol: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set()
         # A worker without its wire is of no use; mostly it is ending anyway, and then its exit code has the reason.
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 
     def _take(self, message: wire.ToParent) -> None:
-        if isinstance(message, wire.Done | wire.Results):
-            if self.at_rest.is_set() or not self._progress or not self._progress.fits(message):
-                self.kill("the worker sent an answer without a request")
-                return
-            self._progress.frame_ended()
-            answer, self._answer = self._answer, None
-            if answer and not answer.done():
-                answer.set_result(message)
-            self.at_rest.set()
-            self._drain_callback.begins()
-            self._on_idle()
+        if isinstance(message, Answer):
+            assert self._frames  # the wire is opened after it
+            self._frame_left(*self._frames.answered(message))
         elif isinstance(message, wire.HasDrainCallback):
             self._drain_callback.exists = True
         elif isinstance(message, wire.Drained):
@@ -287,6 +282,13 @@ class WorkerProcess(asyncio.Protocol):
             self._killed = self._killed._replace(reason=message.reason)
         elif not self.ready.done():
             self.ready.set_result(None)
+
+    def _frame_left(self, records: int, seconds: float) -> None:
+        in_flight = self._frames.numbers if self._frames else frozenset()
+        if not in_flight:
+            self.at_rest.set()
+        self._drain_callback.follow(in_flight)
+        self._on_ended(records, seconds)
 
     def _kill_in_callback(self, seconds: float) -> None:
         self.kill(f"timeout: its drain callback took longer than {seconds:.3g} s")
@@ -303,26 +305,28 @@ class WorkerProcess(asyncio.Protocol):
         # What the handler has started in the worker's process group must end with it and must not hold its output open.
         self.kill("")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._output.ended.wait(), _OUTPUT_SECONDS)
+            async with asyncio.timeout(_OUTPUT_SECONDS):
+                await self._disconnected.wait()  # answers that it has sent count
+                await self._output.ended.wait()
         self._output.close()
         if self._transport:
             self._transport.close()
-        reason = self._killed.reason
-        why = reason or _exit_text(code)
-        tail = self._output.tail
-        text = f"{self.label} ended: {why}" + (f"; it wrote last:\n{tail}" if tail and not reason else "")
-        begun = self._progress.begun if self._answer and self._progress else 0
+        reason, error = self._killed
+        why, tail = reason or _exit_text(code), self._output.tail
+        text = f"{self.label} ended: {why}"
+        text += f"; it wrote last:\n{tail}" if tail and (error or not reason) else ""
         if not self.ready.done():
             self.ready.set_exception(self._lost(text, 0))
             self.ready.exception()  # retrieved here, or asyncio would log it if there is no waiter
         self.ended.set_result(self._lost(text, 0))
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(self._lost(text, begun))
+        if self._frames:
+            self._frames.lose(lambda begun: self._lost(text, begun))
+            self._frames.close()
         self._drain_callback.ends(wire.Drained())
         self.at_rest.set()
 
     def _lost(self, text: str, begun: int) -> WorkerLost:
-        return WorkerLost(text, worker=self.label, begun=begun, timeout=self._killed.timed_out)
+        return WorkerLost(text, worker=self.label, begun=begun, error=self._killed.error)
 
 
 def _exit_text(code: int) -> str:

@@ -1,15 +1,17 @@
-"""The workers of one trigger: started, watched, replaced when they end, stopped."""
+"""The workers of a function's trigger, or of several: started, watched, replaced when they end, stopped."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.allocator import Allocator
+from headrace.functions.frames import Answer, FramePace
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
-from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service
+from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
 
@@ -21,6 +23,12 @@ _STEADY_SECONDS = 10.0
 _REFUSING_FAILURES = 3
 """Deaths in a row without a served frame, above which callers are refused instead of waiting: a poison record alone
 is dead-lettered before."""
+_FREE_RESTARTS = 10
+_RESTARTS_PER_SECOND = 0.5
+"""Of one worker, once it has used up the free ones."""
+_MEMORY_LOOK_SECONDS = 0.2
+_GROWTH = 1.25
+"""A worker whose memory exceeds its limit by so much is killed in the middle of a record."""
 _LEVEL_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
 
 
@@ -39,33 +47,43 @@ class _Slot:
 
 
 class FunctionService(Service):
-    """Owns the worker processes of one trigger of a function.
+    """Owns the worker processes of one trigger of a function, or of those that share an allocator.
 
     A worker that ends is replaced at once, one that keeps ending after growing pauses. The others continue meanwhile.
     """
 
-    def __init__(self, spec: FunctionSpec, trigger: AnyTrigger, clock: Clock) -> None:
-        super().__init__(f"function {spec.name}.{trigger.name}")
+    def __init__(self, spec: FunctionSpec, triggers: Sequence[AnyTrigger], clock: Clock) -> None:
+        name = triggers[0].name if len(triggers) == 1 else triggers[0].allocator_name
+        super().__init__(f"function {spec.name}.{name}")
         self.spec = spec
-        self.trigger = trigger
+        self.triggers = triggers
+        self.pace = FramePace()
+        """How many records make a frame now."""
         self.restarts = 0
         """Workers replaced since the start."""
         self._clock = clock
-        self._slots = [_Slot() for _ in range(trigger.workers)]
-        self._allocator = Allocator(trigger.workers, static=trigger.allocation == "static")
+        self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
+        self._allocator = Allocator(len(self._slots), self._take_back)
         self._stopping = False
-        self._labels = {"kind": "function", "consumer": f"{spec.name}.{trigger.name}"}
+        self._labels = {"kind": "function", "consumer": f"{spec.name}.{name}"}
         self._gauges: dict[str, Callable[[], float]] = {
             "headrace_function_waiting_frames": lambda: self._allocator.waiting,
             "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
             "headrace_function_worker_restarts_total": lambda: self.restarts,
         }
 
+    @property
+    def workers(self) -> range:
+        """Numbers of the workers."""
+        return range(len(self._slots))
+
     async def start(self) -> None:
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
         if self.spec.event_timeout_seconds:
             self.spawn(self._watch_time(self.spec.event_timeout_seconds), "event timeout")
+        if limit := max(trigger.memory_limit_bytes for trigger in self.triggers):
+            self.spawn(self._watch_memory(limit), "memory")
         for gauge, read in self._gauges.items():
             register_gauge(gauge, read, **self._labels)
 
@@ -96,7 +114,7 @@ class FunctionService(Service):
 
     async def stop(self) -> None:
         self._stopping = True
-        deadline = Deadline(self._clock, self.trigger.termination_seconds)
+        deadline = Deadline(self._clock, self._termination_seconds)
         stops = [self.spawn(slot.process.stop(deadline), "stop") for slot in self._slots if slot.process]
         if stops:
             await asyncio.wait(stops)
@@ -105,24 +123,45 @@ class FunctionService(Service):
         await super().stop()
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
-    ) -> wire.Done | wire.Results:
-        """Let a worker do one encoded frame of work and return its answer.
+        self,
+        candidates: Sequence[int],
+        partition: TopicPartition,
+        frame: bytearray,
+        records: int,
+        schemas: Mapping[int, wire.Schema],
+    ) -> Answer:
+        """Let one of these workers do one encoded frame of work and return its answer.
 
+        A frame that its worker has not begun goes to another worker if the first ends, or if the other is idle.
         If cancelled, a frame that was begun still ends, and its answer is dropped.
 
         Raises:
-            WorkerLost: The worker ended; parameter `begun` as in `WorkerProcess.serve`.
+            WorkerLost: The worker ended in the middle of the frame; parameters as in `WorkerProcess.serve`.
             DestinationUnavailable: No worker that may serve this partition is up.
         """
-        number = await self._allocator.acquire(partition)
+        while True:
+            number = await self._allocator.acquire(candidates)
+            process = self._slots[number].process
+            assert process is not None
+            try:
+                answer = await process.serve(partition, frame, records, schemas)
+            except WorkerLost as lost:
+                if lost.parameters["begun"]:
+                    raise
+                if self._slots[number].process is process:
+                    self._allocator.lost(number)  # else it could be chosen again before its end is recorded
+                continue
+            if answer is not None:
+                return answer
+
+    def _take_back(self, number: int) -> bool:
         process = self._slots[number].process
-        assert process is not None
-        return await process.serve(partition, frame, records, schemas)
+        return process is not None and process.take_back()
 
     async def _keep_alive(self, number: int) -> None:
         slot = self._slots[number]
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
+        restarts = TokenBucket(self._clock, _RESTARTS_PER_SECOND, _FREE_RESTARTS)
         while not self._stopping:
             pauses.started()
             why = await self._live(number, slot)
@@ -140,11 +179,12 @@ class FunctionService(Service):
                     self._allocator.down(number, why)
                 if slot.problem or pauses.failures > 1:
                     await self._clock.sleep(pause)
+            await restarts.wait(1)
             self._allocator.starting(number)
 
     async def _live(self, number: int, slot: _Slot) -> str:
         """Run one process from its start to its end and return why it ended."""
-        process = WorkerProcess(f"{self.name} worker {number}", lambda: self._allocator.free(number))
+        process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
         slot.process = process
         limit = self.spec.readiness_timeout_seconds
         try:
@@ -161,25 +201,35 @@ class FunctionService(Service):
             log.debug("%s ended before it was ready", process.label)  # `ended` has the reason
         else:
             slot.up, slot.problem = True, ""
-            self._allocator.free(number)
+            self._allocator.started(number)
         lost = await process.ended
         if not slot.up:
             slot.problem = lost.description
-        self._allocator.starting(number)
+        self._allocator.lost(number)
         return lost.description
 
+    def _frame_ended(self, number: int, records: int, seconds: float) -> None:
+        if records:
+            self.pace.learn(records, seconds)
+        self._allocator.frame_ended(number)
+
     def _setup(self, number: int) -> wire.Setup:
-        spec, trigger = self.spec, self.trigger
+        spec = self.spec
         return wire.Setup(
             handler=spec.handler,
             folder=str(spec.folder),
             worker_id=str(number),
-            trigger_kind=trigger.kind,
-            trigger_name=trigger.name,
+            triggers=[
+                wire.TriggerSetup(
+                    trigger.kind,
+                    trigger.name,
+                    trigger.key_format,
+                    trigger.value_format,
+                    trigger.output_format if trigger.output_topic else "",
+                )
+                for trigger in self.triggers
+            ],
             namespace=spec.namespace,
-            key_format=trigger.key_format,
-            value_format=trigger.value_format,
-            output_format=trigger.output_format if trigger.output_topic else "",
             log_level=_LEVEL_NAMES.get(log.getEffectiveLevel(), "error"),
             env={
                 "NUCLIO_FUNCTION_NAME": spec.name,
@@ -196,3 +246,30 @@ class FunctionService(Service):
             for slot in self._slots:
                 if slot.process:
                     slot.process.check_time(now, limit_seconds)
+
+    async def _watch_memory(self, limit: int) -> None:
+        """Replace workers that need more memory than they may have: between two frames, or at once past the limit."""
+        replaced: dict[int, WorkerProcess] = {}
+        while True:
+            await self._clock.sleep(_MEMORY_LOOK_SECONDS)
+            for number, slot in enumerate(self._slots):
+                process, used = slot.process, slot.process.memory_bytes if slot.process else 0
+                if process is None or used <= limit:
+                    continue
+                why = f"memory: {used >> 20} MiB, and workerMemoryLimit allows {limit >> 20} MiB"
+                if used > limit * _GROWTH:
+                    process.kill(why, error="memory")
+                elif replaced.get(number) is not process:
+                    replaced[number] = process
+                    self.spawn(self._replace(number, process, why), f"replace {number}")
+
+    async def _replace(self, number: int, process: WorkerProcess, why: str) -> None:
+        """End a process once it has ended its frame; frames that it has not begun go to another one."""
+        self._allocator.lost(number)
+        process.take_back()
+        await process.at_rest.wait()
+        await process.stop(Deadline(self._clock, self._termination_seconds), why)
+
+    @property
+    def _termination_seconds(self) -> float:
+        return max(trigger.termination_seconds for trigger in self.triggers)

@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace.config.consumers import DeadLetterConfig, Ordering, RetryConfig
+from headrace.config.consumers import (
+    OTHER_ERRORS,
+    Action,
+    DeadLetterConfig,
+    DeliveryConfig,
+    Ordering,
+    RetryConfig,
+    fit_retry_topics,
+)
 from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
@@ -41,6 +49,19 @@ def parse_duration(text: str) -> float:
     return -seconds if whole[1] == "-" else seconds
 
 
+def parse_size(value: Any) -> Any:
+    """Return the bytes of a size as Kubernetes writes it: `512Mi`, `1G`, or a number of bytes.
+
+    Raises:
+        ValueError: The text is no size.
+    """
+    whole = re.fullmatch(r"(\d+)([KMGT]i?|k)?", str(value))
+    if not whole:
+        raise ValueError(f"is {value!r}, which is no size: write bytes, or a number with a unit such as 512Mi or 1Gi")
+    unit = whole[2] or ""
+    return int(whole[1]) * (1024 if unit.endswith("i") else 1000) ** ("KMGT".find(unit[:1].upper()) + 1 if unit else 0)
+
+
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
@@ -60,6 +81,9 @@ def _no_explicit_ack(mode: str) -> str:
 
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
 AnyCase = BeforeValidator(_lower)
+OnFailure = BeforeValidator(lambda value: {"deadletter": "deadLetter"}.get(_lower(value), _lower(value)))
+_ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
+"""What `onFailure` means for errors without a line of their own."""
 Workers = Annotated[int, Field(ge=0, le=1000), Number]
 
 
@@ -132,10 +156,18 @@ class Trigger(_Part):
     disabled: Literal[False] = False
     num_workers: Workers = 0
     max_workers: Workers = 0
-    allocation: Annotated[Literal["pool", "static"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
-    """`pool`: the first free worker; `static`: a partition always has the same one."""
+    allocator_name: Annotated[str, Field(alias="workerAllocatorName", pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    """Triggers with the same name share their workers; empty for workers of its own."""
+    allocation: Annotated[Literal["pool", "static", "key"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
+    """`pool`: the first free worker; `static`: a partition always has the same one; `key`: a key has."""
     termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
     """The longest time that a worker may take to end."""
+    memory_limit_bytes: Annotated[int, Field(ge=0, alias="workerMemoryLimit"), BeforeValidator(parse_size)] = 0
+    """Resident memory of a worker, above which it is replaced; 0 for no limit. A setting of Headrace."""
+    on_failure: Annotated[Literal["retry", "deadLetter", "handled", "stop"], OnFailure] = "retry"
+    """What happens to a record whose handler fails; a setting of Headrace. `retry`: called again, as `retry` sets it,
+    then a dead letter. `deadLetter`: a dead letter at once. `handled`: it has ended, as in Nuclio, and counts as
+    failed. `stop`: its partition stops after the last attempt."""
     explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
     ordering: Annotated[Ordering, AnyCase] = "partition"
     """The records that wait for each other; a setting of Headrace, as the following."""
@@ -155,7 +187,15 @@ class Trigger(_Part):
     @property
     def retry(self) -> RetryConfig:
         """The policy for failed records."""
-        return self.retry_settings.model_copy(update={"attempts": self.attempts} if self.attempts else None)
+        settings: dict[str, Any] = {"attempts": self.attempts} if self.attempts else {}
+        if action := _ACTIONS.get(self.on_failure):
+            settings["errors"] = {OTHER_ERRORS: action, **self.retry_settings.errors}
+        return self.retry_settings.model_copy(update=settings)
+
+    @property
+    def dead_letters(self) -> DeadLetterConfig:
+        """Where dead letters go, and whether there are any."""
+        return self.dead_letter.model_copy(update={"enabled": self.on_failure != "stop"})
 
     @property
     def workers(self) -> int:
@@ -180,8 +220,9 @@ class KafkaTrigger(Trigger):
 
     @model_validator(mode="after")
     def _consistent(self) -> KafkaTrigger:
-        if self.retry_settings.tiers:
-            raise ValueError("retry.tiers are for reactive consumers only: drop them, or raise retry.max_delay_seconds")
+        if self.allocation == "key" and "ordering" not in self.model_fields_set:
+            self.__dict__["ordering"] = "key"
+        fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
@@ -217,6 +258,16 @@ class FunctionSpec(_Part):
     folder: Path
     """The folder of the file, which holds the handler's module."""
     triggers: list[AnyTrigger]
+
+    @property
+    def worker_pools(self) -> list[list[AnyTrigger]]:
+        """The triggers, those together that share their workers."""
+        pools: dict[tuple[str, str], list[AnyTrigger]] = {}
+        for trigger in self.triggers:
+            pools.setdefault((trigger.allocator_name, "" if trigger.allocator_name else trigger.name), []).append(
+                trigger
+            )
+        return [*pools.values()]
 
     @property
     def env(self) -> Mapping[str, str]:

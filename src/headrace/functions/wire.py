@@ -2,8 +2,9 @@
 
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
 `Drain`. The worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
-per `Drain`. It sends `HasDrainCallback` once if there is a callback. A `Work` is many records of one partition as
-columns, because per-record cost decides the throughput. Standard library and msgspec only.
+per `Drain`. It answers no `Work` that the parent has taken back. It sends `HasDrainCallback` once if there is a
+callback. A `Work` is many records of one partition as columns, because per-record cost decides the throughput. Standard
+library and msgspec only.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,17 @@ class WireBroken(Exception):
     """The other side sent bytes that are no frame; the connection cannot be used any more."""
 
 
+class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
+    """The settings of one trigger."""
+
+    kind: str
+    name: str
+    key_format: str
+    value_format: str
+    output_format: str
+    """Empty: the handler's result is not used, only its status."""
+
+
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """The settings of a worker."""
 
@@ -35,13 +47,9 @@ class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     folder: str
     """The folder of the handler's module."""
     worker_id: str
-    trigger_kind: str
-    trigger_name: str
+    triggers: list[TriggerSetup]
+    """Those that share the worker."""
     namespace: str
-    key_format: str
-    value_format: str
-    output_format: str
-    """Empty: the handler's result is not used, only its status."""
     log_level: str
     """Least level of the handler's log lines: `debug`, `info`, `warning` or `error`."""
     env: dict[str, str]
@@ -71,6 +79,8 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     values: list[bytes | None]
     headers: list[Headers | None] | None
     """None when no record has any."""
+    trigger: int = 0
+    """Index of the trigger in `Setup`."""
 
 
 class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):

@@ -19,11 +19,13 @@ log = logging.getLogger(__name__)
 
 _TAIL_LINES = 20
 _LINE_BYTES = 16_384
+_LINES_PER_SECOND = 1000
+"""Of one worker; further lines are counted and left out, because logging them would hold up every other worker."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class WorkerOutput(asyncio.Protocol):
-    """The reading end of a worker's standard output and error."""
+    """The reading end of a worker's standard output and error. It is always read, so that no handler waits for it."""
 
     def __init__(self, label: str) -> None:
         """Log under this label."""
@@ -32,12 +34,17 @@ class WorkerOutput(asyncio.Protocol):
         self._label = label
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._held = b""
+        self._lines = _LINES_PER_SECOND
+        """How many may be logged in the present second."""
+        self._left_out = 0
+        self._second: asyncio.TimerHandle | None = None
         self._transport: asyncio.BaseTransport | None = None
 
     @property
     def tail(self) -> str:
         """The last lines that were not the logger's."""
-        return "\n".join(self._tail)
+        held = [line for line in self._held.split(b"\n") if line and not line.startswith(LOG_MARK)]
+        return "\n".join([*self._tail, *(_text(line) for line in held)][-_TAIL_LINES:])
 
     def close(self) -> None:
         """Read no more."""
@@ -48,17 +55,45 @@ class WorkerOutput(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._held = (self._held + data).split(b"\n")
-        if len(self._held) > _LINE_BYTES:
-            lines.append(self._held)
-            self._held = b""
-        for line in lines:
-            self._log(line)
+        self._held += data
+        self._log_lines()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._held:
+        if self._second:
+            self._second.cancel()
+        self._next_second()
+        if self._held and self._lines:
             self._log(self._held)
+        elif self._held:
+            self._left_out = self._held.count(b"\n") + 1
+            self._report()
         self.ended.set()
+
+    def _log_lines(self) -> None:
+        *lines, self._held = self._held.split(b"\n", self._lines)
+        for line in lines:
+            self._log(line)
+        self._lines -= len(lines)
+        if not self._second and lines:
+            self._second = asyncio.get_running_loop().call_later(1, self._next_second)
+        if len(self._held) > _LINE_BYTES and self._lines:
+            self._log(self._held)
+            self._held = b""
+        elif len(self._held) > _LINE_BYTES:
+            self._left_out += self._held.count(b"\n", 0, -_LINE_BYTES)
+            self._held = self._held[-_LINE_BYTES:]
+
+    def _next_second(self) -> None:
+        self._second = None
+        self._report()
+        self._lines = _LINES_PER_SECOND
+        self._log_lines()
+
+    def _report(self) -> None:
+        if self._left_out:
+            text = "%s: lines=%d left out of the log, which takes %d a second of each worker"
+            log.warning(text, self._label, self._left_out, _LINES_PER_SECOND)
+            self._left_out = 0
 
     def _log(self, line: bytes) -> None:
         if line.startswith(LOG_MARK):
@@ -67,9 +102,12 @@ class WorkerOutput(asyncio.Protocol):
                 extra = "".join(f" {name}={value!r}" for name, value in fields.items())
                 log.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self._label, message, extra)
                 return
-        text = line[:_LINE_BYTES].decode(errors="replace")
-        self._tail.append(text)
-        log.info("%s: %s", self._label, text)
+        self._tail.append(_text(line))
+        log.info("%s: %s", self._label, self._tail[-1])
+
+
+def _text(line: bytes) -> str:
+    return line[:_LINE_BYTES].decode(errors="replace")
 
 
 _PAUSE_SECONDS = 60.0

@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 10.0
 _GROWTH: Final = 1.1
 """Trimming stops other threads for milliseconds, so it happens only after growth."""
-_STATUS: Final = Path("/proc/self/statm")
 
 
 async def give_back_memory(clock: Clock) -> None:
@@ -35,10 +34,10 @@ async def give_back_memory(clock: Clock) -> None:
         least = min(least, now)
 
 
-def memory_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not report it."""
+def memory_bytes(process: int | None = None) -> int:
+    """Return the resident memory of a process, by default of this one; 0 where the system does not report it."""
     try:
-        return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{process or 'self'}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
 

@@ -32,25 +32,42 @@ class Running:
     def __init__(self, spec: FunctionSpec) -> None:
         self.clock = SystemClock()
         trigger = spec.triggers[0]
-        self.service = FunctionService(spec, trigger, self.clock)
+        self.service = FunctionService(spec, spec.worker_pools[0], self.clock)
         self.written: list[OutgoingRecord] = []
         self.schemas: dict[int, Any] = {}
         self.asked: list[int] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        """Of `begin`."""
         self.produce: Any = self._produce
         self.destination = FunctionDestination(
             self.service,
+            trigger,
             self.clock,
             produce=lambda records: self.produce(records),
             registry=cast(SchemaRegistry, self),
             topics=cast(TopicDirectory, self),
         )
 
-    async def deliver(self, *values: bytes | None, first: int = 0, **fields: Any) -> Sequence[Reply]:
+    async def deliver(
+        self, *values: bytes | None, first: int = 0, partition: int = 3, keys: Sequence[bytes] = (), **fields: Any
+    ) -> Sequence[Reply]:
         records = [
-            Record("flights", 3, first + index, 1_700_000_000_123, b"key", value, **fields)
+            Record(
+                "flights", partition, first + index, 1_700_000_000_123, keys[index] if keys else b"key", value, **fields
+            )
             for index, value in enumerate(values)
         ]
-        return await self.destination.deliver(Delivery("g", PARTITION, 1, records, 1))
+        return await self.destination.deliver(Delivery("g", TopicPartition("flights", partition), 1, records, 1))
+
+    def begin(self, *values: bytes | None, **fields: Any) -> list[Any]:
+        """Deliver in a task of the service; the result is appended to the list that is returned."""
+        answers: list[Any] = []
+
+        async def deliver() -> None:
+            answers.append(await self.deliver(*values, **fields))
+
+        self.tasks.append(self.service.spawn(deliver(), "deliver"))
+        return answers
 
     async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait for a condition."""
@@ -60,6 +77,11 @@ class Running:
 
     async def ready(self) -> None:
         await self.until(lambda: self.service.readiness().ready)
+
+    def in_flight(self, number: int = 0) -> int:
+        """Return how many frames a worker has."""
+        process = self.service._slots[number].process
+        return len(process._frames.numbers) if process and process._frames else 0
 
     def pid(self, number: int = 0) -> int:
         process = self.service._slots[number].process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,15 +33,20 @@ class FakeWorkers:
     """Answers each frame by a function, and remembers the offsets of the frames."""
 
     def __init__(self, answer: Answer) -> None:
-        self.name = "function"
-        self.trigger = KafkaTrigger(
+        trigger = KafkaTrigger(
             name="k", kind="kafka", kafka=KafkaAttributes(topics=["t"], group="g"), output_topic="out"
         )
+        self.triggers, self.workers, self.spec = [trigger], range(1), SimpleNamespace(name="fn")
         self.answer = answer
         self.frames: list[list[int]] = []
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
+        self,
+        candidates: Sequence[int],
+        partition: TopicPartition,
+        frame: bytearray,
+        records: int,
+        schemas: Mapping[int, wire.Schema],
     ) -> wire.Done | wire.Results:
         [work] = wire.FrameReader(wire.decode_to_worker).feed(bytes(frame))
         assert isinstance(work, wire.Work) and len(work.offsets) == records
@@ -75,7 +81,9 @@ def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = 
     needed: Any = workers
     topics: Any = kafka
     registry: Any = None  # no schema is needed here
-    return FunctionDestination(needed, clock or ManualClock(), produce=kafka.produce, registry=registry, topics=topics)
+    return FunctionDestination(
+        needed, workers.triggers[0], clock or ManualClock(), produce=kafka.produce, registry=registry, topics=topics
+    )
 
 
 def delivery(count: int, partition: TopicPartition = P) -> Delivery:
@@ -180,24 +188,12 @@ def test_undecodable_records_are_dead_letters() -> None:
     assert asyncio.run(target.deliver(delivery(1))) == [undecodable]
 
 
-def test_a_lost_worker_that_had_touched_nothing_blames_nobody() -> None:
-    """The pump delivers again."""
-
-    def lose(work: wire.Work) -> wire.Done:
-        raise WorkerLost("worker 0 ended: signal 9", begun=0)
-
-    target = destination(FakeWorkers(lose), Kafka())
-    with pytest.raises(DestinationUnavailable, match="signal 9"):
-        asyncio.run(target.deliver(delivery(2)))
-    assert not target._crashes
-
-
 def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
     """What was before it is repeated as one frame, what comes after it is one frame, and the third death ends it."""
 
     def answer(work: wire.Work) -> wire.Done:
         if 2 in work.offsets:
-            raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, timeout=True)
+            raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, error="timeout")
         return wire.Done()
 
     workers = FakeWorkers(answer)
@@ -215,7 +211,7 @@ def test_a_record_that_was_only_unlucky_is_forgotten() -> None:
 
     def answer(work: wire.Work) -> wire.Done:
         if next(deaths, False):
-            raise WorkerLost("worker 0 ended", begun=1)
+            raise WorkerLost("worker 0 ended", begun=1, error="")
         return wire.Done()
 
     target = destination(FakeWorkers(answer), Kafka())
@@ -244,8 +240,8 @@ async def test_the_memory_of_suspects_is_bounded() -> None:
     def answer(work: wire.Work) -> wire.Done:
         if work.partition not in crashed:
             crashed.append(work.partition)
-            raise WorkerLost("worker 0 ended", begun=1)
-        raise WorkerLost("worker 0 ended", begun=0)
+            raise WorkerLost("worker 0 ended", begun=1, error="")
+        raise DestinationUnavailable("no worker")
 
     target = destination(FakeWorkers(answer), Kafka())
     target._partition_counts["t"] = 2000
@@ -296,9 +292,10 @@ def test_a_handlers_exception_is_logged_once_with_its_stack_and_then_counted(cap
     with caplog.at_level("WARNING", "headrace.functions.worker_log"):
         asyncio.run(run())
     first, other, *later = [record.getMessage() for record in caplog.records]
-    assert first == f"function: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"
+    assert first == f"function fn.k: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"
     assert "KeyError: boom at t-0 offset 2\nTraceback" in other
+    name = "function fn.k"
     assert later == [
-        "function: the handler raised ValueError 4 more times in 61 s, the last time at t-0 offset 0: ValueError: boom",
-        "function: the handler raised KeyError 2 more times in 61 s, the last time at t-0 offset 2: KeyError: boom",
+        f"{name}: the handler raised ValueError 4 more times in 61 s, the last time at t-0 offset 0: ValueError: boom",
+        f"{name}: the handler raised KeyError 2 more times in 61 s, the last time at t-0 offset 2: KeyError: boom",
     ]

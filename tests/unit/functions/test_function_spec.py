@@ -134,8 +134,9 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
     [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
-    with pytest.raises(FunctionInvalid, match=r"retry\.tiers are for reactive consumers only"):
-        load(tmp_path, with_attributes("        retry: {tiers: [10]}\n"))
+    assert load(tmp_path, with_attributes("        retry: {tiers: [10]}\n")).triggers[0].retry.tiers == [10]
+    with pytest.raises(FunctionInvalid, match=r"keep_key_order does not go with ordering: partition"):
+        load(tmp_path, with_attributes("        retry: {tiers: [10], keep_key_order: true}\n"))
     with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 
@@ -271,7 +272,15 @@ def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: p
             with_attributes("        valueFormat: avros\n"),
             "valueFormat: should be 'binary', 'string', 'json', 'avro', 'jsonschema' or 'protobuf'",
         ),
-        (with_attributes("        workerAllocationMode: key\n"), "workerAllocationMode: should be 'pool' or 'static'"),
+        (
+            with_attributes("        workerAllocationMode: keys\n"),
+            "workerAllocationMode: should be 'pool', 'static' or 'key'",
+        ),
+        (with_attributes("        workerMemoryLimit: much\n"), "workerMemoryLimit: is 'much', which is no size"),
+        (
+            with_attributes("        onFailure: ignore\n"),
+            "onFailure: should be 'retry', 'deadLetter', 'handled' or 'stop'",
+        ),
         (with_attributes("        attempts: 0\n"), "attempts: should be greater than or equal to 1"),
         (with_attributes("        attempts: many\n"), "attempts: should be a valid integer"),
         (

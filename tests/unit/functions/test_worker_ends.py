@@ -19,7 +19,6 @@ import pytest
 import uvloop
 
 from headrace.delivery.protocols import ACK
-from headrace.errors import DestinationUnavailable
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
@@ -148,13 +147,13 @@ def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
             await function.ready()
 
     uvloop.run(run(write_function(code)))
-    assert "timeout: its drain callback took longer than 0.2 s" in caplog.text
+    assert "timeout: its drain callback took longer than 0." in caplog.text
 
 
 def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_deadline(
     write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A frame of a partition that stays was sent behind it; the frame is delivered again."""
+    """A frame of a partition that stays was sent behind it; another worker serves it, and no record is blamed."""
 
     async def run(folder: Path) -> None:
         async with running(folder) as function:
@@ -162,12 +161,12 @@ def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_dead
             given_up = function.service.call_drain_callbacks([PARTITION], Deadline(function.clock, 2))
             drain = function.service.spawn(given_up, "drain")
             await function.until((folder / "begun").exists)
-            with pytest.raises(DestinationUnavailable, match="drain callback took longer than"):
-                async with asyncio.timeout(60):
-                    await function.deliver(b"a")
+            async with asyncio.timeout(60):
+                assert await function.deliver(b"a") == [ACK]
             await drain
-            await function.until(lambda: function.service.restarts == 1)
-            assert await function.deliver(b"a") == [ACK]
+            assert function.service.restarts == 1
+            assert "drain callback took longer than" in caplog.text
+            assert not function.destination._crashes
 
     uvloop.run(run(write_function(HANGING_CALLBACK)))
 
@@ -328,7 +327,7 @@ def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.settimeout(0.2)
-        worker = Late(theirs, mmap.mmap(-1, mmap.PAGESIZE))
+        worker = Late(theirs, mmap.mmap(-1, mmap.PAGESIZE), -1)
         with pytest.raises(SystemExit):
             worker._receive()
 

@@ -1,14 +1,18 @@
-"""`python -m headrace.functions.worker WIRE PROGRESS`: one worker process on two inherited descriptors.
+"""`python -m headrace.functions.worker WIRE PROGRESS CLAIMS`: one worker process on three inherited descriptors.
 
-WIRE is a socket to the parent, PROGRESS a file whose first 8 bytes the parent watches. SIGTERM lets the present
-frame end; the parent handles the terminal's interrupt.
+WIRE is a socket to the parent. PROGRESS is a file whose first 8 bytes the parent watches. CLAIMS is a pipe that has
+the number of each frame until it is begun or taken back. SIGTERM lets the present frame end; the parent handles the
+terminal's interrupt.
 """
 
+import contextlib
+import faulthandler
 import mmap
 import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,15 +21,20 @@ from headrace.functions import sdk, wire
 from headrace.functions.worker.loop import Worker
 
 _STDERR = 2
+_OOM_SCORE = "500"
+"""When the machine has no memory left, the kernel ends a worker rather than the parent."""
 
 
 def main() -> int:
     """Run the worker and return its exit code."""
-    wire_number, progress_number = map(int, sys.argv[1:])
+    numbers = wire_number, progress_number, claims_number = tuple(map(int, sys.argv[1:]))
     # Programs that the handler starts must not hold the wire: its end shows the parent that the worker has ended.
-    os.set_inheritable(wire_number, False)
-    os.set_inheritable(progress_number, False)
-    worker = Worker(socket.socket(fileno=wire_number), mmap.mmap(progress_number, mmap.PAGESIZE))
+    for number in numbers:
+        os.set_inheritable(number, False)
+    faulthandler.enable()  # a crash in native code names the line of the handler
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    worker = Worker(socket.socket(fileno=wire_number), mmap.mmap(progress_number, mmap.PAGESIZE), claims_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, worker.request_stop)
     setup = worker.receive_setup()
@@ -33,7 +42,7 @@ def main() -> int:
     sys.modules["nuclio_sdk"] = sdk
     sys.argv = [setup.handler]
     logger = sdk.Logger(_send_log, level=setup.log_level).bind(worker_id=setup.worker_id)
-    trigger = sdk.TriggerInfo(setup.trigger_kind, setup.trigger_name)
+    trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
     return worker.work(setup, sdk.Context(logger, sdk.Platform(setup.namespace), setup.worker_id, trigger))
 
 

@@ -6,7 +6,9 @@ serving run on an event loop. So background tasks of the handler run while the w
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import socket
 import sys
 from collections import deque
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import asyncio
 
 _READ_BYTES = 262_144
+_NUMBERS = 256
+"""Frames are numbered from 1, and again from 0 after 255."""
 
 
 class _Plain:
@@ -95,9 +99,12 @@ async def _called(function: Any, arguments: Any) -> None:
 class Worker:
     """One worker process's life."""
 
-    def __init__(self, end: socket.socket, progress: mmap.mmap) -> None:
+    def __init__(self, end: socket.socket, progress: mmap.mmap, claims: int) -> None:
         self._end = end
         self._progress = progress
+        self._claims = claims
+        self._claimed: int | None = None  # the number that was read last, until its frame is received
+        self._number = 0
         self._reader = wire.FrameReader(wire.decode_to_worker)
         self._received: deque[wire.ToWorker] = deque()
         self._runs: _Plain | _OnEventLoop = _Plain()
@@ -156,7 +163,9 @@ class Worker:
                     self._send(self._drain(platform))
                 elif isinstance(message, wire.Schema):
                     serving.bodies.learn(message)
-                elif isinstance(message, wire.Work):
+                elif isinstance(message, wire.Work) and self._claim():
+                    if self._stop_requested:
+                        break  # the parent sees that it was not begun
                     answer = self._runs.serve(serving, message)
                     self._drained = False
                     self._report_callback(platform)
@@ -166,6 +175,17 @@ class Worker:
                 self._runs.call(platform.on_drain)
             if platform.on_termination:
                 self._runs.call(platform.on_termination)
+
+    def _claim(self) -> bool:
+        """Count a frame that was received, and return whether it may begin; else the parent has taken it back."""
+        self._number = (self._number + 1) % _NUMBERS
+        if self._claimed is None:
+            with contextlib.suppress(BlockingIOError):
+                self._claimed = int.from_bytes(os.read(self._claims, 1))
+        if self._claimed != self._number:
+            return False
+        self._claimed = None
+        return True
 
     def _report_callback(self, platform: Platform) -> None:
         """Report a drain callback to the parent, before it takes the worker for idle."""

@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Callable
 from types import CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,13 @@ def _decode_json(data: bytes) -> Any:
 _DONE = wire.encode_frame(wire.Done())
 
 
+class _Trigger(NamedTuple):
+    info: TriggerInfo
+    decode_key: Decode | None
+    decode_value: Decode | None
+    answers: Answers
+
+
 class Serving:
     """Answers frames of work with one handler."""
 
@@ -85,15 +92,22 @@ class Serving:
         self.bodies = Bodies()
         self._handler = handler
         self._context = context
-        self._answers = Answers(setup.output_format)
-        self._decode_key = self.bodies.decoder(setup.key_format)
-        self._decode_value = self.bodies.decoder(setup.value_format)
+        self._triggers = [
+            _Trigger(
+                TriggerInfo(name=trigger.name),
+                self.bodies.decoder(trigger.key_format),
+                self.bodies.decoder(trigger.value_format),
+                Answers(trigger.output_format),
+            )
+            for trigger in setup.triggers
+        ]
         self._progress = memoryview(progress).cast("Q")
 
     def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
         """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
         results: list[wire.Result | None] = [None] * len(work.offsets)
         handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
+        answers = self._triggers[work.trigger].answers
         for index, event in enumerate(self._events_of(work, results)):
             progress[0] = begun + index + 1
             if event is None:
@@ -103,7 +117,7 @@ class Serving:
                 if type(answer) is CoroutineType:
                     answer = resolve(answer)
                 if answer is not None:
-                    results[index] = self._answers.result_of(answer)
+                    results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
         return _answer_of(results)
@@ -112,6 +126,7 @@ class Serving:
         """Do the same on an event loop."""
         results: list[wire.Result | None] = [None] * len(work.offsets)
         handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
+        answers = self._triggers[work.trigger].answers
         for index, event in enumerate(self._events_of(work, results)):
             progress[0] = begun + index + 1
             if event is None:
@@ -121,18 +136,19 @@ class Serving:
                 if type(answer) is CoroutineType:
                     answer = await answer
                 if answer is not None:
-                    results[index] = self._answers.result_of(answer)
+                    results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
         return _answer_of(results)
 
     def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
-        source = EventSource(work.topic, work.partition, work.partitions, TriggerInfo(name=self._context.trigger.name))
+        info, decode_key, decode_value, _ = self._triggers[work.trigger]
+        source = EventSource(work.topic, work.partition, work.partitions, info)
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
         events: list[Event | None] = [Event(*row, source) for row in rows]
-        if self._decode_key is None and self._decode_value is None:
+        if decode_key is None and decode_value is None:
             return events
         begun = self._progress[0]
         for index, event in enumerate(events):
@@ -140,8 +156,8 @@ class Serving:
             self._progress[0] = begun + index + 1  # a record that crashes its codec is the one to blame
             try:
                 event._size = event.size
-                event.key = _decoded("key", event.key, self._decode_key)
-                event.body = _decoded("value", event.body, self._decode_value)
+                event.key = _decoded("key", event.key, decode_key)
+                event.body = _decoded("value", event.body, decode_value)
             except DecodeError as cause:
                 events[index] = None
                 results[index] = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)

@@ -1,0 +1,140 @@
+"""The frames that a worker has received and not answered, and how far it is with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Set
+from typing import NamedTuple
+
+from headrace.errors import WorkerLost
+from headrace.functions import wire
+
+Answer = wire.Done | wire.Results
+
+_NUMBERS = 256
+_FRAME_SECONDS = 0.05
+_FIRST_RECORDS = 100
+_FORGETS = 0.75
+
+
+class Frame(NamedTuple):
+    """One frame in flight."""
+
+    number: int
+    records: int
+    answer: asyncio.Future[Answer | None]
+    """None if the frame was taken back."""
+
+
+class FramesInFlight:
+    """The frames of one worker, oldest first.
+
+    The worker counts the records that it has begun in memory that both processes share. Before it begins a frame, it
+    reads the frame's number from a pipe. If the parent reads the number first, the worker skips the frame.
+    """
+
+    def __init__(self, progress: mmap.mmap) -> None:
+        """Begin without a frame; the first 8 bytes of `progress` are the worker's count of records begun."""
+        self.served = 0
+        """Frames answered."""
+        self.claims, self._claims_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """The pipe of numbers; the worker has its reading end too."""
+        self._begun = memoryview(progress).cast("Q")
+        self._ended_records = 0
+        self._frames: deque[Frame] = deque()
+        self._number = 0
+        self._began_at = 0.0
+        self._seen = (-1, 0.0)
+
+    @property
+    def numbers(self) -> Set[int]:
+        """Numbers of the frames in flight."""
+        return {frame.number for frame in self._frames}
+
+    def add(self, records: int) -> asyncio.Future[Answer | None]:
+        """Count a frame that is about to be sent, and return its answer."""
+        loop = asyncio.get_running_loop()
+        if not self._frames:
+            self._began_at = loop.time()
+            self.look_anew()
+        self._number = (self._number + 1) % _NUMBERS
+        os.write(self._claims_end, bytes((self._number,)))
+        frame = Frame(self._number, records, loop.create_future())
+        self._frames.append(frame)
+        return frame.answer
+
+    def answered(self, answer: Answer) -> tuple[int, float]:
+        """End the oldest frame; return its records and how long it took.
+
+        Raises:
+            WireBroken: No frame is in flight, or the answer does not have a result for each of its records.
+        """
+        if not self._frames or (isinstance(answer, wire.Results) and len(answer.results) != self._frames[0].records):
+            raise wire.WireBroken("an answer without a request")
+        frame, now = self._frames.popleft(), asyncio.get_running_loop().time()
+        self._ended_records += frame.records
+        self.served += 1
+        seconds, self._began_at = now - self._began_at, now
+        if not frame.answer.done():
+            frame.answer.set_result(answer)
+        return frame.records, seconds
+
+    def take_back(self) -> int:
+        """Take back the frames that the worker has not begun; return how many."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self.claims, _NUMBERS) if self._frames else b""
+        taken = [frame for frame in self._frames if frame.number in numbers]
+        for frame in taken:
+            self._frames.remove(frame)
+            if not frame.answer.done():
+                frame.answer.set_result(None)
+        return len(taken)
+
+    def lose(self, lost: Callable[[int], WorkerLost]) -> None:
+        """End every frame because the process has ended; `lost` makes the error for so many records begun."""
+        begun = self._begun[0] - self._ended_records
+        while self._frames:
+            frame = self._frames.popleft()
+            if not frame.answer.done():
+                # More than its own means that it had ended and that its answer was cut off.
+                frame.answer.set_exception(lost(begun if begun <= frame.records else 0))
+            begun = max(0, begun - frame.records)
+
+    def look_anew(self) -> None:
+        """Measure the time of the record at work from the next look on."""
+        self._seen = (-1, 0.0)
+
+    def is_stuck(self, now: float, limit_seconds: float) -> bool:
+        """Return whether the worker has been at the same record for longer than the limit; call again and again."""
+        if self._begun[0] != self._seen[0]:
+            self._seen = (self._begun[0], now)
+        return now - self._seen[1] >= limit_seconds
+
+    def close(self) -> None:
+        """Close the pipe."""
+        if self._claims_end >= 0:
+            os.close(self.claims)
+            os.close(self._claims_end)
+            self._claims_end = -1
+
+
+class FramePace:
+    """How many records make a frame of a twentieth of a second, by how long the last frames took."""
+
+    def __init__(self) -> None:
+        self._records, self._seconds = float(_FIRST_RECORDS), _FRAME_SECONDS
+
+    @property
+    def records(self) -> int:
+        """Records of the next frame; at least 1."""
+        return max(1, int(self._records / self._seconds * _FRAME_SECONDS)) if self._seconds else 1
+
+    def learn(self, records: int, seconds: float) -> None:
+        """Record how long a frame took."""
+        self._records = self._records * _FORGETS + records
+        self._seconds = max(self._seconds * _FORGETS + seconds, 1e-6)

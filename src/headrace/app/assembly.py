@@ -187,8 +187,7 @@ class Assembly:
             workers, trigger, context.clock, produce=produce, registry=registry, topics=topics
         )
         if trigger.output_topic and config.kafka.create_topics:
-            output = InternalTopic(trigger.output_topic, trigger.topics[0])
-            self.created_topics[output.name] = output
+            self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, trigger.topics[0])
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )

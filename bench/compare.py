@@ -49,6 +49,7 @@ ROWS: dict[str, Callable[[Bench], Measured]] = {
     "push": pushing,
     "push-single": pushing_singles,
     "function": lambda bench: function(bench, bench.full(bench.records), bench.records),
+    "function-2": lambda bench: function(bench, bench.full(bench.records), bench.records, workers=2),
     "redrive": redrive,
     "replay": lambda bench: replay(bench, bench.full(bench.records), bench.records),
 }

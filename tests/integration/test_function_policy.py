@@ -1,0 +1,368 @@
+"""What becomes of events whose handler fails, and which worker has which event, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import HeadraceProcess
+
+
+@pytest.fixture
+def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+    """Run a handler: `function(code, name={attributes})`; `trigger` among them holds keys of the trigger itself."""
+
+    def start(code: str, *, spec: Any = None, wait: bool = True, **triggers: dict[str, Any]) -> HeadraceProcess:
+        (tmp_path / "work.py").write_text(code)
+        found = {
+            name: {"kind": "kafka-cluster", **attributes.pop("trigger", {}), "attributes": attributes}
+            for name, attributes in triggers.items()
+        }
+        content = {"metadata": {"name": "work"}, "spec": {"handler": "work:handler", "triggers": found, **(spec or {})}}
+        (tmp_path / "function.yaml").write_text(yaml.safe_dump(content))
+        return headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]}, wait=wait)
+
+    return start
+
+
+def ended(site: Any, process: HeadraceProcess, trigger: str) -> dict[str, float]:
+    """Return the records of a trigger that have ended, by outcome."""
+    found = {}
+    for line in site.ask(f"{process.url}/metrics").body.splitlines():
+        if line.startswith("headrace_ended_records_total{") and f'consumer="work.{trigger}"' in line:
+            found[line.split('outcome="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
+    return {outcome: count for outcome, count in found.items() if count}
+
+
+def test_a_failure_never_commits_silently(site: Any, topic: Any, function: Any) -> None:
+    """Each policy: retried and then a dead letter, a dead letter at once, handled as in Nuclio, and stopped."""
+    code = (
+        "calls = {}\n"
+        "def handler(context, event):\n"
+        "    calls[event.id] = calls.get(event.id, 0) + 1\n"
+        "    if event.body == b'bad' or (event.body == b'once' and calls[event.id] == 1):\n"
+        "        raise RuntimeError('attempt %d' % calls[event.id])\n"
+        "    return event.body\n"
+    )
+    names = ("retry", "deadLetter", "handled", "stop")
+    topics = {name: topic() for name in names}
+    target = topic()
+    for name in names:
+        values = [b"a", b"once", b"bad", b"b"]
+        site.write(topics[name], *(OutgoingRecord(topics[name], name.encode(), value) for value in values))
+    process = function(
+        code,
+        **{
+            name: {
+                "topics": [topics[name]],
+                "consumerGroup": topics[name],
+                "onFailure": name,
+                "retry": {"attempts": 2, "first_delay_seconds": 0.05},
+                "outputTopic": target,
+                "outputFormat": "binary",
+            }
+            for name in names
+        },
+        wait=False,
+    )
+    for name in ("retry", "deadLetter", "handled"):
+        site.wait_committed(topics[name], topics[name], 4)
+    site.wait_until(lambda: "stop" in str(site.reasons(process.url)), "the reason of the stop")
+    assert "offset 2 failed 2 times (RuntimeError)" in str(site.reasons(process.url))
+    assert site.committed(topics["stop"]) == {TopicPartition(topics["stop"], 0): 2}
+    assert ended(site, process, "retry") == {"delivered": 3, "dead_letter": 1}
+    assert ended(site, process, "deadLetter") == {"delivered": 2, "dead_letter": 2}
+    assert ended(site, process, "handled") == {"delivered": 2, "skipped": 2}
+    outputs = defaultdict(list)
+    for record in site.records(target):
+        outputs[record.key.decode()].append(record.value)
+    assert sorted(outputs["retry"]) == [b"a", b"b", b"once"]
+    assert sorted(outputs["deadLetter"]) == sorted(outputs["handled"]) == [b"a", b"b"]
+    attempts = {
+        name: [dict(letter.headers)["headrace.dlq.attempts"] for letter in site.records(f"{topics[name]}.dlq")]
+        for name in ("retry", "deadLetter")
+    }
+    assert attempts == {"retry": [b"2"], "deadLetter": [b"1", b"1"]}
+    assert "attempt 1" in process.output, "the log has the stack of what is taken for handled"
+    assert process.terminate() == 0
+
+
+def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any) -> None:
+    """A failed event waits there, is called again when it is due, and its output has the event's key."""
+    source, target = topic(), topic()
+    code = (
+        "calls = {}\n"
+        "def handler(context, event):\n"
+        "    calls[event.id] = calls.get(event.id, 0) + 1\n"
+        "    if event.body == b'late' and calls[event.id] < 3 or event.body == b'bad':\n"
+        "        raise RuntimeError(event.id)\n"
+        "    return event.body\n"
+    )
+    values = [b"late", b"bad", *[b"%d" % number for number in range(5)]]
+    site.write(source, *(OutgoingRecord(source, b"key", value) for value in values))
+    process = function(
+        code,
+        t={
+            "topics": [source],
+            "consumerGroup": f"{source}-g",
+            "retry": {"attempts": 1, "tiers": [1, 2]},
+            "outputTopic": target,
+            "outputFormat": "binary",
+        },
+    )
+    site.wait_until(lambda: len(site.records(target)) == 6, "the outputs")
+    assert [record.value for record in site.records(target)] == [*values[2:], b"late"]
+    site.wait_until(lambda: len(site.records(f"{source}.dlq")) == 1, "the dead letter")
+    (letter,) = site.records(f"{source}.dlq")
+    history = dict(letter.headers)
+    assert (letter.value, history["headrace.dlq.attempts"], history["headrace.dlq.offset"]) == (b"bad", b"3", b"1")
+    assert site.committed(f"{source}-g") == {TopicPartition(source, 0): 7}
+    assert process.terminate() == 0
+
+
+WHO = (
+    "import json, os\n"
+    "def handler(context, event):\n"
+    "    seen = {'worker': context.worker_id, 'pid': os.getpid(), 'trigger': event.trigger.name}\n"
+    "    return {**seen, 'partition': event.shard_id, 'n': event.body}\n"
+)
+
+
+def outputs_of(site: Any, target: str) -> list[Any]:
+    return [(record.key, json.loads(record.value)) for record in site.records(target)]
+
+
+def test_events_of_a_key_go_to_one_worker_in_their_order(site: Any, topic: Any, function: Any) -> None:
+    """In whatever partition they are; both workers have some."""
+    source, target = topic(2), topic()
+    records = [OutgoingRecord(source, b"k%d" % (n % 20), b"%d" % n, partition=n % 20 % 2) for n in range(400)]
+    site.write(source, *records)
+    process = function(
+        WHO,
+        t={
+            "trigger": {"numWorkers": 2},
+            "topics": [source],
+            "consumerGroup": f"{source}-g",
+            "workerAllocationMode": "key",
+            "valueFormat": "json",
+            "outputTopic": target,
+        },
+    )
+    site.wait_until(lambda: len(site.records(target)) == 400, "the outputs")
+    found = outputs_of(site, target)
+    assert len({body["worker"] for _, body in found}) == 2
+    for key in {key for key, _ in found}:
+        bodies = [body for other, body in found if other == key]
+        assert [body["n"] for body in bodies] == sorted(body["n"] for body in bodies)
+        assert len({body["pid"] for body in bodies}) == 1
+    assert process.terminate() == 0
+
+
+def test_a_partition_keeps_its_worker_across_rebalances(
+    site: Any, topic: Any, function: Any, headrace: Any, tmp_path: Path
+) -> None:
+    """While it is assigned; partitions spread evenly over the workers, also topics of one partition."""
+    wide, narrow, target = topic(8), [topic() for _ in range(4)], topic()
+    topics = [wide, *narrow]
+
+    def write() -> None:
+        site.write(wide, *(OutgoingRecord(wide, wide.encode(), b"1", partition=number) for number in range(8)))
+        for name in narrow:
+            site.write(name, OutgoingRecord(name, name.encode(), b"1"))
+
+    def workers_of(pid: int, first: int) -> dict[tuple[bytes, int], str]:
+        """Return the worker of each partition, of a process's outputs from an index on."""
+        found = outputs_of(site, target)[first:]
+        return {(key, body["partition"]): body["worker"] for key, body in found if parent_of(body["pid"]) == pid}
+
+    trigger = {
+        "trigger": {"numWorkers": 2},
+        "topics": topics,
+        "consumerGroup": f"{wide}-g",
+        "workerAllocationMode": "static",
+        "valueFormat": "json",
+        "outputTopic": target,
+    }
+    write()
+    one = function(WHO, t=dict(trigger))
+    site.wait_until(lambda: len(site.records(target)) == 12, "the outputs")
+    before = workers_of(one.pid, 0)
+    loads = [worker for (key, _), worker in before.items() if key == wide.encode()]
+    assert sorted(loads) == ["0"] * 4 + ["1"] * 4
+    assert len({worker for (key, _), worker in before.items() if key != wide.encode()}) == 2
+
+    two = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
+    seen = 12
+
+    def shared() -> bool:
+        nonlocal seen
+        seen = len(site.records(target))
+        write()
+        site.wait_until(lambda: len(site.records(target)) >= seen + 12, "the outputs")
+        return bool(workers_of(two.pid, seen))
+
+    site.wait_until(shared, "outputs of the second process")
+    kept = workers_of(one.pid, seen)
+    assert kept and kept.items() <= before.items()
+    assert two.terminate() == one.terminate() == 0
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def test_triggers_share_workers_by_name(site: Any, topic: Any, function: Any) -> None:
+    """Each event says of which trigger it is, and each trigger has its own formats and output."""
+    numbers, texts, target = topic(), topic(), topic()
+    site.write(numbers, OutgoingRecord(numbers, b"k", b"7"))
+    site.write(texts, OutgoingRecord(texts, b"k", b"seven"))
+    shared = {"workerAllocatorName": "both", "numWorkers": 1}
+    process = function(
+        WHO,
+        numbers={
+            "trigger": shared,
+            "topics": [numbers],
+            "consumerGroup": numbers,
+            "valueFormat": "json",
+            "outputTopic": target,
+        },
+        texts={
+            "trigger": shared,
+            "topics": [texts],
+            "consumerGroup": texts,
+            "valueFormat": "string",
+            "outputTopic": target,
+        },
+    )
+    site.wait_until(lambda: len(site.records(target)) == 2, "the outputs")
+    found = {body["trigger"]: body for _, body in outputs_of(site, target)}
+    assert {name: body["n"] for name, body in found.items()} == {"numbers": 7, "texts": "seven"}
+    assert found["numbers"]["pid"] == found["texts"]["pid"]
+    assert process.terminate() == 0
+
+
+def test_the_dead_letter_of_a_record_that_killed_its_workers_has_their_last_words(
+    site: Any, topic: Any, function: Any
+) -> None:
+    """What they printed, and where the handler was; a flood of lines holds up neither other events nor the process."""
+    source, target = topic(2), topic()
+    code = (
+        "import ctypes\n"
+        "def handler(context, event):\n"
+        "    if event.body == b'flood':\n"
+        "        for number in range(300_000):\n"
+        "            print('line', number)\n"
+        "    if event.body == b'crash':\n"
+        "        print('about to crash')\n"
+        "        ctypes.string_at(0)\n"
+        "    return event.body\n"
+    )
+    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in (b"a", b"crash", b"b")))
+    site.write(source, *(OutgoingRecord(source, None, value, partition=1) for value in (b"flood", b"c")))
+    process = function(
+        code,
+        t={
+            "trigger": {"numWorkers": 2},
+            "topics": [source],
+            "consumerGroup": f"{source}-g",
+            "outputTopic": target,
+            "outputFormat": "binary",
+        },
+    )
+    site.wait_committed(f"{source}-g", source, 3)
+    site.wait_committed(f"{source}-g", source, 2, 1)
+    assert {record.value for record in site.records(target)} == {b"a", b"b", b"flood", b"c"}
+    (letter,) = site.records(f"{source}.dlq")
+    history = dict(letter.headers)
+    assert (letter.value, history["headrace.dlq.error"]) == (b"crash", b"WorkerLost")
+    assert b"signal 11 (SIGSEGV)" in (history["headrace.dlq.reason"] or b"")
+    stack = (history["StackTrace"] or b"").decode()
+    assert "about to crash" in stack and "Segmentation fault" in stack and "work.py" in stack
+    assert "left out of the log" in process.output
+    assert process.output.count(": line ") < 100_000
+    assert process.terminate() == 0
+
+
+def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> None:
+    """Its worker is replaced three times, it becomes a dead letter `timeout`, and thousands behind it are called."""
+    source, target = topic(2), topic()
+    code = (
+        "import time\n"
+        "def handler(context, event):\n"
+        "    if event.body == b'hang':\n"
+        "        time.sleep(600)\n"
+        "    return event.body\n"
+    )
+    values = [b"hang", *[b"%d" % number for number in range(2500)]]
+    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in values))
+    site.write(source, *(OutgoingRecord(source, None, b"x%d" % number, partition=1) for number in range(2500)))
+    process = function(
+        code,
+        spec={"eventTimeout": "1s"},
+        t={"topics": [source], "consumerGroup": f"{source}-g", "outputTopic": target, "outputFormat": "binary"},
+    )
+    for partition, count in enumerate((2501, 2500)):
+        site.wait_committed(f"{source}-g", source, count, partition)
+    assert sorted(record.value for record in site.records(target)) == sorted(
+        [*values[1:], *(b"x%d" % number for number in range(2500))]
+    )
+    (letter,) = site.records(f"{source}.dlq")
+    assert dict(letter.headers)["headrace.dlq.error"] == b"timeout"
+    assert process.terminate() == 0
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_that_are_killed_lose_nothing(site: Any, topic: Any, function: Any, signal_number: int) -> None:
+    """Every event has its output, in order per partition after its repetitions, and no event is a dead letter."""
+    source, target = topic(4), topic()
+    code = (
+        "import os, time\n"
+        "def handler(context, event):\n"
+        "    time.sleep(0.0005)\n"
+        "    return {'n': event.body, 'pid': os.getpid()}\n"
+    )
+    for partition in range(4):
+        records = [OutgoingRecord(source, b"%d" % partition, b"%d" % n, partition=partition) for n in range(1500)]
+        site.write(source, *records)
+    process = function(
+        code,
+        t={
+            "trigger": {"numWorkers": 2},
+            "topics": [source],
+            "consumerGroup": f"{source}-g",
+            "valueFormat": "json",
+            "outputTopic": target,
+        },
+    )
+    killed: set[int] = set()
+
+    def kill_one() -> bool:
+        pids = {body["pid"] for _, body in outputs_of(site, target)} - killed
+        for pid in pids:
+            if parent_of(pid) == process.pid:
+                os.kill(pid, signal_number)
+                killed.add(pid)
+        return len(killed) >= 6 or sum(site.committed(f"{source}-g").values()) == 6000
+
+    site.wait_until(kill_one, "six workers to kill")
+    site.wait_until(lambda: sum(site.committed(f"{source}-g").values()) == 6000, "the end")
+    for partition in range(4):
+        found = [body["n"] for key, body in outputs_of(site, target) if key == b"%d" % partition]
+        assert set(found) == set(range(1500))
+        assert len(found) == 1500 or signal_number == signal.SIGKILL, "SIGTERM repeats nothing"
+    assert len(killed) >= 2
+    assert ended(site, process, "t") == {"delivered": 6000}
+    assert process.terminate() == 0

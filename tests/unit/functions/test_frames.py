@@ -1,0 +1,97 @@
+"""The frames of a worker as the parent counts them, and how many records make one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import pytest
+
+from headrace.errors import WorkerLost
+from headrace.functions import wire
+from headrace.functions.frames import FramePace, FramesInFlight
+from headrace.testing.bed import Bed, running
+
+
+def lost(begun: int) -> WorkerLost:
+    return WorkerLost("gone", begun=begun)
+
+
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [
+        (0, [0, 0]),  # nothing was touched
+        (2, [2, 0]),
+        (3, [3, 0]),  # the last record of the first frame, or its answer was not sent
+        (4, [0, 1]),  # the second frame had begun, so the first had ended: its answer was cut off
+        (5, [0, 2]),
+    ],
+)
+async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, expected: list[int]) -> None:
+    """Only that one has a record to blame."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    frames = FramesInFlight(memory)
+    answers = [frames.add(2), frames.add(3), frames.add(2)]
+    memoryview(memory).cast("Q")[0] = 2
+    frames.answered(wire.Done())
+    assert isinstance(await answers[0], wire.Done)
+    memoryview(memory).cast("Q")[0] = 2 + begun
+    frames.lose(lost)
+    for answer, count in zip(answers[1:], expected, strict=True):
+        with pytest.raises(WorkerLost) as caught:
+            await answer
+        assert caught.value.parameters["begun"] == count
+    frames.close()
+
+
+async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> None:
+    """Who reads its number first has it."""
+    frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
+    for _ in range(600):  # numbers begin anew after 256
+        first, second = frames.add(1), frames.add(1)
+        number = os.read(frames.claims, 1)[0]
+        assert frames.take_back() == 1
+        assert (first.done(), await second) == (False, None)
+        assert frames.numbers == {number}
+        assert frames.take_back() == 0
+        frames.answered(wire.Done())
+        assert await first == wire.Done()
+    frames.close()
+
+
+async def test_answers_that_do_not_fit_are_no_answers() -> None:
+    """Without a frame, or with another number of results."""
+    frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
+    with pytest.raises(wire.WireBroken):
+        frames.answered(wire.Done())
+    frames.add(2)
+    with pytest.raises(wire.WireBroken):
+        frames.answered(wire.Results([None]))
+    frames.close()
+
+
+def test_frames_grow_while_the_handler_is_fast_and_shrink_when_it_is_slow() -> None:
+    """To about a twentieth of a second, and never to nothing."""
+    pace = FramePace()
+    for _ in range(20):
+        pace.learn(records := pace.records, records * 0.001)
+    assert 45 <= pace.records <= 51
+    for _ in range(20):
+        pace.learn(records := min(2000, pace.records), records * 0.000_002)
+    assert pace.records > 2000
+    for _ in range(20):
+        pace.learn(records := min(2000, pace.records), records * 10.0)
+    assert pace.records == 1
+    for _ in range(60):
+        pace.learn(records := min(2000, pace.records), records * 0.000_002)
+    assert pace.records > 2000
+
+
+async def test_a_delivery_holds_no_more_records_than_its_destination_takes() -> None:
+    """And never more than the settings allow."""
+    sizes: Any = iter([1, 3, 1000])
+    async with running(Bed(max_records=4, hooks={"most_records": lambda: next(sizes)})) as bed:
+        bed.feed(*range(8))
+        await bed.clock.advance(1)
+        assert [len(offsets) for offsets in bed.delivered] == [1, 3, 4]

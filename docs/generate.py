@@ -6,24 +6,29 @@ A test compares what is on disk with `pages()`, so a page that is out of date fa
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
+import yaml
+from pydantic.fields import FieldInfo
 
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
+from headrace.functions.spec import Duration, FunctionSpec, KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.telemetry.metrics import CATALOGUE, OUTCOMES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
+FUNCTIONS = SOURCE / "functions"
 REFERENCE = ROOT / "docs" / "reference"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: end -->")
@@ -68,6 +73,8 @@ def pages() -> dict[Path, str]:
         REFERENCE / "metrics.md": metrics_page(),
         REFERENCE / "producer-keys.md": producer_keys_page(),
         REFERENCE / "consumer-keys.md": consumer_keys_page(),
+        REFERENCE / "function-keys.md": function_keys_page(),
+        REFERENCE / "function-keys.md": function_keys_page(),
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "headrace.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         ARCHITECTURE: with_file_map(ARCHITECTURE.read_text()),
@@ -91,7 +98,7 @@ def configuration_page() -> str:
         "What the settings do together is in [pipelines](../pipelines.md).\n",
         *_sections(PipelineSpec.model_json_schema(by_alias=True)),
         "## A function file\n",
-        "`function.yaml` is Nuclio's format; its keys are in [functions](../functions.md#the-file).",
+        "`function.yaml` is Nuclio's format; its keys are in [function keys](function-keys.md).",
     ]
     return "\n".join(parts) + "\n"
 
@@ -198,6 +205,77 @@ def _keys_page(title: str, text: list[str], names: str, keys: Mapping[str, Key])
     ]
     head = [f"| {names} | Default of light-4j | Client (librdkafka) | Headrace |", "|---|---|---|---|"]
     return "\n".join([f"# {title}\n", _MADE, *text, *head, *rows]) + "\n"
+
+
+# Keys of function.yaml -----------------------------------------------------------------------------------------------
+
+
+def function_keys_page() -> str:
+    """Return what each key of a function file becomes: a property of the client, or a setting of the workers."""
+    with (FUNCTIONS / "trigger_keys.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    security = yaml.safe_load((FUNCTIONS / "security_keys.yaml").read_text())
+    parts = [
+        "# Function keys\n",
+        _MADE,
+        "How a function file works is in [functions](../functions.md#the-file).",
+        "Keys are read in any letter case.",
+        "An annotation is written below its key, and counts for every trigger that does not have the key.",
+        "Names such as `session.timeout.ms` are properties of Kafka's client.",
+        "*nothing* and *not yet*: the value is checked, and a warning names a key that has not its default.\n",
+    ]
+    for mapping, title in (("spec", "spec"), ("trigger", "spec.triggers.<name>"), ("attributes", "attributes")):
+        parts += [f"## `{title}`\n", "| Key | Type | Default | Becomes |", "|---|---|---|---|"]
+        parts += [*(_function_key_row(row) for row in table if row["mapping"] == mapping), ""]
+    parts += [
+        "## TLS and login, in `attributes`\n",
+        "Their types and rules are in [functions](../functions.md#tls-and-login-of-a-trigger).\n",
+        "| Key | Setting of `kafka.security` |",
+        "|---|---|",
+        *(
+            f"| {_key_cell(name, annotation)} | {f'`{setting}`' if setting else 'a switch, or a folder'} |"
+            for name, (annotation, setting) in security.items()
+        ),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _key_cell(key: str, annotation: str) -> str:
+    prefix = "" if annotation.startswith("wait-") else "kafka-"
+    return f"`{key}`<br>`nuclio.io/{prefix}{annotation}`" if annotation else f"`{key}`"
+
+
+def _function_key_row(row: Mapping[str, str]) -> str:
+    key, becomes = row["key"], row["becomes"].replace("unused: ", "nothing: ")
+    kind = default = ""
+    for model in (FunctionSpec,) if row["mapping"] == "spec" else (KafkaAttributes, KafkaTrigger):
+        for name, field in model.model_fields.items():
+            if (field.alias or name) == key and not kind:
+                kind, default = _field_cells(field, model.model_json_schema()["properties"][key])
+                refused = yaml.safe_load((FUNCTIONS / "nuclio_keys.yaml").read_text())["refused"].get(name, ())
+                becomes += "".join(f"; `{value}` is refused so far" for value in refused)
+    return "| " + " | ".join([_key_cell(key, row["annotation"]), kind, default, becomes]) + " |"
+
+
+def _field_cells(field: FieldInfo, setting: Schema) -> tuple[str, str]:
+    """Return type and default of a key."""
+    if "$ref" in setting or "$ref" in setting.get("items", ()):
+        return "list" if "items" in setting else "mapping", ""
+    if field.alias in ("name", "kind", "partitions", "disabled"):
+        return "", ""
+    value, kind = setting.get("default"), _type_of(setting)
+    parts = [field.metadata, *(getattr(part, "__metadata__", ()) for part in get_args(field.annotation))]
+    if any(Duration in metadata for metadata in parts):
+        kind = re.sub(r"[\d.]+", lambda number: _go_duration(float(number[0])), kind.replace("number", "duration"))
+        return kind, _go_duration(value) if value else ""
+    return kind, "required" if field.is_required() else f"`{json.dumps(value)}`" if value not in (None, "", []) else ""
+
+
+def _go_duration(seconds: float) -> str:
+    """Return a duration as Go writes it."""
+    units = (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
+    unit, length = next((one for one in units if seconds >= one[1]), units[-1])
+    return f"{seconds / length:g}{unit}" if seconds else "0"
 
 
 # Errors --------------------------------------------------------------------------------------------------------------

@@ -293,6 +293,30 @@ def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
     at_desk(test)
 
 
+def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_stays(
+    at_desk: Any, topic: Callable[..., str]
+) -> None:
+    """Longer than its session lasts; what was written meanwhile is read when a record has ended, each once."""
+    name = topic(2)
+
+    async def test(desk: Desk) -> None:
+        await desk.write(name, 1)
+        flow = FlowControl(max_processing_seconds=0.5)
+        reader = await desk.member(f"{name}-g", [name], flow, ends=False)
+        await until(lambda: "none has ended" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
+        await desk.write(name, 5)
+        reader.ends = True
+        await desk.write(name, 5, partition=1)
+        paused_until = time.monotonic() + 2 * QUICK["session.timeout.ms"] / 1000
+        await until(lambda: time.monotonic() > paused_until, "two sessions")
+        assert (reader.read(name), reader.read(name, 1)) == ([0], [0, 1, 2, 3, 4])
+        reader.source.release(TopicPartition(name, 0), 1, 1)
+        await until(lambda: reader.read(name) == [0, 1, 2, 3, 4, 5], "the other records")
+        assert (reader.revoked, reader.lost, {len(epochs) for epochs in reader.epochs.values()}) == ([], [], {1})
+
+    at_desk(test)
+
+
 def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins(
     at_desk: Any, topic: Callable[..., str]
 ) -> None:

@@ -22,6 +22,7 @@ from headrace.delivery.pump import Pump
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
+from headrace.functions.record_size_limit import RecordSizeLimit
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy, Subscription
@@ -183,7 +184,7 @@ class Assembly:
         context, config, label = self._context, self._config, f"function {spec.name}.{trigger.name}"
         self.formats |= {trigger.key_format, trigger.value_format}
         produce, registry, topics = context.audited_produce("STREAMING_PRODUCER"), context.registry, context.topics
-        destination = FunctionDestination(
+        function = FunctionDestination(
             workers, trigger, context.clock, produce=produce, registry=registry, topics=topics
         )
         if trigger.output_topic and config.kafka.create_topics:
@@ -195,19 +196,22 @@ class Assembly:
         on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
         hooks = PumpHooks(
             on_ended=on_ended,
-            on_assigned=destination.assigned,
-            on_drained=destination.drained,
-            most_records=lambda: destination.frame_records,
+            on_assigned=function.assigned,
+            on_drained=function.drained,
+            most_records=lambda: function.frame_records,
         )
         admin = self._admin_of(trigger.kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
         if trigger.retry.tiers and admin is not context.admin:
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: {_TIERS_OF_OTHER_CLUSTER}")
-        tiers = ReadPolicy("earliest", member=trigger.kafka.member)
+        kafka, limit = trigger.kafka, trigger.kafka.fetch_max
+        destination: Destination = RecordSizeLimit(function, limit) if limit else function
+        tiers = ReadPolicy("earliest", member=kafka.member, drain_seconds=kafka.max_wait_handler)
         pump, retry_pump, retries = self._pumps(
             label, trigger.group, trigger.topics, delivery, destination, dead_letters, hooks, policy=tiers
         )
-        policy = ReadPolicy(trigger.kafka.auto_offset_reset, member=trigger.kafka.member)
-        consumer = self._consumer(label, pump, trigger.topics, policy, admin=admin)
+        policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
+        flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
+        consumer = self._consumer(label, pump, trigger.topics, policy, flow=flow, admin=admin)
         watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
         running = RunningConsumer(
             name=f"{spec.name}.{trigger.name}",
@@ -221,7 +225,7 @@ class Assembly:
             dead_letters=dead_letters,
             pump=pump,
             retry_pump=retry_pump,
-            flow=_FUNCTION_FLOW,
+            flow=flow,
             kafka=admin.config,
             admin=admin,
         )
@@ -335,7 +339,7 @@ class Assembly:
         topics: Sequence[str],
         policy: ReadPolicy,
         *,
-        flow: FlowControl = _FUNCTION_FLOW,
+        flow: FlowControl,
         admin: Admin | None = None,
     ) -> Consumer:
         consumer = Consumer(

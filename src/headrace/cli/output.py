@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -101,3 +102,25 @@ def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+@contextlib.contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the logged warnings, each text once."""
+    found: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and text not in found:
+            found.append(text)
+        return False
+
+    handler, logger = logging.Handler(), logging.getLogger("headrace")
+    handler.addFilter(collect)
+    logger.addHandler(handler)
+    logger.propagate, before = False, logger.propagate
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before

@@ -1,18 +1,16 @@
 """`headrace run`, `headrace ready`, which waits for it, and `headrace config`."""
 
 import asyncio
-import contextlib
 import functools
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
-from headrace.cli.output import output_option, print_json
+from headrace.cli.output import collected_warnings, output_option, print_json
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -99,7 +97,7 @@ def check(file: Path, output: str) -> None:
 
     Example: headrace config check -c headrace.yaml
     """
-    with _warnings() as warnings:
+    with collected_warnings() as warnings:
         try:
             settings, problems, files = read_config(file, variables())
         except ConfigError as unreadable:
@@ -144,28 +142,6 @@ def show(file: Path, output: str) -> None:
         import yaml
 
         click.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
-
-
-@contextlib.contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect the logged warnings, each text once."""
-    found: list[str] = []
-
-    def collect(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if record.levelno >= logging.WARNING and text not in found:
-            found.append(text)
-        return False
-
-    handler, logger = logging.Handler(), logging.getLogger("headrace")
-    handler.addFilter(collect)
-    logger.addHandler(handler)
-    logger.propagate, before = False, logger.propagate
-    try:
-        yield found
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = before
 
 
 def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:

@@ -176,6 +176,8 @@ class FlowControl(Section):
     """Records fetched and not ended; above this, partitions are paused."""
     max_bytes: Count = 33_554_432
     """Bytes of these records."""
+    max_processing_seconds: Seconds = 0.0
+    """A partition in which no record ends for so long is paused until one does; 0 for no limit."""
 
 
 Ordering = Literal["partition", "key", "none"]

@@ -30,7 +30,9 @@ _DECIDED_BY_BROKER: Final = {
 _DEFAULT_PROPERTIES: Final = {"session.timeout.ms": 10_000, "partition.assignment.strategy": "cooperative-sticky"}
 _HEARTBEAT_MS = 3000
 _LIKELY_MAX_BYTES = 1_000_000
-_RECEIVE_BYTES = 100_000_000
+RECEIVE_BYTES: Final = 106_000_000
+"""A broker takes requests up to 104,857,600 bytes by default (`socket.request.max.bytes`), so it has no larger batch.
+The client would read a partition no further than a batch that it does not receive."""
 _FETCH_HEAD_BYTES = 512
 
 
@@ -102,6 +104,8 @@ class ConsumerConfig(Section):
     """Kafka's `fetch.min.bytes`: the bytes a broker waits for before it answers; light-4j's -1 is 1."""
     fetch_wait_seconds: Annotated[float, Field(ge=0, le=50), Number] = 0.5
     """Kafka's `fetch.max.wait.ms`: how long it waits for that."""
+    fetch_retry_seconds: Annotated[float, Field(ge=0, le=300), Number] = 0.5
+    """The client's `fetch.error.backoff.ms`: how long a partition is not fetched after a fetch of it has failed."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ConsumerConfig:
@@ -123,9 +127,9 @@ class ConsumerConfig(Section):
             found.pop("group.remote.assignor", None)
             found.setdefault("heartbeat.interval.ms", min(_HEARTBEAT_MS, int(found["session.timeout.ms"]) // 3))
             _check_times(found)
-        if (fetch := int(found.get("fetch.max.bytes", _RECEIVE_BYTES // 2))) < _LIKELY_MAX_BYTES:
+        if (fetch := int(found.get("fetch.max.bytes", RECEIVE_BYTES // 2))) < _LIKELY_MAX_BYTES:
             found["message.max.bytes"] = max(1000, fetch)  # the client lifts fetch.max.bytes to this
-        elif fetch > _RECEIVE_BYTES - _FETCH_HEAD_BYTES:
+        elif fetch > RECEIVE_BYTES - _FETCH_HEAD_BYTES:
             found["receive.message.max.bytes"] = fetch + _FETCH_HEAD_BYTES
         return found
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import ast
+import csv
 import difflib
 import logging
 import re
-import symtable
-import sys
-from collections.abc import Collection, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from headrace.config.consumers import RetryConfig
 from headrace.config.explain import explain, location_of
 from headrace.config.kafka_security import KafkaSecurity, warnings_of
+from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
-from headrace.functions.spec import AnyTrigger, FunctionSpec, KafkaAttributes, KafkaTrigger, Trigger
+from headrace.functions.check import handler_problem, near
+from headrace.functions.spec import AnyTrigger, FunctionSpec, HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.functions.trigger_security import (
     SETTINGS,
     SecretFiles,
@@ -37,34 +37,28 @@ M = TypeVar("M", bound=BaseModel)
 
 _KAFKA_KINDS = ("kafka-cluster", "kafka")
 _PREFIX = "nuclio.io/kafka-"
-_OTHER_ANNOTATIONS = ("custom.nuclio.io/kafka-window-size", "nuclio.io/wait-explicit-ack-during-rebalance-timeout")
-_ANNOTATED = (
-    "sessionTimeout",
-    "heartbeatInterval",
-    "maxWaitTime",
-    "fetchMin",
-    "fetchDefault",
-    "workerAllocationMode",
-    "ordering",
-)
-"""Attributes that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
 _PROTECTION = ("tls", "sasl", "oauth")
 """Mappings in which an unknown key is an error: perhaps it should protect the connection."""
-_NEAR = 0.8
-"""Similarity from which an unknown key counts as a misspelt one."""
 
+_SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": ConsumerConfig}
+"""Settings of headrace.yaml among the attributes."""
 _KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
-_TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("url", "attributes")]
+_OTHER_KINDS, _REFUSED = _KEYS.pop("other_kinds"), _KEYS.pop("refused")
+_OTHER_ANNOTATIONS: dict[str, str] = _KEYS.pop("other_annotations")
+with Path(__file__).with_name("trigger_keys.csv").open(newline="") as _file:
+    _TABLE = list(csv.DictReader(_file))
+_ANNOTATED = {row["key"]: row["annotation"] for row in _TABLE if row["annotation"]}
+"""Keys that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
+_IDLE = {"nothing": "has no effect in Headrace", "not yet": "is checked and not used yet"}
+"""What the table says of keys without effect, and the beginning of the warning."""
+for _row in _TABLE:
+    _KEYS[_row["mapping"]]["read"].append(_row["key"])
+_TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("name", "url", "attributes")]
 _KAFKA_KEYS = [field.alias or name for name, field in KafkaAttributes.model_fields.items() if name != "security"]
-_KEYS["attributes"]["read"] += _KAFKA_KEYS
-_KEYS["annotations"]["read"] += [annotation for annotation, _ in SETTINGS.values()]
+_KEYS["annotations"]["read"] += [*_ANNOTATED.values(), *(annotation for annotation, _ in SETTINGS.values())]
+_ANNOTATIONS = [*_OTHER_ANNOTATIONS, *(_PREFIX + name for name in _KEYS["annotations"]["read"])]
 for _name in SETTINGS:
     _KEYS[_name.split(".")[-2] if "." in _name else "attributes"]["read"].append(_name.split(".")[-1])
-_KEYS["attributes"]["read"] += [
-    key
-    for name, field in Trigger.model_fields.items()
-    if (key := field.alias or name) not in (*_KEYS["trigger"]["read"], "name")
-]
 
 
 def load_function(file: Path, config: HeadraceConfig | None = None, *, check_handler: bool = False) -> FunctionSpec:
@@ -81,6 +75,8 @@ def load_function(file: Path, config: HeadraceConfig | None = None, *, check_han
     file = (file / "function.yaml" if file.is_dir() else file).absolute()
     problems = Problems()
     text = read_text(file, FunctionInvalid, "Check the path under functions")
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON allows tabs between values only, and YAML allows none there
     tree, locations = read_tree(text, str(file), problems)
     function = None
     if not problems.found:
@@ -126,20 +122,26 @@ class _FunctionFile:
         spec.paths |= metadata.paths
         spec.values = {"name": folder.name, **spec.values, **metadata.values, "folder": folder}
         self._check_runtime(spec)
-        if isinstance(entries := spec.values.get("env"), list):
-            path = spec.paths["env"]
-            sections = [self._section((*path, index), entry, "variable") for index, entry in enumerate(entries)]
-            spec.values["env"] = [section.values for section in sections]
+        self._list(spec, "env", "variable")
+        self._list(spec, "loggerSinks", "sink")
         self._files = self._files._replace(mounts=self._mounts(spec))
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if trigger]
         function = self._model(FunctionSpec, spec)
+        self._judge_idle(spec, "spec", function)
         if function and not function.triggers and not self._problems.found:
             self._wrong(triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup")
         if function and check_handler and (why := handler_problem(function.handler, folder)):
             self._wrong(spec.path_of("handler"), why)
         return function
+
+    def _list(self, spec: _Section, name: str, known: str) -> None:
+        """Read a list of mappings by their known names."""
+        if isinstance(entries := spec.values.get(name), list):
+            path = spec.paths[name]
+            sections = [self._section((*path, index), entry, known) for index, entry in enumerate(entries)]
+            spec.values[name] = [section.values for section in sections]
 
     def _check_runtime(self, spec: _Section) -> None:
         runtime = str(spec.values.get("runtime", "python"))
@@ -151,36 +153,80 @@ class _FunctionFile:
         found, kafka = metadata.values.get("annotations", {}), _Section(metadata.path_of("annotations"))
         if not isinstance(found, dict):
             return self._section(kafka.path, found, "annotations")
-        for name in [name for name in found if name in _OTHER_ANNOTATIONS]:
-            self._warn((*kafka.path, name), "is without effect in Headrace")
         kafka_only = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
-        return self._section(kafka.path, kafka_only, "annotations", _PREFIX)
+        section = self._section(kafka.path, kafka_only, "annotations", _PREFIX)
+        for name, value in found.items():
+            path = (*kafka.path, name)
+            if name in _OTHER_ANNOTATIONS:  # the older name wins, as in Nuclio
+                section.values[_OTHER_ANNOTATIONS[name]], section.paths[_OTHER_ANNOTATIONS[name]] = value, path
+            elif not name.startswith(_PREFIX) and (other := near(name, _ANNOTATIONS, 0.95)):
+                self._wrong(path, f"is not known; did you mean {other}?")
+        return section
 
     def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> AnyTrigger | None:
         trigger = self._below(triggers, name, "trigger")
-        kind = trigger.values.get("kind", "")
-        if trigger.values.get("disabled") is True:
+        if trigger.values.get("disabled") is True or not self._is_kafka(trigger, name):
             return None
-        if kind not in _KAFKA_KINDS:
-            log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
-            return None
+        if (written := trigger.values.get("name", name)) != name:
+            self._wrong(trigger.paths["name"], f"is {written}, and the trigger is {name}: remove it")
         attributes = self._below(trigger, "attributes")
-        for key in _ANNOTATED:
-            annotation = re.sub("([A-Z])", r"-\1", key).lower()
-            if annotation in annotations.values and key not in attributes.values:
-                attributes.take(key, annotations, annotation)
+        if "topic" in attributes.values and "topics" in attributes.values:
+            self._wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
+        elif "topic" in attributes.values:
+            attributes.take("topics", attributes, "topic")
+            attributes.values["topics"] = [attributes.values["topics"]]
         if "url" in trigger.values and not attributes.values.get("brokers"):
             attributes.values["brokers"], attributes.paths["brokers"] = [trigger.values["url"]], trigger.paths["url"]
         for key in _TRIGGER_READ:
             if key in trigger.values:
                 attributes.take(key, trigger)
-        attributes.values["name"], attributes.paths["name"] = name, trigger.path
-        acknowledges = annotations.values.get("explicit-ack-mode") in ("enable", "explicitOnly")
-        if acknowledges and "explicitAckMode" not in trigger.values:
-            attributes.take("explicitAckMode", annotations, "explicit-ack-mode")
+        attributes.values["batch"] = self._model(HandlerBatch, self._below(trigger, "batch")) or HandlerBatch()
+        for key, annotation in _ANNOTATED.items():
+            if annotation in annotations.values and key not in attributes.values:
+                attributes.take(key, annotations, annotation)
         values, security = attributes.values, self._security(attributes, annotations)
-        values["kafka"] = {key: values.pop(key) for key in _KAFKA_KEYS if key in values} | {"security": security}
-        return self._model(KafkaTrigger, attributes)
+        values["name"], attributes.paths["name"] = name, trigger.path
+        kafka = {key: values[key] for key in _KAFKA_KEYS if key in values} | {"security": security}
+        made = self._model(KafkaTrigger, attributes, kafka=kafka)
+        self._judge_idle(attributes, "trigger attributes", made)
+        if (
+            made
+            and made.delivery == "exactly_once"
+            and self._config
+            and not self._config.kafka.is_at(made.kafka.brokers)
+        ):
+            text = "is exactly_once, and outputs go to the brokers of headrace.yaml: a transaction has one cluster"
+            self._wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
+        return made
+
+    def _is_kafka(self, trigger: _Section, name: str) -> bool:
+        kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")
+        if kind in _KAFKA_KINDS:
+            return True
+        if kind in _OTHER_KINDS:
+            log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
+        elif not kind:
+            self._wrong(path, "is missing and has no default: add kind: kafka-cluster")
+        else:
+            other = near(str(kind), [*_KAFKA_KINDS, *_OTHER_KINDS]) or _KAFKA_KINDS[0]
+            self._wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
+        return False
+
+    def _judge_idle(self, section: _Section, mappings: str, made: FunctionSpec | AnyTrigger | None) -> None:
+        """Name what is written and has no effect, and refuse what must not be ignored; defaults are neither."""
+        kafka = made.kafka if isinstance(made, KafkaTrigger) else None
+        for row in _TABLE if made else ():
+            key, (kind, _, why) = row["key"], row["becomes"].partition(": ")
+            if row["mapping"] not in mappings or key not in section.paths or kind not in _IDLE:
+                continue
+            fields = ((part, name) for part in (made, kafka) if part for name in type(part).model_fields)
+            found = next(((p, n) for p, n in fields if (type(p).model_fields[n].alias or n) == key), None)
+            if not found or getattr(*found) != type(found[0]).model_fields[found[1]].default:
+                self._warn(section.paths[key], f"{_IDLE[kind]}: {why}")
+        for name, sentences in _REFUSED.items() if kafka else ():
+            if (value := getattr(made, name)) in sentences:
+                alias = KafkaTrigger.model_fields[name].alias or name
+                self._wrong(section.path_of(alias), sentences[value])
 
     def _security(self, attributes: _Section, annotations: _Section) -> KafkaSecurity | None:
         """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
@@ -230,7 +276,7 @@ class _FunctionFile:
         """Return the mapping at a path by the names that are known, all if `known` is empty; judge the others."""
         section = _Section(path)
         if not isinstance(found, dict):
-            self._wrong(path, "should be a mapping of names to values")
+            self._wrong(path, "should be a mapping: write name: value, a line for each")
             return section
         keys = _KEYS.get(known, {})
         ignored = keys.get("ignored", ())
@@ -240,34 +286,40 @@ class _FunctionFile:
             if name is None and known in _PROTECTION:
                 self._wrong((*path, written), f"is not known: known here are {', '.join(keys['read'])}")
             elif name is None:
-                self._judge_unknown((*path, prefix + written), written, keys["read"], names)
+                self._judge_unknown((*path, prefix + written), written, known, names)
             elif value != "":  # Go's way to say that nothing was written
                 section.values[name], section.paths[name] = value, (*path, prefix + written)
         if idle := [prefix + name for name in section.values if name in ignored]:
             self._warn(path, f"without effect in Headrace: {', '.join(idle)}")
         return section
 
-    def _judge_unknown(self, path: KeyPath, written: str, read: Collection[str], names: dict[str, str]) -> None:
-        candidates = [name.lower() for name in read]
-        misspelt = difflib.get_close_matches(written.lower(), candidates, 1, _NEAR)
-        misspelt += [name for name in candidates if sorted(name) == sorted(written.lower())]
-        near = misspelt or difflib.get_close_matches(written.lower(), names, 1)
-        hint = f"; did you mean {names[near[0]]}?" if near else ""
+    def _judge_unknown(self, path: KeyPath, written: str, known: str, names: dict[str, str]) -> None:
+        read = _KEYS[known]["read"]
+        misspelt = near(written, read)
+        other = {"attributes": "trigger", "trigger": "attributes"}.get(known, "")
         if written == "security":
             self._wrong(path, "is a section of headrace.yaml: write tls and sasl here")
         elif misspelt:
-            self._wrong(path, f"is not known{hint}")
+            prefix = str(path[-1]).removesuffix(written)
+            self._wrong(path, f"is not known; did you mean {prefix}{misspelt}?")
+        elif other and near(written, _KEYS[other]["read"], 1.0):
+            where = "under attributes" if other == "attributes" else "one level up, at the trigger"
+            self._wrong(path, f"has no effect here: write it {where}")
         else:
+            likely = difflib.get_close_matches(written.lower(), names, 1)
+            hint = f"; did you mean {names[likely[0]]}?" if likely else ""
             self._warn(path, f"is not known and has no effect{hint}")
 
-    def _model(self, model: type[M], section: _Section) -> M | None:
+    def _model(self, model: type[M], section: _Section, **values: Any) -> M | None:
         try:
-            return model.model_validate(section.values)
+            return model.model_validate(section.values | values)
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
             for error in errors:
+                _explain_more(error)
                 key = error["loc"][1:] if error["loc"][:1] == ("kafka",) else error["loc"]  # no key of the file
-                first, *rest = key or ("",)
+                words = re.findall(r"\w+", error["msg"]) if error["type"] == "value_error" else []
+                first, *rest = key or (next((word for word in words if word in section.paths), ""),)
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
             explain(errors, self._tree, self._locations, set(), self._problems)
             return None
@@ -282,41 +334,15 @@ class _FunctionFile:
         return ": ".join(part for part in (location_of(path, self._locations), dotted(path), sentence) if part)
 
 
-def handler_problem(handler: str, folder: Path) -> str:
-    """Return why a worker could not find a handler, empty if it could or if only an import can show it.
-
-    Args:
-        handler: `module.sub:function`.
-        folder: The folder that workers search first.
-    """
-    module, _, function = handler.partition(":")
-    found = _find(module, folder)
-    if found is None:
-        return f"names module {module}, which is neither in {folder} nor installed: correct it"
-    source = Path(found.origin or "")
-    if source.suffix != ".py":
-        return ""
-    try:
-        code = source.read_text()
-        tree = ast.parse(code, str(source))
-        table = symtable.symtable(code, str(source), "exec")
-    except (SyntaxError, ValueError) as cause:
-        where = f"{source}:{cause.lineno}" if isinstance(cause, SyntaxError) else str(source)
-        return f"names a module that does not compile: {where}: {getattr(cause, 'msg', cause)}"
-    known = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    opaque = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
-    if function in known or opaque or "__getattr__" in known:
-        return ""
-    return f"names function {function}, which {source} does not define: correct it"
-
-
-def _find(module: str, folder: Path) -> ModuleSpec | None:
-    path: Sequence[str] | None = [str(folder), *filter(None, sys.path)]
-    found, name = None, ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        found = PathFinder.find_spec(name, path) if path is not None else None
-        if found is None:
-            return None
-        path = found.submodule_search_locations
-    return found
+def _explain_more(error: ErrorDetails) -> None:
+    """Name the known keys of a section, and the unit of a limit."""
+    if error["type"] == "extra_forbidden":
+        section, written = (str(part) for part in error["loc"][-2:])
+        known = _SECTIONS[section].model_fields
+        other = near(written, known)
+        error["type"] = "value_error"
+        error["msg"] = (
+            f"is not known; did you mean {other}?" if other else f"is not known: known are {', '.join(known)}"
+        )
+    elif any(isinstance(limit, float) for limit in error.get("ctx", {}).values()):
+        error["msg"] += " s"

@@ -11,6 +11,7 @@ from headrace.functions.allocator import Allocator
 from headrace.functions.frames import Answer, FramePace
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
+from headrace.functions.worker_log import logger_of
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
@@ -78,6 +79,7 @@ class FunctionService(Service):
         return range(len(self._slots))
 
     async def start(self) -> None:
+        logger_of(self.name).setLevel(self.spec.log_level.upper() or logging.NOTSET)
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
         if self.spec.event_timeout_seconds:
@@ -230,7 +232,7 @@ class FunctionService(Service):
                 for trigger in self.triggers
             ],
             namespace=spec.namespace,
-            log_level=_LEVEL_NAMES.get(log.getEffectiveLevel(), "error"),
+            log_level=_LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error"),
             env={
                 "NUCLIO_FUNCTION_NAME": spec.name,
                 "NUCLIO_FUNCTION_DESCRIPTION": spec.description,

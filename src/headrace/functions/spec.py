@@ -6,12 +6,13 @@ Where Nuclio's documentation and code disagree, the documented default counts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import (
@@ -72,19 +73,59 @@ def _handler(text: str) -> str:
     return text
 
 
-def _no_explicit_ack(mode: str) -> str:
-    if mode != "disable":
-        # Acknowledging by the handler's return would commit records which the handler has not acknowledged.
-        raise ValueError("asks for explicit acknowledgement, which is not supported: write disable")
-    return mode
+def _is_list(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"is the text {value!r}: write a list, such as [{value}]")
+    return value
+
+
+def _broker(text: str) -> str:
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", text):
+        raise ValueError(f"is {text!r}, which is no broker: write host:port, and several as a list under brokers")
+    return text
+
+
+def _no_partitions(found: Any) -> Any:
+    if found:
+        raise ValueError("names partitions, and the members of a group share all of them: remove it")
+    return found
+
+
+def _version(text: str) -> str:
+    numbers = re.fullmatch(r"0\.(\d+)\.\d+\.\d+|[1-9]\d*\.\d+\.\d+", text)
+    if not numbers:
+        raise ValueError(f"is {text!r}, which is no version of Kafka: write one such as 3.5.2, or remove it")
+    if numbers[1] and int(numbers[1]) < 11:
+        raise ValueError(f"is {text}, where records have no headers yet: write 0.11.0.0 or later, or remove it")
+    return text
 
 
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
 AnyCase = BeforeValidator(_lower)
+AckMode = BeforeValidator(lambda mode: "explicitOnly" if _lower(mode) == "explicitonly" else _lower(mode))
+LevelName = BeforeValidator(lambda level: "warning" if _lower(level) == "warn" else _lower(level))
 OnFailure = BeforeValidator(lambda value: {"deadletter": "deadLetter"}.get(_lower(value), _lower(value)))
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
 """What `onFailure` means for errors without a line of their own."""
 Workers = Annotated[int, Field(ge=0, le=1000), Number]
+Whole = Annotated[int, Field(ge=0), Number]
+Pause = Annotated[float, Field(ge=0), Duration]
+Limit = Annotated[float, Field(gt=0), Duration]
+NoPartitions = Annotated[list[Any], BeforeValidator(_no_partitions)]
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_MEMBER: Final = {
+    "session_timeout": "session_timeout_seconds",
+    "heartbeat_interval": "heartbeat_seconds",
+    "retry_backoff": "fetch_retry_seconds",
+    "rebalance_timeout": "max_poll_interval_seconds",
+    "max_wait_time": "fetch_wait_seconds",
+    "fetch_min": "fetch_min_bytes",
+    "fetch_default": "partition_fetch_bytes",
+}
+"""Attributes, and the settings of the consumer that they are."""
+_DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
+"""Those of Nuclio that are not the client's; 0 means them too."""
 
 
 class _Part(BaseModel):
@@ -102,49 +143,103 @@ class _Part(BaseModel):
 class KafkaAttributes(_Part):
     """The Kafka part of a trigger: what it reads, and as which member of which group."""
 
-    topics: Annotated[list[TopicName], Field(min_length=1)]
+    topics: Annotated[list[TopicName], Field(min_length=1), BeforeValidator(_is_list)]
     group: Annotated[GroupName, Field(alias="consumerGroup")]
-    brokers: list[str] = []
+    brokers: Annotated[list[Annotated[str, AfterValidator(_broker)]], BeforeValidator(_is_list)] = []
     """Brokers the file names; empty means those of headrace.yaml."""
     security: KafkaSecurity | None = None
     """TLS and login of its own; None for those of headrace.yaml, or plain text on brokers of its own."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
-    session_timeout: Annotated[float, Field(ge=0.01), Duration] = 10.0
-    heartbeat_interval: Annotated[float, Field(ge=0.001), Duration] = 3.0
-    max_wait_time: Annotated[float, Field(ge=0.001), Duration] = 0.25
+    balance_strategy: Annotated[Literal["sticky", "range", "roundrobin"], AnyCase] = "sticky"
+    session_timeout: Annotated[float, Field(ge=0.01, le=3600), Duration] = 10.0
+    heartbeat_interval: Annotated[float, Field(ge=0.001, le=3600), Duration] = 3.0
+    max_processing_time: Limit = 300.0
+    """The longest time in which no record of a partition ends while the partition is still fetched."""
+    rebalance_timeout: Annotated[float, Field(ge=0.001, le=86_400), Duration] = _DEFAULTS["rebalance_timeout"]
+    max_wait_handler: Annotated[Limit, Field(alias="maxWaitHandlerDuringRebalance")] = 5.0
+    """The longest wait for records in flight before a partition is given up."""
+    rebalance_retry_max: Whole = 4
+    rebalance_retry_backoff: Pause = 2.0
+    retry_backoff: Annotated[float, Field(ge=0, le=300), Duration] | None = None
+    max_wait_time: Annotated[float, Field(ge=0.001, le=50), Duration] = _DEFAULTS["max_wait_time"]
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
-    fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 0
+    fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 1_048_576
+    fetch_max: Whole = 0
+    """Bytes of the largest record that a worker gets; 0 for no limit."""
+    channel_buffer_size: Annotated[int, Field(ge=0, le=256), Number] = 256
+    ack_window_size: Whole = 0
+    """Records by which the committed offset stays behind what has ended."""
+    log_level: Annotated[int, Number] = 0
+    version: Annotated[str, AfterValidator(_version)] = "3.5.2"
+    admin_timeout: Limit | None = None
+    admin_retry_backoff: Pause = 2.0
+    admin_retry_max: Whole = 10
+    metadata_timeout: Limit = 15.0
+    metadata_retry_backoff: Pause = 2.0
+    metadata_retry_max: Whole = 10
+    net_dial_timeout: Annotated[float, Field(gt=0, le=86_400), Duration] | None = None
+    net_keep_alive_interval: Pause | None = None
+    partitions: NoPartitions = []
     consumer: ConsumerConfig = ConsumerConfig()
     """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> KafkaAttributes:
-        if self.heartbeat_interval >= self.session_timeout:
-            times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
-            raise ValueError(f"heartbeatInterval {times}: write less than it")
+        pairs = (("heartbeat_interval", "session_timeout"), ("max_wait_handler", "rebalance_timeout"))
+        for shorter, longer in pairs:
+            if getattr(self, shorter) >= getattr(self, longer):
+                times = f"is {getattr(self, shorter):g}s, and {to_camel(longer)} {getattr(self, longer):g}s"
+                name = type(self).model_fields[shorter].alias or to_camel(shorter)
+                raise ValueError(f"{name} {times}: write less than it")
+        try:
+            self.member  # noqa: B018 its model is the check
+        except ValidationError as cause:
+            text = cause.errors()[0]["msg"].removeprefix("Value error, ")
+            for field, setting in {**_MEMBER, "balance_strategy": "assignors"}.items():
+                text = text.replace(setting, to_camel(field)) if field in self.model_fields_set else text
+            raise ValueError(text) from None
         return self
 
     def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
-        """Return how to reach what the trigger reads: `kafka` itself, if it has neither brokers nor a login."""
-        if kafka.is_at(self.brokers):
-            return kafka.model_copy(update={"security": self.security}) if self.security else kafka
-        own = {"bootstrap_servers": ",".join(self.brokers), "security": self.security or KafkaSecurity()}
-        return kafka.model_copy(update=own)
+        """Return how to reach what the trigger reads: `kafka` itself, if nothing of it is the trigger's own."""
+        own: dict[str, Any] = {"security": self.security} if self.security else {}
+        if not kafka.is_at(self.brokers):
+            own = {"bootstrap_servers": ",".join(self.brokers), "security": self.security or KafkaSecurity()}
+        properties: dict[str, Any] = {}
+        if self.net_dial_timeout:
+            properties["socket.connection.setup.timeout.ms"] = max(1000, round(self.net_dial_timeout * 1000))
+        if self.net_keep_alive_interval is not None:
+            properties["socket.keepalive.enable"] = self.net_keep_alive_interval > 0
+        if properties:
+            own["properties"] = {**kafka.properties, **properties}
+        if self.admin_timeout:
+            own["request_timeout_seconds"] = self.admin_timeout
+        return kafka.model_copy(update=own) if own else kafka
 
     @property
     def member(self) -> ConsumerConfig:
-        """Group membership and fetching of this trigger's consumer."""
-        settings: dict[str, Any] = {
-            "fetch_wait_seconds": self.max_wait_time,
-            "fetch_min_bytes": self.fetch_min or 1,
-            "partition_fetch_bytes": self.fetch_default or 1_048_576,
-        }
-        # Only if the file has them: with the newer group protocol the broker owns the session.
-        if "session_timeout" in self.model_fields_set:
-            settings["session_timeout_seconds"] = self.session_timeout
-        if "heartbeat_interval" in self.model_fields_set:
-            settings["heartbeat_seconds"] = self.heartbeat_interval
-        return ConsumerConfig(**settings, **self.consumer.model_dump(exclude_unset=True, exclude=set(settings)))
+        """Group membership and fetching of this trigger's consumer; Nuclio's names win where both are written."""
+        settings, written = self.consumer.model_dump(exclude_unset=True), self.model_fields_set
+        for field, setting in _MEMBER.items():
+            # The others only if the file has them: with the newer group protocol the broker owns the session.
+            if field in written or (field in _DEFAULTS and setting not in settings):
+                settings[setting] = getattr(self, field) or _DEFAULTS.get(field, 0)
+        longest = max(settings["max_poll_interval_seconds"], settings.get("session_timeout_seconds", 10.0), 1.0)
+        settings["max_poll_interval_seconds"] = longest  # the client refuses less than the session
+        settings["partition_fetch_bytes"] = min(settings["partition_fetch_bytes"], self.fetch_max or math.inf)
+        if "balance_strategy" in written:
+            sticky = self.balance_strategy == "sticky"
+            settings["assignors"] = ["cooperative-sticky" if sticky else self.balance_strategy]
+        return ConsumerConfig(**settings)
+
+
+class HandlerBatch(_Part):
+    """How many events one call of a batch handler gets."""
+
+    mode: Annotated[Literal["disable", "enable"], AnyCase] = "disable"
+    batch_size: Annotated[int, Field(ge=1, le=100_000), Number] = 10
+    timeout: Limit = 1.0
+    """The longest wait for a full batch."""
 
 
 class Trigger(_Part):
@@ -168,7 +263,13 @@ class Trigger(_Part):
     """What happens to a record whose handler fails; a setting of Headrace. `retry`: called again, as `retry` sets it,
     then a dead letter. `deadLetter`: a dead letter at once. `handled`: it has ended, as in Nuclio, and counts as
     failed. `stop`: its partition stops after the last attempt."""
-    explicit_ack_mode: Annotated[str, AnyCase, AfterValidator(_no_explicit_ack)] = "disable"
+    explicit_ack_mode: Annotated[Literal["disable", "enable", "explicitOnly"], AckMode] = "disable"
+    """Whether a record ends with its handler, with an explicit acknowledgement, or with either."""
+    explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
+    """The longest wait for acknowledgements before a partition is given up."""
+    batch: HandlerBatch = HandlerBatch()
+    delivery: Annotated[Literal["at_least_once", "exactly_once"], AnyCase] = "at_least_once"
+    """Whether outputs and offsets are committed in one transaction."""
     ordering: Annotated[Ordering, AnyCase] = "partition"
     """The records that wait for each other; a setting of Headrace, as the following."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
@@ -226,6 +327,21 @@ class KafkaTrigger(Trigger):
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        if self.explicit_ack_mode != "disable" and self.allocation == "pool":
+            raise ValueError(
+                f"explicitAckMode is {self.explicit_ack_mode}, and workerAllocationMode pool: write static or key, "
+                "so that the worker that acknowledges a record is the one that has it"
+            )
+        if self.delivery == "exactly_once" and self.explicit_ack_mode == "explicitOnly":
+            raise ValueError(
+                "delivery is exactly_once, and explicitAckMode explicitOnly, which commits apart from the outputs: "
+                "write disable, or delivery: at_least_once"
+            )
+        if self.delivery == "exactly_once" and self.kafka.member.isolation_level == "read_uncommitted":
+            raise ValueError(
+                "delivery is exactly_once, and consumer.isolation_level read_uncommitted, which reads records of "
+                "aborted transactions: remove one of them"
+            )
         return self
 
 
@@ -242,6 +358,12 @@ class Variable(_Part):
     """A reference into the platform Nuclio runs on; such a variable is left out."""
 
 
+class LoggerSink(_Part):
+    """One destination of log lines; Headrace has one log."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], LevelName] = "debug"
+
+
 class FunctionSpec(_Part):
     """One function file."""
 
@@ -255,9 +377,34 @@ class FunctionSpec(_Part):
     """Longest time for one event; None for no limit."""
     readiness_timeout_seconds: Annotated[int, Field(ge=0, le=86_400), Number, AfterValidator(lambda n: n or 60)] = 60
     """Longest time for loading the handler and `init_context`; 0 in the file means the default."""
+    logger_sinks: list[LoggerSink] = []
+    replicas: Annotated[int | None, Number] = None
+    min_replicas: Whole | None = None
+    max_replicas: Whole | None = None
+    disable_default_http_trigger: Annotated[bool, Field(alias="disableDefaultHTTPTrigger")] = True
     folder: Path
     """The folder of the file, which holds the handler's module."""
     triggers: list[AnyTrigger]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FunctionSpec:
+        least, most = self.replica_bounds
+        if least > most:
+            raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")
+        return self
+
+    @property
+    def replica_bounds(self) -> tuple[int, int]:
+        """The fewest and the most processes that may run this function."""
+        if self.replicas is not None:
+            return max(0, self.replicas), max(0, self.replicas)
+        written = [number for number in (self.min_replicas, self.max_replicas) if number is not None] or [1]
+        return written[0], written[-1]
+
+    @property
+    def log_level(self) -> str:
+        """The least level of the function's log lines; empty for that of the process."""
+        return min((sink.level for sink in self.logger_sinks), key=_LEVELS.index, default="")
 
     @property
     def worker_pools(self) -> list[list[AnyTrigger]]:

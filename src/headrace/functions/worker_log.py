@@ -24,6 +24,11 @@ _LINES_PER_SECOND = 1000
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+def logger_of(function: str) -> logging.Logger:
+    """Return the logger of a function's workers; it has a level of its own if the file has one."""
+    return log.getChild(function)
+
+
 class WorkerOutput(asyncio.Protocol):
     """The reading end of a worker's standard output and error. It is always read, so that no handler waits for it."""
 
@@ -32,6 +37,7 @@ class WorkerOutput(asyncio.Protocol):
         self.ended = asyncio.Event()
         """Set when every process that could write has ended."""
         self._label = label
+        self._logger = logger_of(label.partition(" worker ")[0])
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._held = b""
         self._lines = _LINES_PER_SECOND
@@ -100,10 +106,10 @@ class WorkerOutput(asyncio.Protocol):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 level, message, fields = msgspec.json.decode(line[1:], type=tuple[str, str, dict[str, Any]])
                 extra = "".join(f" {name}={value!r}" for name, value in fields.items())
-                log.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self._label, message, extra)
+                self._logger.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self._label, message, extra)
                 return
         self._tail.append(_text(line))
-        log.info("%s: %s", self._label, self._tail[-1])
+        self._logger.info("%s: %s", self._label, self._tail[-1])
 
 
 def _text(line: bytes) -> str:

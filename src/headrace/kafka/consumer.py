@@ -191,9 +191,7 @@ class Consumer(Service):
         return {TopicPartition(one.parameters["topic"], one.parameters["partition"]): one for one in errors}
 
     def pause_reason(self, partition: TopicPartition) -> str:
-        if not self._flow.is_paused(partition):
-            return ""
-        return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
+        return self._flow.pause_reason(partition, self._clock.monotonic())
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         return await self._answered(lambda poll, answer: poll.seek(partition, epoch, to, answer))

@@ -46,6 +46,8 @@ class FetchFlowControl:
         self._mean_bytes = 1
         """Bytes of a record, as the last poll had them."""
         self._full_since: float | None = None
+        self._look_at = 0.0
+        """When the partitions are looked at for one that has ended nothing for too long."""
 
     @property
     def must_wait(self) -> bool:
@@ -78,6 +80,16 @@ class FetchFlowControl:
         """Return whether a partition is paused now; callable on any thread."""
         found = self._partitions.get(partition)
         return found is not None and found.paused
+
+    def pause_reason(self, partition: TopicPartition, now: float) -> str:
+        """Return why a partition is paused now; empty if it is not. Callable on any thread."""
+        found = self._partitions.get(partition)
+        if found is None or not found.paused:
+            return ""
+        if self._is_late(found, now):
+            seconds = self._limits.max_processing_seconds
+            return f"nothing more is fetched until a record ends: none has ended for more than {seconds:g} s"
+        return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to count for partitions, from zero; they start resumed."""
@@ -120,21 +132,33 @@ class FetchFlowControl:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
-        if fill < _COMMON and not self._paused:
+        if fill < _COMMON and not self._paused and not self._must_look(now):
             return (), ()
         stays_full = self._full_since is not None and now - self._full_since >= _NO_PROGRESS_SECONDS
         before, pause, resume = now - _NO_PROGRESS_SECONDS, [], []
         for partition, each in self._partitions.items():
-            share = self._share_used(each)
+            share, late = self._share_used(each), self._is_late(each, now)
             if each.paused:
-                if fill < 1 and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
+                if fill < 1 and not late and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
                     each.paused = False
                     resume.append(partition)
-            elif (stays_full and (fill >= 1 or self._exceeds(each))) or (share >= 1 and each.moved_at <= before):
+            elif (
+                late or (stays_full and (fill >= 1 or self._exceeds(each))) or (share >= 1 and each.moved_at <= before)
+            ):
                 each.paused = True
                 pause.append(partition)
         self._paused += len(pause) - len(resume)
         return pause, resume
+
+    def _is_late(self, each: _InFlight, now: float) -> bool:
+        limit = self._limits.max_processing_seconds
+        return 0 < limit <= now - each.moved_at and each.records > 0
+
+    def _must_look(self, now: float) -> bool:
+        if not self._limits.max_processing_seconds or now < self._look_at:
+            return False
+        self._look_at = now + min(1.0, self._limits.max_processing_seconds / 4)
+        return True
 
     @property
     def _own_part(self) -> float:

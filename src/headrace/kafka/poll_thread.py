@@ -454,7 +454,8 @@ class PollThread:
 
     def _drain(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Wait until the loop has drained partitions; return what may be committed."""
-        seconds = min(_DRAIN_SECONDS, self.leave_by.remaining_seconds if self.leave_by else _DRAIN_SECONDS)
+        leave_by = self.leave_by
+        seconds = min(_DRAIN_SECONDS, leave_by.remaining_seconds) if leave_by else self.resolver.policy.drain_seconds
         deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
         listener = self.loop.listener
 

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity, KafkaTls, is_pem
-from headrace.config.membership import ConsumerConfig
+from headrace.config.membership import RECEIVE_BYTES, ConsumerConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 
@@ -190,6 +190,7 @@ def member_properties(kafka: KafkaConfig, name: str, group: str, consumer: Consu
     return {
         "fetch.queue.backoff.ms": 10,  # the client's 1000 starves a fast consumer
         "topic.metadata.refresh.interval.ms": 5000,  # a topic that is created later is found soon
+        "receive.message.max.bytes": RECEIVE_BYTES,
         **client_properties(kafka, f"{name} (pid {os.getpid()} on {socket.gethostname()})"),
         **own,
         "group.id": group,

@@ -16,7 +16,7 @@ http: {port: 9000}
 
 FUNCTION = """\
 spec:
-  handler: nowhere:dumps
+  handler: nowhere:copyfile
   triggers: {k: {kind: kafka, attributes: {topics: [t], consumerGroup: f}}}
 """
 PIPELINE = """\
@@ -104,7 +104,7 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     """The warnings of consumers and functions, and the refusals that come up when the parts are put together."""
     consumer = "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {heartbeat_seconds: 9}}"
     (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
-    (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "json") + "  build: {commands: []}\n")
+    (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  build: {commands: []}\n")
     assert headrace("config", "check") == 0
     said = capsys.readouterr().err
     assert "warning: reactive a: heartbeat_seconds is 9, more than a third of session_timeout_seconds" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -436,3 +437,26 @@ def test_a_function_that_could_not_start_recovers_by_itself(write_function: Writ
             assert await function.deliver(b"a") == [ACK]
 
     uvloop.run(run())
+
+
+@pytest.mark.parametrize(("level", "expected"), [("debug", ["fine", "plain"]), ("error", [])])
+def test_the_level_of_the_sinks_is_that_of_the_function_alone(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture, level: str, expected: list[str]
+) -> None:
+    """More or less than what the process logs."""
+    caplog.set_level(logging.INFO, "headrace")
+    caplog.handler.setLevel(logging.NOTSET)
+    code = """
+        def handler(context, event):
+            context.logger.debug("fine")
+            context.logger.info("plain")
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, spec={"loggerSinks": [{"level": level}]})) as function:
+            assert await function.deliver(b"a") == [ACK]
+
+    uvloop.run(run())
+    lines = [text for record in caplog.records for text in ("fine", "plain") if f": {text}" in record.getMessage()]
+    assert lines == expected
+    assert logging.getLogger("headrace.functions.worker_log").getEffectiveLevel() == logging.INFO

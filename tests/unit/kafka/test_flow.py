@@ -147,3 +147,26 @@ def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
     assert made.poll_limit_records == 1
     made.released(A, 20, 2_000_000, 0)
     assert made.poll_limit_records == 10
+
+
+def test_a_partition_in_which_no_record_ends_for_too_long_is_paused_until_one_does() -> None:
+    """However little is in flight; the others are fetched, and a record that ends counts from then on."""
+    made = FetchFlowControl(FlowControl(max_processing_seconds=8))
+    made.assigned([A, B])
+    made.fetched(A, 2, 10, 0)
+    made.fetched(B, 1, 10, 0)
+    made.released(B, 1, 10, 1)
+
+    def changes(now: float) -> list[list[TopicPartition]]:
+        return [[*partitions] for partitions in made.changes(now)]
+
+    assert changes(7.9) == [[], []]
+    assert changes(8.0) == [[], []], "it looks once a second"
+    assert changes(9.0) == [[A], []]
+    assert "none has ended for more than 8 s" in made.pause_reason(A, 9.0)
+    assert made.pause_reason(B, 9.0) == ""
+    assert changes(9.1) == [[], []]
+    made.released(A, 1, 5, 10)
+    assert changes(10) == [[], [A]]
+    assert changes(17.9) == [[], []]
+    assert changes(19) == [[A], []]

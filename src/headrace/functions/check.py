@@ -1,0 +1,122 @@
+"""What a check of a function file finds beyond its values: the handler, without an import, and advice on numbers."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import math
+import symtable
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from headrace.functions.spec import FunctionSpec, KafkaTrigger
+
+_NEAR = 0.8
+"""Similarity from which a name counts as a misspelt one."""
+_SPARE = 1.2
+"""Part of what is needed that is advised, for the time after one replica has failed."""
+
+
+def near(written: str, known: Iterable[str], similarity: float = _NEAR) -> str:
+    """Return the known name that was probably intended; empty if none is similar."""
+    names = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(written.lower(), names, 1, similarity)
+    found += [name for name in names if similarity < 1 and sorted(name) == sorted(written.lower())]
+    return names[found[0]] if found else ""
+
+
+def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> list[str]:
+    """Return what would be better for the workers, replicas and times of a trigger, a sentence each.
+
+    Args:
+        function: The function.
+        trigger: One of its triggers.
+        partitions: Those of all its topics; 0 if that is not known.
+    """
+    found, most, kafka = [], max(1, function.replica_bounds[1]), trigger.kafka
+    workers = math.ceil(partitions / most * _SPARE)
+    if trigger.ordering == "partition":
+        workers = min(workers, partitions)  # each partition has one delivery at a time
+    if partitions and workers != trigger.workers:
+        found.append(
+            f"numWorkers is {trigger.workers}: {partitions} partitions over {most} replicas advise {workers}, "
+            "120 % of the partitions of each"
+        )
+    if partitions and most > partitions:
+        found.append(f"maxReplicas is {most}, and only {partitions} can have a partition: write {partitions} or less")
+    if kafka.rebalance_timeout < _SPARE * kafka.max_wait_handler:
+        found.append(
+            f"rebalanceTimeout is {kafka.rebalance_timeout:g}s: write {_SPARE * kafka.max_wait_handler:g}s or more, "
+            "120 % of maxWaitHandlerDuringRebalance, so that no member is late"
+        )
+    if 3 * kafka.heartbeat_interval > kafka.session_timeout:
+        found.append(
+            f"heartbeatInterval is {kafka.heartbeat_interval:g}s: write {kafka.session_timeout / 3:.3g}s or less, "
+            "a third of sessionTimeout, because two lost heartbeats end the membership"
+        )
+    return found
+
+
+def handler_problem(handler: str, folder: Path) -> str:
+    """Return why a worker could not call a handler, empty if it could or if only an import can show it.
+
+    Args:
+        handler: `module.sub:function`.
+        folder: The folder that workers search first.
+    """
+    module, _, function = handler.partition(":")
+    found = _find(module, folder)
+    if found is None:
+        files = [path.stem for path in folder.glob("*.py")]
+        other = near(module.removesuffix(".py"), files)
+        hint = f"did you mean {other}:{function}?" if other else "correct it"
+        return f"names module {module}, which is neither in {folder} nor installed: {hint}"
+    source = Path(found.origin or "")
+    if source.suffix != ".py":
+        return ""
+    try:
+        code = importlib.util.decode_source(source.read_bytes())
+        tree = ast.parse(code, str(source))
+        table = symtable.symtable(code, str(source), "exec")
+    except (SyntaxError, ValueError, RecursionError) as cause:
+        where = f"{source}:{cause.lineno}" if isinstance(cause, SyntaxError) else str(source)
+        return f"names a module that does not compile: {where}: {getattr(cause, 'msg', cause)}. Correct this line"
+    known = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    opaque = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+    if function not in known and not opaque and "__getattr__" not in known:
+        other = near(function, known)
+        hint = f"did you mean {module}:{other}?" if other else "correct it"
+        return f"names function {function}, which {source} does not define: {hint}"
+    wrong = (_signature(tree, name, takes) for name, takes in ((function, 2), ("init_context", 1)))
+    return next((f"names a module to correct: {source}:{text}" for text in wrong if text), "")
+
+
+def _signature(tree: ast.Module, name: str, takes: int) -> str:
+    """Return why a function of a module cannot be called with so many values; empty if it can or is not known."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [node for node in found if node.name == name and not node.decorator_list]
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    if len(found) != 1 or any(node.id == name for node in stored):
+        return ""
+    arguments = found[0].args
+    most = len(arguments.posonlyargs) + len(arguments.args)
+    least = most - len(arguments.defaults)
+    if least <= takes <= (math.inf if arguments.vararg else most) and all(arguments.kw_defaults):
+        return ""
+    form = f"{name}(context, event)" if takes == 2 else f"{name}(context)"
+    return f"{found[0].lineno}: {name} takes {ast.unparse(arguments) or 'nothing'}: write {form}"
+
+
+def _find(module: str, folder: Path) -> ModuleSpec | None:
+    path: Sequence[str] | None = [str(folder), *filter(None, sys.path)]
+    found, name = None, ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = PathFinder.find_spec(name, path) if path is not None else None
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return found

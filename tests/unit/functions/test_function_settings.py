@@ -1,0 +1,289 @@
+"""Every setting of a trigger: Nuclio's documented examples, precedence, defaults, and what each becomes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import FunctionInvalid
+from headrace.functions import load as loader
+from headrace.functions.check import advice
+from headrace.functions.load import load_function
+from headrace.functions.spec import FunctionSpec, KafkaTrigger
+
+TABLE = Path(loader.__file__).with_name("trigger_keys.csv").read_text().splitlines()
+ANNOTATED = {row["key"]: row["annotation"] for row in csv.DictReader(TABLE) if row["annotation"]}
+LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
+OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
+VALUES: dict[str, tuple[str, str]] = {
+    "explicitAckMode": ("enable", "explicitOnly"),
+    "balanceStrategy": ("range", "ROUNDROBIN"),
+    "workerAllocationMode": ("static", "Key"),
+    "ordering": ("key", "none"),
+    "version": ("2.8.0", "0.11.0.2"),
+    "sessionTimeout": ("20s", "25s"),
+    "heartbeatInterval": ("1s", "500ms"),
+    "rebalanceTimeout": ("70s", "80s"),
+    "fetchMin": ("7", "8"),
+    "fetchDefault": ("1000000", "2000000"),
+    "fetchMax": ("3000", "4000"),
+    "channelBufferSize": ("16", "32"),
+    "ackWindowSize": ("5", "6"),
+    "logLevel": ("6", "7"),
+    "rebalanceRetryMax": ("9", "10"),
+    "adminRetryMax": ("3", "4"),
+    "metadataRetryMax": ("3", "4"),
+}
+"""Two values of each key; those that are not here are durations."""
+
+EARLIER_EXAMPLE = """
+triggers:
+  myKafkaTrigger:
+    kind: kafka-cluster
+    attributes:
+      initialOffset: earliest
+      topics:
+        - mytopic
+      brokers:
+        - 10.0.0.2:9092
+      consumerGroup: my-consumer-group
+      sasl:
+        enable: true
+        user: "nuclio"
+        password: "s3rv3rl3ss"
+"""
+CURRENT_EXAMPLE = (
+    EARLIER_EXAMPLE
+    + """
+        handshake: true
+
+        # [optional] specify mechanism
+        mechanism: SCRAM-SHA-256
+
+      # [optional] set tls if broker requires a secured communication
+      tls:
+        enable: true
+        insecureSkipVerify: true
+        minVersion: "1.2"
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def _served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load also what the workers do not serve yet."""
+    monkeypatch.setattr(loader, "_REFUSED", {})
+
+
+def load(folder: Path, spec: dict[str, Any] | str = "", annotations: Any = None, **attributes: Any) -> FunctionSpec:
+    """Load a file; `trigger` among the attributes is what is written in the trigger itself."""
+    if isinstance(spec, str):
+        spec = yaml.safe_load(spec) or {}
+    own = attributes.pop("trigger", {})
+    trigger = {"kind": "kafka", "attributes": {"topics": ["t"], "consumerGroup": "g", **attributes}, **own}
+    tree = {
+        "metadata": {"annotations": annotations or {}},
+        "spec": {"handler": "main:handler", "triggers": {"k": trigger}, **spec},
+    }
+    (folder / "function.yaml").write_text(json.dumps(tree, indent="\t"))
+    (folder / "function.yaml").chmod(0o600)
+    return load_function(folder)
+
+
+def only(spec: FunctionSpec) -> KafkaTrigger:
+    [trigger] = spec.triggers
+    return trigger
+
+
+def test_the_example_of_the_earlier_document(tmp_path: Path) -> None:
+    """As it is written there."""
+    trigger = only(load(tmp_path, EARLIER_EXAMPLE))
+    kafka = trigger.kafka
+    assert (trigger.name, kafka.topics, kafka.brokers) == ("myKafkaTrigger", ["mytopic"], ["10.0.0.2:9092"])
+    assert (kafka.group, kafka.auto_offset_reset) == ("my-consumer-group", "earliest")
+    assert kafka.security and kafka.security.sasl
+    login = kafka.security.sasl
+    assert (login.mechanism, login.username, login.password.get_secret_value()) == ("PLAIN", "nuclio", "s3rv3rl3ss")
+
+
+def test_the_example_of_the_current_document(tmp_path: Path) -> None:
+    """With TLS, whose version is written in the document's spelling."""
+    kafka = only(load(tmp_path, CURRENT_EXAMPLE)).kafka
+    assert kafka.security and kafka.security.sasl and kafka.security.tls
+    assert (kafka.security.effective_protocol, kafka.security.sasl.mechanism) == ("sasl_ssl", "SCRAM-SHA-256")
+    assert (kafka.security.tls.min_version, kafka.security.tls.verify_certificate) == ("1.2", False)
+
+
+def test_one_topic_by_the_older_name(tmp_path: Path) -> None:
+    """`topic` is the earlier document's name."""
+    spec = {"triggers": {"k": {"kind": "kafka", "attributes": {"topic": "orders", "consumerGroup": "g"}}}}
+    assert only(load(tmp_path, spec)).topics == ["orders"]
+
+
+def test_the_documented_defaults(tmp_path: Path) -> None:
+    """Where documents and code of Nuclio differ, the documents count."""
+    spec = load(tmp_path)
+    trigger, kafka = only(spec), only(spec).kafka
+    assert (kafka.auto_offset_reset, kafka.balance_strategy, kafka.session_timeout) == ("earliest", "sticky", 10)
+    assert (kafka.heartbeat_interval, kafka.max_processing_time, kafka.rebalance_timeout) == (3, 300, 60)
+    assert (kafka.rebalance_retry_max, kafka.rebalance_retry_backoff, kafka.max_wait_handler) == (4, 2, 5)
+    assert (kafka.fetch_min, kafka.fetch_default, kafka.fetch_max, kafka.channel_buffer_size) == (1, 1 << 20, 0, 256)
+    assert (kafka.max_wait_time, kafka.ack_window_size, kafka.log_level) == (0.25, 0, 0)
+    assert (trigger.workers, trigger.termination_seconds, trigger.allocation) == (1, 10, "pool")
+    assert (trigger.explicit_ack_mode, trigger.explicit_ack_wait, trigger.allocator_name) == ("disable", 0.1, "")
+    assert (trigger.batch.mode, trigger.batch.batch_size, trigger.batch.timeout) == ("disable", 10, 1)
+    assert (trigger.delivery, spec.readiness_timeout_seconds, spec.replica_bounds) == ("at_least_once", 60, (1, 1))
+
+
+def values_of(key: str) -> tuple[str, str]:
+    return VALUES.get(key, ("1500ms", "2500ms"))
+
+
+def written(key: str, value: str) -> dict[str, Any]:
+    """Return how a key is written: in the trigger or among its attributes, numbers without quotes."""
+    found: Any = int(value) if value.isdigit() else value
+    return {"trigger": {key: found}} if key in OF_TRIGGER else {key: found}
+
+
+@pytest.mark.parametrize("key", ANNOTATED)
+def test_an_annotation_means_its_attribute_and_the_attribute_wins(tmp_path: Path, key: str) -> None:
+    """For every key that has an annotation, also where Nuclio's annotation wins."""
+    first, second = values_of(key)
+    name = LEGACY.get(key, f"nuclio.io/kafka-{ANNOTATED[key]}")
+    more = {} if key == "workerAllocationMode" else {"workerAllocationMode": "static"}
+    alone = only(load(tmp_path, **written(key, first), **more))
+    assert only(load(tmp_path, annotations={name: first}, **more)) == alone
+    assert alone != only(load(tmp_path, **more)), "the value is kept"
+    both = only(load(tmp_path, annotations={name: second}, **written(key, first), **more))
+    assert both == alone
+    assert only(load(tmp_path, annotations={name: second}, **more)) != alone
+
+
+def test_the_older_annotation_of_the_window_wins(tmp_path: Path) -> None:
+    """As in Nuclio; the attribute wins over both."""
+    annotations = {"custom.nuclio.io/kafka-window-size": "3", "nuclio.io/kafka-window-size": "4"}
+    assert only(load(tmp_path, annotations=annotations)).kafka.ack_window_size == 3
+    assert only(load(tmp_path, annotations=annotations, ackWindowSize=5)).kafka.ack_window_size == 5
+
+
+PROPERTIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "balanceStrategy": ("Range", {"partition.assignment.strategy": "range"}),
+    "sessionTimeout": ("20s", {"session.timeout.ms": 20_000}),
+    "heartbeatInterval": ("1s500ms", {"heartbeat.interval.ms": 1500}),
+    "rebalanceTimeout": ("2m", {"max.poll.interval.ms": 120_000}),
+    "retryBackoff": ("1s", {"fetch.error.backoff.ms": 1000}),
+    "maxWaitTime": ("100ms", {"fetch.wait.max.ms": 100}),
+    "fetchMin": (0, {"fetch.min.bytes": 1}),
+    "fetchDefault": (0, {"max.partition.fetch.bytes": 1_048_576}),
+    "fetchMax": (1000, {"max.partition.fetch.bytes": 1000}),
+    "consumer": ({"max_poll_interval_seconds": 90}, {"max.poll.interval.ms": 90_000}),
+}
+
+
+@pytest.mark.parametrize("key", PROPERTIES)
+def test_a_setting_becomes_a_property_of_the_client(tmp_path: Path, key: str) -> None:
+    """The names are librdkafka's."""
+    value, properties = PROPERTIES[key]
+    found = only(load(tmp_path, **{key: value})).kafka.member.client_properties({})
+    assert {name: found[name] for name in properties} == properties
+
+
+def test_sticky_is_cooperative_and_a_short_rebalance_is_raised_to_the_session(tmp_path: Path) -> None:
+    """The client has no eager sticky assignor, and refuses less than the session."""
+    found = only(load(tmp_path, balanceStrategy="sticky", sessionTimeout="90s")).kafka.member.client_properties({})
+    assert found["partition.assignment.strategy"] == "cooperative-sticky"
+    assert found["max.poll.interval.ms"] == 90_000
+
+
+def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
+    """Without them the trigger uses the configuration of the file as it is."""
+    kafka = KafkaConfig(properties={"client.rack": "r"})
+    assert only(load(tmp_path)).kafka.cluster(kafka) is kafka
+    own = load(tmp_path, netDialTimeout="500ms", netKeepAliveInterval="90s", adminTimeout="4s")
+    found = only(own).kafka.cluster(kafka)
+    assert found.properties == {
+        "client.rack": "r",
+        "socket.connection.setup.timeout.ms": 1000,
+        "socket.keepalive.enable": True,
+    }
+    assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
+
+
+def test_what_is_not_used_yet_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And named in the log, a sentence each; a written default is not."""
+    own = {"workerAllocatorName": "pool", "batch": {"mode": "enable", "batchSize": 5, "timeout": "2s"}}
+    trigger = only(load(tmp_path, trigger=own, ackWindowSize=2, delivery="exactly_once", workerAllocationMode="key"))
+    assert (trigger.allocator_name, trigger.kafka.ack_window_size, trigger.delivery) == ("pool", 2, "exactly_once")
+    assert (trigger.batch.mode, trigger.batch.batch_size, trigger.batch.timeout) == ("enable", 5, 2)
+    found = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    at = "spec.triggers.k"
+    assert found == [
+        f"{at}.batch: is checked and not used yet: the handler gets one event per call, as in Nuclio",
+        f"{at}.attributes.ackWindowSize: is checked and not used yet: "
+        "the commit follows the last record that has ended",
+    ]
+    caplog.clear()
+    load(tmp_path, trigger={"batch": {"mode": "disable"}, "explicitAckMode": "disable"}, ackWindowSize=0)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "bounds"),
+    [
+        ({"replicas": 3, "minReplicas": 1, "maxReplicas": 9}, (3, 3)),
+        ({"replicas": -1}, (0, 0)),
+        ({"minReplicas": 2}, (2, 2)),
+        ({"maxReplicas": 4}, (4, 4)),
+        ({"minReplicas": 0, "maxReplicas": 4}, (0, 4)),
+    ],
+)
+def test_replicas_bound_how_many_processes_run(tmp_path: Path, spec: dict[str, int], bounds: tuple[int, int]) -> None:
+    """`replicas` wins; one bound alone is both."""
+    assert load(tmp_path, spec).replica_bounds == bounds
+
+
+def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A sink is a destination of Nuclio's platform; here is one log."""
+    assert load(tmp_path, {"loggerSinks": [{"level": "Warn"}, {"level": "info", "sink": "es"}]}).log_level == "info"
+    assert "spec.loggerSinks[1]: without effect in Headrace: sink" in caplog.text
+    assert load(tmp_path).log_level == ""
+
+
+def test_no_http_trigger_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`disableDefaultHTTPTrigger: true` is what Headrace does; `false` is named."""
+    load(tmp_path, {"disableDefaultHTTPTrigger": True})
+    assert not caplog.records
+    load(tmp_path, {"disableDefaultHTTPTrigger": False})
+    assert "has no effect in Headrace: Headrace adds no HTTP trigger" in caplog.text
+
+
+def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:
+    """A transaction has one cluster, so brokers of the trigger's own are refused."""
+    from headrace.config.model import HeadraceConfig
+
+    load(tmp_path, delivery="exactly_once", brokers=["elsewhere:9092"])
+    with pytest.raises(FunctionInvalid, match=r"delivery: is exactly_once, and outputs go to the brokers of headrace"):
+        load_function(tmp_path, HeadraceConfig())
+
+
+def test_advice_follows_the_rule_of_120_percent(tmp_path: Path) -> None:
+    """16 partitions over 4 replicas advise 5 workers; spare ones have no use when the replica has every partition."""
+    four = load(tmp_path, {"maxReplicas": 4}, trigger={"numWorkers": 4})
+    text = "numWorkers is 4: 16 partitions over 4 replicas advise 5, 120 % of the partitions of each"
+    assert advice(four, only(four), 16) == [text]
+    assert advice(four, only(four), 0) == []
+    one = load(tmp_path, trigger={"numWorkers": 3})
+    assert advice(one, only(one), 3) == []
+    many = load(tmp_path, {"maxReplicas": 9}, trigger={"numWorkers": 1})
+    assert advice(many, only(many), 4) == ["maxReplicas is 9, and only 4 can have a partition: write 4 or less"]
+    tight = load(tmp_path, maxWaitHandlerDuringRebalance="55s", heartbeatInterval="4s")
+    assert [text.partition(":")[0] for text in advice(tight, only(tight), 1)] == [
+        "rebalanceTimeout is 60s",
+        "heartbeatInterval is 4s",
+    ]

@@ -23,7 +23,7 @@ from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
 from headrace.lifecycle import SystemClock
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, Record, RecordBatch, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 KEYS, SLOW_ONE_IN, USUAL_SECONDS, SLOW_SECONDS = 7_500, 100, 0.02, 0.1
@@ -48,7 +48,7 @@ class Instant:
         """Nothing is kept."""
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        is_slow = self.slow_seconds and any(record.timestamp_ms for record in delivery.records)
+        is_slow = self.slow_seconds and any(RecordBatch.of(delivery.records).timestamps_ms)
         await asyncio.sleep(self.slow_seconds if is_slow else self.usual_seconds)
         return [ACK] * len(delivery.records)
 
@@ -58,7 +58,7 @@ class Instant:
             await self.capacity.wait()
 
 
-def chunks(records: int) -> list[list[Record]]:
+def chunks(records: int) -> list[RecordBatch]:
     """Return portions as a consumer hands them over; slow records are marked by their timestamp."""
 
     chance = Random(1)
@@ -69,10 +69,10 @@ def chunks(records: int) -> list[list[Record]]:
 
     each = records // len(PARTITIONS)
     starts = range(0, each - CHUNK + 1, CHUNK)
-    return [[make(p, offset) for offset in range(at, at + CHUNK)] for at in starts for p in PARTITIONS]
+    return [RecordBatch.of([make(p, offset) for offset in range(at, at + CHUNK)]) for at in starts for p in PARTITIONS]
 
 
-async def pump(portions: list[list[Record]], usual: float = 0, slow: float = 0, **settings: Any) -> tuple[float, float]:
+async def pump(portions: list[RecordBatch], usual: float = 0, slow: float = 0, **settings: Any) -> tuple[float, float]:
     """Return records per second through a pump, and seconds of the processor per record, once it is warm."""
     instant = Instant(usual, slow)
     batch = BatchConfig(max_records=settings.pop("per_delivery", 100))
@@ -86,7 +86,7 @@ async def pump(portions: list[list[Record]], usual: float = 0, slow: float = 0, 
             start, cpu = time.perf_counter(), time.process_time()
         await instant.wait_below(HELD_RECORDS - CHUNK)
         instant.held += CHUNK
-        work.on_records(portion[0].topic_partition, 1, portion)
+        work.on_records(portion.topic_partition, 1, portion)
         await asyncio.sleep(0)
     await instant.wait_below(0)
     records = (len(portions) - warm) * CHUNK

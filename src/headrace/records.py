@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple, overload
 
 import msgspec
 
@@ -67,6 +70,121 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def topic_partition(self) -> TopicPartition:
         """The partition of the record."""
         return TopicPartition(self.topic, self.partition)
+
+
+class RecordBatch(Sequence[Record]):
+    """Records of one partition, in the order of their offsets, as columns. Neither it nor a column is ever changed.
+
+    A `Record` is made only for who takes one by its index or iterates. A slice has columns of its own, so that it
+    keeps no other records in memory.
+    """
+
+    __slots__ = ("headers", "keys", "offsets", "size_bytes", "sizes", "timestamps_ms", "topic_partition", "values")
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        offsets: list[int],
+        timestamps_ms: list[int],
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        headers: list[list[Header] | None] | None,
+        sizes: list[int],
+    ) -> None:
+        """Take columns of the same length; `headers` is None if no record has any."""
+        self.topic_partition = topic_partition
+        self.offsets = offsets
+        self.timestamps_ms = timestamps_ms
+        self.keys = keys
+        self.values = values
+        self.headers = headers
+        self.sizes = sizes
+        """Bytes of key and value of each record."""
+        self.size_bytes = sum(sizes)
+
+    @staticmethod
+    def of(records: Sequence[Record]) -> RecordBatch:
+        """Return records of one partition as columns; a batch as it is."""
+        if isinstance(records, RecordBatch):
+            return records
+        headers = [record.read_headers() or None for record in records]
+        return RecordBatch(
+            records[0].topic_partition if records else TopicPartition("", -1),
+            [record.offset for record in records],
+            [record.timestamp_ms for record in records],
+            [record.key for record in records],
+            [record.value for record in records],
+            headers if any(headers) else None,
+            [record.size_bytes for record in records],
+        )
+
+    @staticmethod
+    def join(parts: Sequence[RecordBatch]) -> RecordBatch:
+        """Return batches of the same partition that follow each other as one."""
+        if len(parts) == 1:
+            return parts[0]
+        headers = [part.headers or repeat(None, len(part)) for part in parts]
+        return RecordBatch(
+            parts[0].topic_partition,
+            [*chain.from_iterable([part.offsets for part in parts])],
+            [*chain.from_iterable([part.timestamps_ms for part in parts])],
+            [*chain.from_iterable([part.keys for part in parts])],
+            [*chain.from_iterable([part.values for part in parts])],
+            [*chain.from_iterable(headers)] if any(part.headers for part in parts) else None,
+            [*chain.from_iterable([part.sizes for part in parts])],
+        )
+
+    def select(self, indexes: Iterable[int]) -> RecordBatch:
+        """Return the records at these indexes, in the order of the indexes."""
+        chosen = list(indexes)
+        return self._cut(lambda column: [column[index] for index in chosen])
+
+    def _cut(self, cut: Callable[[list[Any]], list[Any]]) -> RecordBatch:
+        return RecordBatch(
+            self.topic_partition,
+            cut(self.offsets),
+            cut(self.timestamps_ms),
+            cut(self.keys),
+            cut(self.values),
+            cut(self.headers) if self.headers else None,
+            cut(self.sizes),
+        )
+
+    def find(self, offset: int, start: int = 0) -> Record | None:
+        """Return the record with an offset, from an index on; None if it is not here."""
+        index = bisect_left(self.offsets, offset, start)
+        return self[index] if index < len(self) and self.offsets[index] == offset else None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Record]:
+        headers = self.headers
+        readers: Iterable[Callable[[], list[Header] | None]] = repeat(list)
+        if headers:
+            readers = [each.copy if each else list for each in headers]
+        partition, columns = self.topic_partition, (self.offsets, self.timestamps_ms, self.keys, self.values)
+        return map(Record, repeat(partition.topic), repeat(partition.partition), *columns, readers, self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> RecordBatch: ...
+
+    def __getitem__(self, index: int | slice) -> Record | RecordBatch:
+        if isinstance(index, slice):
+            return self._cut(itemgetter(index))
+        headers = self.headers[index] if self.headers else None
+        return Record(
+            *self.topic_partition,
+            self.offsets[index],
+            self.timestamps_ms[index],
+            self.keys[index],
+            self.values[index],
+            headers.copy if headers else list,
+            self.sizes[index],
+        )
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """The backlog of a lane: its records that have not begun, and which of them may begin now.
 
-A record is ready, or blocked by an earlier one of its key. The cost of a step does not depend on the number of open
-records.
+In the orders `partition` and `none` all of them may, and nothing is done for each record. In order `key` a record is
+ready, or blocked by an earlier one of its key. The cost of a step does not depend on the number of open records.
 
 Records of slow keys are delivered in isolation, so that they delay no others. A delivery takes as long as its slowest
 record, and proves nothing about the others. So keys of a slow delivery are tried with a few others, then alone; a key
@@ -12,11 +12,13 @@ size, or of a few records. These are tried now and then when all others are slow
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, chain, repeat
 
 from headrace.delivery.context import PumpContext
-from headrace.records import Record
+from headrace.records import Record, RecordBatch
 
 _OFFSET = operator.attrgetter("offset")
 FEW, ALONE, SLOW = 1, 2, 3
@@ -54,9 +56,9 @@ class SlowKeys:
         looks = not self._turn % _PART and self._usual.get(self._most.bit_length(), 0) > _NOTICED_SECONDS
         return self._few if looks else self._most
 
-    def learn(self, records: Sequence[Record], seconds: float) -> None:
-        """Record how long a successful delivery took."""
-        count = len(records)
+    def learn(self, keys: Sequence[bytes | None], seconds: float) -> None:
+        """Record how long a successful delivery of these keys took."""
+        count = len(keys)
         size, few = count.bit_length(), self._few.bit_length()
         usual = self._usual.get(size, seconds)
         self._usual[size] = min(seconds, usual * _FORGETS)
@@ -64,61 +66,124 @@ class SlowKeys:
             usual = min(usual, self._usual[few] * count / self._few)
         if seconds <= usual * _SLOWER + _NOTICED_SECONDS:
             if self.marks:
-                self._clear(records)
+                self._clear(keys)
         else:
-            self._suspect(records)
+            self._suspect(keys)
 
-    def _clear(self, records: Sequence[Record]) -> None:
-        for record in records:
-            if self.marks.pop(record.key, 0) == SLOW:
+    def _clear(self, keys: Sequence[bytes | None]) -> None:
+        for key in keys:
+            if self.marks.pop(key, 0) == SLOW:
                 self._slow -= 1
 
-    def _suspect(self, records: Sequence[Record]) -> None:
-        is_alone = len(records) == 1 and self._slow < _MOST_SLOW
-        for record in records:
-            mark = self.marks.get(record.key, 0)
-            if record.key is None or mark == SLOW or (not mark and len(self.marks) - self._slow >= _MOST_TRIED):
+    def _suspect(self, keys: Sequence[bytes | None]) -> None:
+        is_alone = len(keys) == 1 and self._slow < _MOST_SLOW
+        for key in keys:
+            mark = self.marks.get(key, 0)
+            if key is None or mark == SLOW or (not mark and len(self.marks) - self._slow >= _MOST_TRIED):
                 continue
-            self.marks[record.key] = SLOW if is_alone else min(mark + 1, ALONE)
+            self.marks[key] = SLOW if is_alone else min(mark + 1, ALONE)
             self._slow += is_alone
 
 
 class Backlog:
-    """Records of one lane that have not begun."""
+    """Records of one lane that have not begun, in the batches in which they were received."""
 
     def __init__(self, context: PumpContext) -> None:
         self.isolated = 0
         """Deliveries in flight of records that have a slow key, or one that may be."""
         self._context = context
-        self.ready: deque[Record] = deque()
+        self._batches: deque[RecordBatch] = deque()
+        self._begun = 0
+        """Records of the first batch that have begun."""
+        self._ready_records = 0
+
+    @property
+    def is_slow_turn(self) -> bool:
+        """Whether `take` returns records of slow keys, which are delivered in isolation."""
+        return False
+
+    @property
+    def ready_records(self) -> int:
+        """Records that may begin, without those of slow keys."""
+        return self._ready_records
+
+    def add(self, records: RecordBatch) -> None:
+        """Append records."""
+        if records:
+            self._batches.append(records)
+            self._ready_records += len(records)
+
+    def take(self) -> RecordBatch:
+        """Return records to be delivered together; only if some are ready.
+
+        They are a slice of a batch, a batch, or small batches joined.
+        """
+        parts: list[RecordBatch] = []
+        records, size_bytes = self._context.most_records, self._context.batch.max_bytes
+        while records and self._batches:
+            first = self._batches[0]
+            part = first if len(first) <= records and not self._begun else first[self._begun : self._begun + records]
+            if part.size_bytes > size_bytes:
+                part = part[: bisect_right([*accumulate(part.sizes)], size_bytes) or not parts]  # one always fits
+            if not part:
+                break
+            parts.append(part)
+            records, size_bytes = records - len(part), size_bytes - part.size_bytes
+            self._begun += len(part)
+            if self._begun < len(first):
+                break
+            self._batches.popleft()
+            self._begun = 0
+        taken = RecordBatch.join(parts)
+        self._ready_records -= len(taken)
+        return taken
+
+    def find(self, offset: int) -> Record | None:
+        """Return a record, or None if it is not here."""
+        begun = chain((self._begun,), repeat(0))
+        every = (batch.find(offset, first) for batch, first in zip(self._batches, begun, strict=False))
+        return next(filter(None, every), None)
+
+    def release(self, records: RecordBatch) -> None:
+        """Unblock what waited for these records, which have ended."""
+
+    def learn(self, records: RecordBatch, seconds: float) -> None:
+        """Record how long a successful delivery of these records took."""
+
+    def resize(self) -> None:
+        """Apply a changed size of full deliveries."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._batches.clear()
+        self._begun = self._ready_records = 0
+
+
+class KeyBacklog(Backlog):
+    """Records of one lane that have not begun, of which only the first of each key may."""
+
+    def __init__(self, context: PumpContext) -> None:
+        super().__init__(context)
+        self._ready: deque[Record] = deque()
         """Records of usual keys that may begin."""
         self._blocked: dict[bytes | None, deque[Record] | None] = {}  # keys in flight, and what each blocks
         self._keys = SlowKeys(context.batch.max_records)
         self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
 
-    def __iter__(self) -> Iterator[Record]:
-        """Iterate over every record, those that are ready first."""
-        yield from self.ready
-        for ready in self._slow.values():
-            yield from ready
-        for waiting in self._blocked.values():
-            yield from waiting or ()
+    @property
+    def ready_records(self) -> int:
+        return len(self._ready)
 
     @property
     def is_slow_turn(self) -> bool:
-        """Whether records of slow keys may begin."""
         return bool(self._keys.marks) and self._mark > 0
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Append records."""
-        if self._context.ordering != "key":
-            self.ready.extend(records)
-            return
+    def add(self, records: RecordBatch) -> None:
         ordered_nulls, blocked = self._context.ordered_null_keys, self._blocked
         for record in records:
             key = record.key
             if key is None and not ordered_nulls:
-                self.ready.append(record)
+                self._ready.append(record)
             elif key not in blocked:
                 blocked[key] = None
                 self._ready_for(key).append(record)
@@ -127,38 +192,33 @@ class Backlog:
             else:
                 waiting.append(record)
 
-    def take_slow(self) -> list[Record]:
-        """Return records of slow keys to be delivered together; only if it is their turn."""
-        mark = self._mark
-        return self._portion(self._slow[mark], self._keys.full_records(mark))
+    def take(self) -> RecordBatch:
+        if self.is_slow_turn:
+            mark = self._mark
+            return self._portion(self._slow[mark], self._keys.full_records(mark))
+        return self._portion(self._ready, min(self._keys.next_records(), self._context.most_records))
 
-    def take(self) -> list[Record]:
-        """Return records to be delivered together; only if some are ready."""
-        return self._portion(self.ready, min(self._keys.next_records(), self._context.most_records))
+    def find(self, offset: int) -> Record | None:
+        waiting = [self._ready, *self._slow.values(), *filter(None, self._blocked.values())]
+        return next((record for records in waiting for record in records if record.offset == offset), None)
 
-    def release(self, records: Sequence[Record]) -> None:
-        """Unblock the keys of these records, each of which was the first of its key."""
+    def release(self, records: RecordBatch) -> None:
         blocked = self._blocked
-        for record in records:
-            key = record.key
+        for key in records.keys:
             if waiting := blocked.get(key):
                 self._ready_for(key).append(waiting.popleft())
             else:
                 blocked.pop(key, None)  # a drained lane has forgotten its keys
 
-    def learn(self, records: Sequence[Record], seconds: float) -> None:
-        """Record how long a successful delivery of these records took."""
-        self._keys.learn(records, seconds)
+    def learn(self, records: RecordBatch, seconds: float) -> None:
+        self._keys.learn(records.keys, seconds)
 
     def resize(self) -> None:
-        """Apply a changed size of full deliveries."""
         self._keys.resize(self._context.batch.max_records)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.ready.clear()
         self._blocked.clear()
-        for ready in self._slow.values():
+        for ready in (self._ready, *self._slow.values()):
             ready.clear()
 
     @property
@@ -167,7 +227,7 @@ class Backlog:
 
         They fill deliveries, but for a quarter of their slots, so that they do not all wait for the slowest.
         """
-        slots = self._context.breaker.limit.concurrency // (len(self._context.lanes) or 1) // (2 if self.ready else 1)
+        slots = self._context.breaker.limit.concurrency // (len(self._context.lanes) or 1) // (2 if self._ready else 1)
         if self.isolated >= max(1, slots):
             return 0
         for mark, ready in self._slow.items():
@@ -175,7 +235,7 @@ class Backlog:
                 return mark
         return 0
 
-    def _portion(self, ready: deque[Record], most_records: int) -> list[Record]:
+    def _portion(self, ready: deque[Record], most_records: int) -> RecordBatch:
         batch = self._context.batch
         records = [ready.popleft()]
         size = records[0].size_bytes
@@ -184,10 +244,9 @@ class Backlog:
             if size > batch.max_bytes:
                 break
             records.append(ready.popleft())
-        if self._context.ordering == "key":
-            # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
-            records.sort(key=_OFFSET)
-        return records
+        # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
+        records.sort(key=_OFFSET)
+        return RecordBatch.of(records)
 
     def _ready_for(self, key: bytes | None) -> deque[Record]:
-        return self._slow.get(self._keys.marks.get(key, 0), self.ready)
+        return self._slow.get(self._keys.marks.get(key, 0), self._ready)

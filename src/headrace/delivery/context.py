@@ -13,7 +13,7 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.protocols import DeadLetter, DelayedRecord, OnEnded, Outcome
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import Record, TopicPartition
+from headrace.records import Record, RecordBatch, TopicPartition
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",
@@ -112,7 +112,7 @@ class PumpContext:
 class Batch(NamedTuple):
     """Records that are delivered together, and their history."""
 
-    records: Sequence[Record]
+    records: RecordBatch
     attempt: int = 1
     first_failed_at: float = 0.0
     """Seconds since the epoch; 0 before the first failure."""
@@ -130,8 +130,8 @@ class DeadLetterBatch(NamedTuple):
     dead_letters: Sequence[DeadLetter]
 
     @property
-    def records(self) -> list[Record]:
-        return [dead_letter.record for dead_letter in self.dead_letters]
+    def records(self) -> RecordBatch:
+        return RecordBatch.of([dead_letter.record for dead_letter in self.dead_letters])
 
     @property
     def attempt(self) -> int:

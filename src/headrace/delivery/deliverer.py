@@ -28,7 +28,7 @@ from headrace.delivery.protocols import (
 )
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Record
+from headrace.records import Record, RecordBatch
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Deliverer:
         *,
         epoch_of: EpochOf,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
-        on_ended: Callable[[Lane, Sequence[Record], Outcome, Sequence[Reply]], None],
+        on_ended: Callable[[Lane, RecordBatch, Outcome, Sequence[Reply]], None],
         replay: str = "",
         live: bool = True,
     ) -> None:
@@ -243,7 +243,8 @@ class Deliverer:
         if self._is_to_blame(lane, batch, attempt_id, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:
-                lane.give_back(batch._replace(records=sorted(kept, key=lambda record: record.offset)))
+                kept.sort(key=lambda record: record.offset)
+                lane.give_back(batch._replace(records=RecordBatch.of(kept)))
             failed, again = [one for one in failed if one[1].permanent], []
         elif Outcome.UNAVAILABLE not in judged:
             lane.progressed()
@@ -257,10 +258,10 @@ class Deliverer:
             reach("retry.before")
             context.counts.redeliveries += len(again)
             text = f"offset {again[0].offset} failed {batch.attempt} of {context.retry.attempts} times"
-            lane.try_later(Batch(again, batch.attempt + 1, first), text)
+            lane.try_later(Batch(RecordBatch.of(again), batch.attempt + 1, first), text)
         if split := _records(judged.get(Outcome.SPLIT, ())):
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
-            lane.halve(batch._replace(records=split), text)
+            lane.halve(batch._replace(records=RecordBatch.of(split)), text)
         dead_letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]
         return DeadLetterBatch(dead_letters) if dead_letters else None
 
@@ -271,7 +272,8 @@ class Deliverer:
         if unavailable := judged.get(Outcome.UNAVAILABLE):
             if succeeded:
                 breaker.answered(attempt_id, succeeded)
-            return self._refused(lane, batch._replace(records=_records(unavailable)), attempt_id, why)
+            kept = batch._replace(records=RecordBatch.of(_records(unavailable)))
+            return self._refused(lane, kept, attempt_id, why)
         if not any(reply.reached for reply in replies):
             return False  # the destination saw none of them
         # Records of retry topics were counted as failures at their first attempt. Counting them again would keep the
@@ -282,7 +284,7 @@ class Deliverer:
 
     def _end(self, lane: Lane, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
         self._context.counts.ended[how] += len(records)
-        self._on_ended(lane, records, how, replies)
+        self._on_ended(lane, RecordBatch.of(records), how, replies)
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
@@ -364,7 +366,7 @@ class Deliverer:
 
 def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:
     """Return first failures that count against the destination; records that it never received do not."""
-    partition = batch.records[0].topic_partition
+    partition = batch.records.topic_partition
     if split := judged.get(Outcome.SPLIT):
         return [(partition, split[0][0].offset, len(split))]
     skipped = {record.offset for record, _ in judged.get(Outcome.SKIPPED, ())}

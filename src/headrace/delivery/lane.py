@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from headrace.delivery.backlog import Backlog
+from headrace.delivery.backlog import Backlog, KeyBacklog
 from headrace.delivery.context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.delivery.lane_state import LaneCondition, LaneState
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.policy import pause_seconds
 from headrace.delivery.tracker import AckTracker
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Lane:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
-        self.backlog = Backlog(context)
+        self.backlog = KeyBacklog(context) if context.ordering == "key" else Backlog(context)
         """What has not begun."""
         self.retries = RetryQueue()
         self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
@@ -94,7 +95,7 @@ class Lane:
         """Since when the first unfinished record is the first; seconds since the epoch."""
         self._context = context
         self._offer = offer
-        self._beyond: deque[tuple[Record, float]] = deque()
+        self._beyond: deque[tuple[RecordBatch, float]] = deque()
         """Records that are not due, or beyond the window of the offset map, and when each was received."""
         self._begun = 0
         self._lingered = False
@@ -129,26 +130,27 @@ class Lane:
         backlog, context = self.backlog, self._context
         if backlog.is_slow_turn:
             return True
-        if not backlog.ready or (self._begun and context.ordering == "partition"):
+        if not backlog.ready_records or (self._begun and context.ordering == "partition"):
             return False
         batch = context.batch
-        return not batch.linger_seconds or self._lingered or len(backlog.ready) >= batch.max_records
+        return not batch.linger_seconds or self._lingered or backlog.ready_records >= batch.max_records
 
-    def add(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Take records from the source, in offset order; return those that had ended before this assignment."""
-        context = self._context
+    def add(self, records: RecordBatch) -> RecordBatch | None:
+        """Take records from the source, in offset order; return those that had ended before this assignment, if any."""
+        context, before = self._context, None
         if not self.tracker.has_open:
             self.head_since = context.clock.time()
-        ended = self.tracker.delivered([record.offset for record in records])
-        fresh = [record for record in records if record.offset not in ended] if ended else records
-        if self._beyond or context.delayed or (fresh and fresh[-1].offset >= self.tracker.frontier + SPAN_OFFSETS):
-            now = context.clock.monotonic()
-            self._beyond.extend([(record, now) for record in fresh])
+        if ended := self.tracker.delivered(records.offsets):
+            indexes = range(len(records))
+            before = records.select(index for index in indexes if records.offsets[index] in ended)
+            records = records.select(index for index in indexes if records.offsets[index] not in ended)
+        if self._beyond or context.delayed or (records and records.offsets[-1] >= self.tracker.frontier + SPAN_OFFSETS):
+            self._beyond.append((records, context.clock.monotonic()))
             self._admit()
         else:
-            self.backlog.add(fresh)
+            self.backlog.add(records)
             self._linger()
-        return [record for record in records if record.offset in ended] if ended else ()
+        return before
 
     def take(self) -> Work:
         """Return what is to be delivered next; only when `startable`."""
@@ -158,7 +160,7 @@ class Lane:
         if retries.was_last:
             return retries.due.popleft()
         isolated = self.backlog.is_slow_turn
-        records = self.backlog.take_slow() if isolated else self.backlog.take()
+        records = self.backlog.take()
         self._begun += len(records)
         if not isolated:
             self._lingered = False
@@ -190,7 +192,7 @@ class Lane:
             self.backlog.isolated -= work.isolated
         self._check_idle()
 
-    def ended(self, records: Sequence[Record]) -> None:
+    def ended(self, records: RecordBatch) -> None:
         """Free what waited for these records, which have ended."""
         self._begun -= len(records)
         if self._context.ordering == "key":
@@ -289,9 +291,9 @@ class Lane:
         """Cancel the tasks that work on any of these records; the lane is idle without them."""
         offsets = {record.offset for record in records}
         for task, (work, _) in [*self.in_flight.items()]:
-            if any(record.offset in offsets for record in work.records):
+            if not offsets.isdisjoint(work.records.offsets):
                 task.cancel()
-                self.replace(task, Batch(()))
+                self.replace(task, Batch(RecordBatch.of(())))
         self._check_idle()
 
     def resize(self) -> None:
@@ -304,13 +306,14 @@ class Lane:
         in_flight = (Begun(work, "", since) for work, since in self.in_flight.values())
         waiting = (Begun(work, why, None) for work, why in self.retries)
         every = itertools.chain(in_flight, waiting)
-        return next((begun for begun in every if any(each.offset == offset for each in begun.work.records)), None)
+        return next((begun for begun in every if offset in begun.work.records.offsets), None)
 
     def find(self, offset: int) -> Record | None:
         """Return a record that has not ended, or None if it is not here."""
-        begun = self.begun(offset)
-        records = begun.work.records if begun else itertools.chain(self.backlog, (each for each, _ in self._beyond))
-        return next((record for record in records if record.offset == offset), None)
+        if begun := self.begun(offset):
+            return begun.work.records.find(offset)
+        beyond = (found for batch, _ in self._beyond if (found := batch.find(offset)))
+        return self.backlog.find(offset) or next(beyond, None)
 
     def _check_idle(self) -> None:
         for work, _ in self.in_flight.values():
@@ -320,10 +323,16 @@ class Lane:
 
     def _admit(self) -> None:
         """Move records to the backlog that are due and within the window of the offset map."""
-        limit, near = self.tracker.frontier + SPAN_OFFSETS, []
-        while self._beyond and self._beyond[0][0].offset < limit and self._is_due(*self._beyond[0]):
-            near.append(self._beyond.popleft()[0])
-        self.backlog.add(near)
+        limit = self.tracker.frontier + SPAN_OFFSETS
+        while self._beyond:
+            batch, received_at = self._beyond.popleft()
+            near = bisect_left(batch.offsets, limit)
+            if self._context.delayed:
+                near = next((n for n, record in enumerate(batch[:near]) if not self._is_due(record, received_at)), near)
+            self.backlog.add(batch[:near])
+            if near < len(batch):
+                self._beyond.appendleft((batch[near:], received_at))
+                break
         self._linger()
         if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
@@ -359,7 +368,7 @@ class Lane:
 
     def _linger(self) -> None:
         seconds = self._context.batch.linger_seconds
-        if seconds and self.backlog.ready and "linger" not in self._timers:
+        if seconds and self.backlog.ready_records and "linger" not in self._timers:
             self._start_timer(seconds, self._linger_over, "linger")
 
     def _linger_over(self) -> None:

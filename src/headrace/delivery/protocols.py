@@ -83,6 +83,7 @@ class Delivery(NamedTuple):
     epoch: int
     """Number of the live assignment of the partition; 0 if this process has none."""
     records: Sequence[Record]
+    """A `RecordBatch` as a rule; `RecordBatch.of` returns its columns."""
     attempt: int
     """1 for the first attempt of these records."""
     replay: str = ""

@@ -20,7 +20,7 @@ from headrace.delivery.protocols import DeadLetterWriter, Destination, Membershi
 from headrace.delivery.status import LiveSettings, PumpStatus, status_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class Pump(Service):
             reach("enqueue.before")
             self.counts.taken += len(records)
             before = lane.tracker.commit_offset
-            if ended := lane.add(records):
+            if ended := lane.add(RecordBatch.of(records)):
                 self.counts.spared += len(ended)
                 self._release(partition, ended)
             if ended or before not in (None, lane.tracker.commit_offset):
@@ -342,23 +342,21 @@ class Pump(Service):
             self.counts.abandoned += abandoned
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
-    def _ended(self, lane: Lane, records: Sequence[Record], how: Outcome, replies: Sequence[Reply]) -> None:
-        if lane.tracker.done([record.offset for record in records], lane.tracker.epoch):
+    def _ended(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply]) -> None:
+        if lane.tracker.done(records.offsets, lane.tracker.epoch):
             lane.head_since = self._context.clock.time()
         reach("ended.after")
         lane.ended(records)
-        size_bytes = self._release(lane.partition, records)
+        self._release(lane.partition, records)
         if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
-            self.report(records, size_bytes, how, replies)
+            self.report(records, records.size_bytes, how, replies)
         self._mark(lane.partition)
         self.moves.begin_skips(lane)
 
-    def _release(self, partition: TopicPartition, records: Sequence[Record]) -> int:
-        """Release the bytes of records that have ended; return how many."""
-        size_bytes = sum([record.size_bytes for record in records])
+    def _release(self, partition: TopicPartition, records: RecordBatch) -> None:
+        """Release the bytes of records that have ended."""
         if self.source:
-            self.source.release(partition, len(records), size_bytes)
-        return size_bytes
+            self.source.release(partition, len(records), records.size_bytes)
 
     def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
         """Report records that have ended to who wants to know, as the records they were at first."""

@@ -6,6 +6,7 @@ holes, and a hole has ended as soon as a higher record was delivered.
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import compress, islice
@@ -99,11 +100,10 @@ class AckTracker:
         """
         if not offsets:
             return frozenset()
-        last = self._offsets[-1] if self._offsets else -1
-        for offset in offsets:
-            if offset <= last:
-                raise ValueError(f"offset {offset} follows {last}")
-            last = offset
+        before = [self._offsets[-1] if self._offsets else -1, *offsets]
+        if any(map(operator.le, offsets, before)):
+            first = [*map(operator.le, offsets, before)].index(True)
+            raise ValueError(f"offset {offsets[first]} follows {before[first]}")
         if self._commit is None:
             self._commit = offsets[0]
         elif self._first_open == len(self._offsets):
@@ -135,7 +135,7 @@ class AckTracker:
         if offsets and index < len(self._offsets) and self._offsets[index] != offsets[0]:
             index = bisect_left(self._offsets, offsets[0])
         window = slice(index, index + count)
-        if self._offsets[window] == offsets and not any(self._status[window]):
+        if self._offsets[window] == offsets and self._status.find(_DONE, index, index + count) < 0:
             # Neighbours, as batches of the orders `partition` and `none` are: two slices instead of a loop.
             self._status[window] = bytes([_DONE]) * count
             return self._advance()

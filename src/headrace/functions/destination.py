@@ -22,7 +22,7 @@ from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition, is_reserved
+from headrace.records import OutgoingRecord, Produced, RecordBatch, TopicPartition, is_reserved
 
 _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
@@ -79,7 +79,7 @@ class FunctionDestination:
         self._partition_workers.given_up(partitions)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        records, partition = delivery.records, delivery.partition
+        records, partition = RecordBatch.of(delivery.records), delivery.partition
         partitions = await self._count_partitions(partition)
         if self._trigger.allocation == "pool":
             return await self._deliver_to(self._workers.workers, delivery, partitions, records)
@@ -87,17 +87,17 @@ class FunctionDestination:
             worker = self._partition_workers.worker_of(partition)
             return await self._deliver_to((worker,), delivery, partitions, records)
         indexes: dict[int, list[int]] = {}
-        for index, record in enumerate(records):
-            worker = worker_of_key(record.key, partition, len(self._workers.workers))
+        for index, key in enumerate(records.keys):
+            worker = worker_of_key(key, partition, len(self._workers.workers))
             indexes.setdefault(worker, []).append(index)
         parts = [
-            self._deliver_to((worker,), delivery, partitions, [records[index] for index in chosen])
+            self._deliver_to((worker,), delivery, partitions, records.select(chosen))
             for worker, chosen in indexes.items()
         ]
         return _in_order(len(records), indexes.values(), await asyncio.gather(*parts, return_exceptions=True))
 
     async def _deliver_to(
-        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: Sequence[Record]
+        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: RecordBatch
     ) -> Sequence[Reply]:
         """Deliver records to one of these workers and return a reply for each."""
         replies: list[Reply] = []
@@ -111,17 +111,17 @@ class FunctionDestination:
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
         return replies
 
-    def _next_part(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+    def _next_part(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
         """Return the records up to the next suspect, or the suspect alone when it is first."""
         if not self._crashes:
             return records
-        for index, record in enumerate(records):
-            if (partition, record.offset) in self._crashes:
+        for index, offset in enumerate(records.offsets):
+            if (partition, offset) in self._crashes:
                 return records[: index or 1]
         return records
 
     async def _attempt(
-        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: Sequence[Record]
+        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: RecordBatch
     ) -> Sequence[Reply]:
         schemas, partition = await self._schemas_of(records), delivery.partition
         work = _work(delivery, partitions, records)
@@ -135,11 +135,11 @@ class FunctionDestination:
         if isinstance(answer, wire.Results):
             replies = await self._settle(records, answer.results)
         if self._crashes:
-            for record in records:
-                self._crashes.pop((partition, record.offset), None)
+            for offset in records.offsets:
+                self._crashes.pop((partition, offset), None)
         return replies
 
-    def _blame(self, partition: TopicPartition, records: Sequence[Record], lost: WorkerLost) -> Sequence[Reply]:
+    def _blame(self, partition: TopicPartition, records: RecordBatch, lost: WorkerLost) -> Sequence[Reply]:
         """Count a worker's death against the record it was at.
 
         Returns:
@@ -147,7 +147,7 @@ class FunctionDestination:
             again, the suspect alone.
         """
         begun = min(lost.parameters["begun"], len(records))
-        suspect = (partition, records[begun - 1].offset)
+        suspect = (partition, records.offsets[begun - 1])
         crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1
         # Only alone: among others, one of them may have left behind what killed the worker later.
         if crashes >= _POISON_CRASHES and len(records) == 1:
@@ -158,25 +158,25 @@ class FunctionDestination:
             del self._crashes[next(iter(self._crashes))]
         return []
 
-    async def _settle(self, records: Sequence[Record], results: Sequence[wire.Result | None]) -> list[Reply]:
+    async def _settle(self, records: RecordBatch, results: Sequence[wire.Result | None]) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended."""
         replies: list[Reply] = []
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         topic = self._trigger.output_topic
-        for index, (record, result) in enumerate(zip(records, results, strict=True)):
+        for index, (key, result) in enumerate(zip(records.keys, results, strict=True)):
             if result is None:
                 replies.append(ACK)
                 continue
             replies.append(_reply(result))
             if result.stack:
-                self._failures.add(record, result)
+                self._failures.add(records[index], result)
             for output in result.outputs:
                 # Often the headers of the event: Headrace's own among them are not the output's.
                 headers = (
                     [header for header in output.headers if not is_reserved(header[0])] if output.headers else None
                 )
-                outgoing.append(OutgoingRecord(topic, record.key, output.body, headers or None))
+                outgoing.append(OutgoingRecord(topic, key, output.body, headers or None))
                 owners.append(index)
         if not outgoing:
             return replies
@@ -217,13 +217,13 @@ class FunctionDestination:
             self._partition_counts[partition.topic] = count
         return count
 
-    async def _schemas_of(self, records: Sequence[Record]) -> dict[int, wire.Schema]:
+    async def _schemas_of(self, records: RecordBatch) -> dict[int, wire.Schema]:
         """Return the schemas that these records name and the registry has."""
         ids: set[int] = set()
         if self._trigger.value_format in SCHEMA_TYPES:
-            ids |= _schema_ids(record.value for record in records)
+            ids |= _schema_ids(records.values)
         if self._trigger.key_format in SCHEMA_TYPES:
-            ids |= _schema_ids(record.key for record in records)
+            ids |= _schema_ids(records.keys)
         found: dict[int, wire.Schema] = {}
         for schema_id in ids:
             if schema_id not in self._schemas:
@@ -257,20 +257,13 @@ def _in_order(
     return replies
 
 
-def _work(delivery: Delivery, partitions: int, records: Sequence[Record]) -> wire.Work:
-    partition, headers = delivery.partition, [record.read_headers() for record in records]
+def _work(delivery: Delivery, partitions: int, records: RecordBatch) -> wire.Work:
+    partition, headers = delivery.partition, records.headers
     if delivery.replay:
-        headers = [[*(own or ()), (REPLAY, delivery.replay.encode())] for own in headers]
-    return wire.Work(
-        partition.topic,
-        partition.partition,
-        partitions,
-        [record.offset for record in records],
-        [record.timestamp_ms for record in records],
-        [record.key for record in records],
-        [record.value for record in records],
-        headers if any(headers) else None,
-    )
+        own = [(REPLAY, delivery.replay.encode())]
+        headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
+    columns = records.offsets, records.timestamps_ms, records.keys, records.values
+    return wire.Work(partition.topic, partition.partition, partitions, *columns, headers)
 
 
 def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:

@@ -30,7 +30,7 @@ class Listener(Protocol):
         """Partitions are assigned: partition to assignment epoch, and the group's committed offsets."""
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        """Records arrived, in offset order, never empty."""
+        """Records arrived, in offset order, never empty; from Kafka as a `RecordBatch`."""
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         """The end of the partition is reached at `position`: all records before it were passed."""

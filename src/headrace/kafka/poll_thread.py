@@ -19,11 +19,11 @@ from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
-from headrace.kafka.reader import to_record
+from headrace.kafka.reader import to_batches
 from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -251,38 +251,31 @@ class PollThread:
 
     def _dispatch(self, items: list[Any]) -> None:
         """Pass records to the listener, and handle the client's events between them."""
-        batches: dict[TopicPartition, list[Record]] = {}
-        batch: list[Record] = []
-        topic, partition = "", -1
-        for item in items:
-            if item.error() is not None:
-                self._pass_records(batches)
-                self._on_event(item)
-                partition = -1
-                continue
-            record = to_record(item)
-            # Neighbours mostly come from one partition, so the look-up is rare.
-            if record.partition != partition or record.topic != topic:
-                topic, partition = record.topic, record.partition
-                batch = batches.setdefault(TopicPartition(topic, partition), [])
-            batch.append(record)
-        self._pass_records(batches)
+        errors = [item.error() for item in items]
+        first = 0
+        for index in range(len(items)) if any(errors) else ():
+            if errors[index] is not None:
+                self._pass_records(items[first:index])
+                self._on_event(items[index])
+                first = index + 1
+        self._pass_records(items[first:] if first else items)
 
-    def _pass_records(self, batches: dict[TopicPartition, list[Record]]) -> None:
-        if batches:
-            self._problems.report("", "")
-        self._allowed(batches)
-        for partition, records in batches.items():
+    def _pass_records(self, messages: list[Any]) -> None:
+        if not messages:
+            return
+        self._problems.report("", "")
+        batches = to_batches(messages)
+        self._allowed([batch.topic_partition for batch in batches])
+        for batch in batches:
+            partition = batch.topic_partition
             epoch = self.epochs.get(partition)
             if epoch is None or self.resolver.is_open(partition):
                 continue  # revoked during this poll, or after offsets that cannot be read
-            size = sum([record.size_bytes for record in records])
-            self._flow.fetched(partition, len(records), size, self._clock.monotonic())
-            self.resolver.read_to({partition: records[-1].offset + 1})
+            self._flow.fetched(partition, len(batch), batch.size_bytes, self._clock.monotonic())
+            self.resolver.read_to({partition: batch.offsets[-1] + 1})
             reach("hand-over.before")
-            self.loop.post(self.loop.listener.on_records, partition, epoch, records)
+            self.loop.post(self.loop.listener.on_records, partition, epoch, batch)
             reach("hand-over.after")
-        batches.clear()
 
     def _on_event(self, item: Any) -> None:
         error, code, group = item.error(), item.error().code(), self._problems.group

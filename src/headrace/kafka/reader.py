@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import functools
 import gc
-from collections.abc import AsyncGenerator, Mapping
+import operator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -18,7 +19,7 @@ from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import run_blocking
-from headrace.records import Header, Record, TopicPartition
+from headrace.records import Header, Record, RecordBatch, TopicPartition
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
@@ -30,32 +31,58 @@ _NO_PROPERTIES: Mapping[str, Any] = {}
 _SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
 
 
-def to_record(message: Any) -> Record:
-    """Return a record of the client as a value of our own: keeping the client's costs more than reading its headers."""
-    key, value, headers = message.key(), message.value(), _headers_of(message)
-    return Record(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1],
-        key,
-        value,
-        headers.copy if headers else list,
-        (len(key) if key else 0) + (len(value) if value else 0),
+def to_batches(messages: Sequence[Any]) -> list[RecordBatch]:
+    """Return records of the client as columns of our own, for each partition those in their order.
+
+    Keeping the client's objects costs more than reading all of their headers.
+    """
+    topics, partitions = [message.topic() for message in messages], [message.partition() for message in messages]
+    if messages and partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):  # as most polls are
+        return [_to_batch(TopicPartition(topics[0], partitions[0]), messages)]
+    runs: dict[tuple[str, int], list[Any]] = {}
+    for partition, message in zip(zip(topics, partitions, strict=True), messages, strict=True):
+        runs.setdefault(partition, []).append(message)
+    return [_to_batch(TopicPartition(*partition), run) for partition, run in runs.items()]
+
+
+def _to_batch(partition: TopicPartition, messages: Sequence[Any]) -> RecordBatch:
+    keys = [message.key() for message in messages]
+    values = [message.value() for message in messages]
+    headers = _headers_of(messages)
+    return RecordBatch(
+        partition,
+        [message.offset() for message in messages],
+        [message.timestamp()[1] for message in messages],
+        keys,
+        values,
+        headers if any(headers) else None,
+        [*map(operator.add, _sizes_of(keys), _sizes_of(values))] if any(keys) else _sizes_of(values),
     )
 
 
-def _headers_of(message: Any) -> list[Header] | None:
-    """Return a record's headers; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
+def _sizes_of(column: Sequence[bytes | None]) -> list[int]:
     try:
-        headers: list[Header] | None = message.headers()
-    except SystemError:  # the client has the headers, without such a name
-        parts = [gc.get_referents(header) for header in message.headers()]  # reading such a header ends the process
-        names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]
-        values = [next((part for part in pair if isinstance(part, bytes)), None) for pair in parts]
-        headers = list(zip(names, values, strict=True))
-        message.set_headers(headers)
-    return headers
+        return [*map(len, column)]  # type: ignore[arg-type]
+    except TypeError:  # a null
+        return [len(data) if data else 0 for data in column]
+
+
+def _headers_of(messages: Sequence[Any]) -> list[list[Header] | None]:
+    """Return the headers of records; a name that is not UTF-8, which the client cannot read, is U+FFFD."""
+    try:
+        return [message.headers() for message in messages]
+    except SystemError:
+        return [*map(_readable_headers, messages)]
+
+
+def _readable_headers(message: Any) -> list[Header]:
+    with contextlib.suppress(SystemError):  # then the client has the headers, without such a name
+        message.headers()
+    # Reading such a header ends the process.
+    parts = [gc.get_referents(header) for header in message.headers() or ()]
+    names = [next((part for part in pair if isinstance(part, str)), "\ufffd") for pair in parts]
+    values = [next((part for part in pair if isinstance(part, bytes)), None) for pair in parts]
+    return list(zip(names, values, strict=True))
 
 
 async def read_records(
@@ -188,7 +215,8 @@ def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
         return [], []
     items = [first, *client.consume(_BATCH - 1, 0)]
     events = [item for item in items if item.error() is not None]
-    return [to_record(item) for item in items if item.error() is None] if events else [*map(to_record, items)], events
+    messages = [item for item in items if item.error() is None] if events else items
+    return [record for batch in to_batches(messages) for record in batch], events
 
 
 def _open_client(

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
-from headrace.records import Header, OutgoingRecord, Produced, Record
+from headrace.records import Header, OutgoingRecord, Produced, Record, RecordBatch
 from headrace.telemetry.correlation import new_correlation_id, new_correlation_ids
 
 Line = tuple[bytes, bytes]
@@ -222,14 +222,11 @@ def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record
     """Return a note for delivered records, or a few; arguments as of `consumed_notes`."""
     if len(records) == 1:
         return list(consumed_notes(common, key_of, records))
+    if isinstance(records, RecordBatch):
+        return _range_notes(common, {records.topic_partition: records.offsets}, records.headers or [None])
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    first = records[0]
-    # A delivery is mostly of one partition, and two sets cost less than a key for each record.
-    if len({record.partition for record in records}) == len({record.topic for record in records}) == 1:
-        offsets[first.topic, first.partition] = [record.offset for record in records]
-    else:
-        for record in records:
-            offsets[record.topic, record.partition].append(record.offset)
+    for record in records:
+        offsets[record.topic, record.partition].append(record.offset)
     return _range_notes(common, offsets, (record.read_headers() for record in records))
 
 

@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from group_client import P0, P1, Message
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import reader
-from headrace.kafka.reader import to_record
+from headrace.kafka.reader import to_batches
+from headrace.records import TopicPartition
 
 
 class Taken:
@@ -33,9 +35,6 @@ class Taken:
             raise SystemError("returned a result with an exception set")
         return self._headers
 
-    def set_headers(self, headers: list[Any]) -> None:
-        self._headers = headers
-
     def timestamp(self) -> tuple[int, int]:
         return 1, 7
 
@@ -45,9 +44,40 @@ class Taken:
 
 def test_a_header_whose_name_is_not_utf8_ends_nothing() -> None:
     """Clients of other languages write such names; value and place are kept, and so are the other headers."""
-    record = to_record(Taken())
+    expected = [("a", b"0"), ("\ufffd", b"1"), ("a", None)]
+    plain = Message(TopicPartition("t", 0), 3)
+    [batch] = to_batches([plain, Taken(), plain, Taken(), Taken()])
+    assert [record.headers for record in batch] == [[], expected, [], expected, expected]
     for _ in range(2):
-        assert record.headers == [("a", b"0"), ("\ufffd", b"1"), ("a", None)]
+        assert batch[1].headers == expected
+
+
+def test_records_of_the_client_are_batches_by_partition() -> None:
+    """Topics, partitions, holes and nulls in any order; each batch has the records of its partition in their order."""
+    places = [P0, P0, P1, P0, TopicPartition("u", 0), P1]
+    batches = to_batches([Message(place, 3 * offset) for offset, place in enumerate(places)])
+    assert [(batch.topic_partition, batch.offsets) for batch in batches] == [
+        (P0, [0, 3, 9]),
+        (P1, [6, 15]),
+        (TopicPartition("u", 0), [12]),
+    ]
+    for batch in batches:
+        count = len(batch)
+        assert (batch.keys, batch.values, batch.sizes) == ([b"k"] * count, [b"v"] * count, [2] * count)
+        assert (batch.timestamps_ms, batch.headers) == ([1000] * count, None)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"key"])
+@pytest.mark.parametrize("value", [None, b"", b"value"])
+def test_the_size_of_a_record_is_that_of_its_key_and_value(key: bytes | None, value: bytes | None) -> None:
+    """Nulls have none, and do not change that of the others."""
+    odd = Message(P0, 1)
+    odd.key, odd.value = lambda: key, lambda: value  # type: ignore[method-assign, assignment, return-value]
+    [batch] = to_batches([Message(P0, 0), odd])
+    assert batch.sizes == [2, len(key or b"") + len(value or b"")]
+    assert (batch[1].key, batch[1].value, batch[1].size_bytes) == (key, value, batch.sizes[1])
+    [batch] = to_batches([odd])
+    assert batch.size_bytes == batch.sizes[0] == len(key or b"") + len(value or b"")
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery
 from headrace.errors import DestinationRefused
-from headrace.records import Header, Record, TopicPartition
+from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 
 HEADERS: list[Header] = [("a", b"1"), ("a", b"2"), ('quote"', None), ("bytes", b"\xff")]
@@ -28,7 +28,7 @@ PLACE = {"topic": 'to"pic', "partition": 3}
 
 
 def entry(sent: Record, key: str | None = None, value: str | None = None) -> Any:
-    (found,) = json.loads(array_of(DELIVERY, [sent], [key], [value]))
+    (found,) = json.loads(array_of(DELIVERY, RecordBatch.of([sent]), [key], [value]))
     return found
 
 
@@ -49,7 +49,7 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
 
 def test_without_a_live_assignment_there_is_no_epoch() -> None:
     """A number that cannot be compared with others of the partition would be taken for a late one."""
-    (found,) = json.loads(array_of(DELIVERY._replace(epoch=0), [record()], [None], [None]))
+    (found,) = json.loads(array_of(DELIVERY._replace(epoch=0), RecordBatch.of([record()]), [None], [None]))
     assert (found["attempt"], "epoch" in found) == (2, False)
 
 
@@ -72,7 +72,8 @@ def test_null_key_and_value_are_left_out() -> None:
 
 def test_records_stand_in_their_order() -> None:
     """Each with its own offset, key and value."""
-    body = array_of(DELIVERY, [record(1), record(5, HEADERS), record(9)], ["1", None, "3"], [None, "5", "9"])
+    sent = RecordBatch.of([record(1), record(5, HEADERS), record(9)])
+    body = array_of(DELIVERY, sent, ["1", None, "3"], [None, "5", "9"])
     found = [(one["offset"], one.get("key"), one.get("value"), one["deliveryId"]) for one in json.loads(body)]
     assert found == [(n, k, v, f'g":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
 
@@ -90,7 +91,8 @@ def result(offset: int, processed: bool, name: str = "record", **more: Any) -> d
 
 
 def outcomes(answer: Any, *offsets: int) -> list[Any]:
-    return list(replies_of(json.dumps(answer).encode(), [record(offset) for offset in offsets or (7,)]))
+    sent = RecordBatch.of([record(offset) for offset in offsets or (7,)])
+    return list(replies_of(json.dumps(answer).encode(), sent))
 
 
 @pytest.mark.parametrize("name", ["record", "consumerRecord"])
@@ -223,7 +225,7 @@ ONE = result(7, True)
 def test_an_answer_that_is_not_as_agreed_is_refused(answer: Any, says: str) -> None:
     """Nothing is taken as done by mistake, and the words say what is wrong."""
     with pytest.raises(DestinationRefused, match=says):
-        replies_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), [record()])
+        replies_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), RecordBatch.of([record()]))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ ANSWERS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES | ECHOES | st.
 def test_whatever_a_backend_answers_is_outcomes_or_refused(answer: bytes) -> None:
     """And a record is done only if a result says so."""
     try:
-        found = replies_of(answer, [record(7), record(8)])
+        found = replies_of(answer, RecordBatch.of([record(7), record(8)]))
     except DestinationRefused as error:
         assert "the backend" in error.description
     else:

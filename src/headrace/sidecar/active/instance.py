@@ -446,7 +446,7 @@ class ActiveInstance(Service):
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         if self._epochs.get(partition) == epoch:
-            self._buffer.add(partition, records)
+            self._buffer.add(partition, [*records])  # each is made once, and not whenever it is read
             self._arrived.set()
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:

@@ -90,7 +90,7 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
     headers = record.headers
     attributes: dict[str, str | int | bool] = {
         "specversion": _VERSION,
-        "id": delivery_id(delivery, record, headers),
+        "id": delivery_id(delivery, record.offset, headers),
         "source": f"/topics/{record.topic}/partitions/{record.partition}",
         "type": "headrace.record",
         "offset": str(record.offset),  # an Integer of CloudEvents has 32 bits

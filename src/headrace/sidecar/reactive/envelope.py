@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
-from headrace.records import Header, Record
+from headrace.records import Header, RecordBatch
 
 CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
@@ -57,15 +58,16 @@ _decode_results = msgspec.json.Decoder(list[_Result]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def delivery_id(delivery: Delivery, record: Record, headers: Sequence[Header]) -> str:
-    """Return the id of a delivery, which is the same in every attempt and after a redrive."""
+def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]) -> str:
+    """Return the id of a record's deliveries, which is the same in every attempt and after a redrive."""
     position = next((data for name, data in headers if name == REDRIVE_OF and data), None) if headers else None
-    where = position.decode(errors="replace") if position else f"{record.topic}:{record.partition}:{record.offset}"
+    topic, partition = delivery.partition
+    where = position.decode(errors="replace") if position else f"{topic}:{partition}:{offset}"
     return f"{delivery.group}:{where}"
 
 
 def array_of(
-    delivery: Delivery, records: Sequence[Record], keys: Sequence[str | None], values: Sequence[str | None]
+    delivery: Delivery, records: RecordBatch, keys: Sequence[str | None], values: Sequence[str | None]
 ) -> bytes:
     """Return records as a JSON array.
 
@@ -84,20 +86,21 @@ def array_of(
     epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
     end = f',"attempt":{delivery.attempt}{epoch}{replay}}}'
     entries = []
-    for record, key, value in zip(records, keys, values, strict=True):
-        offset = str(record.offset)
-        if headers := record.read_headers():
-            own = _quote(delivery_id(delivery, record, headers))
+    all_headers = records.headers or repeat(None, len(records))
+    rows = zip(map(str, records.offsets), records.timestamps_ms, all_headers, keys, values, strict=True)
+    for offset, timestamp_ms, headers, key, value in rows:
+        if headers:
+            own = _quote(delivery_id(delivery, offset, headers))
             head, tail = f',"headers":{_headers_of(headers, own)}', f',"deliveryId":{own}'
         else:
             head, tail = f'{mine}{offset}"}}', f'{other}{offset}"'
         key = "" if key is None else f',"key":{key}'
         value = "" if value is None else f',"value":{value}'
-        entries.append(f'{prefix}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}{tail}{end}')
+        entries.append(f'{prefix}{offset},"timestamp":{timestamp_ms}{head}{key}{value}{tail}{end}')
     return f"[{','.join(entries)}]".encode()
 
 
-def replies_of(answer: bytes, sent: Sequence[Record]) -> list[Reply]:
+def replies_of(answer: bytes, sent: RecordBatch) -> list[Reply]:
     """Return one reply per sent record from a backend's answer, matched by coordinates where it echoes them.
 
     Raises:
@@ -121,11 +124,12 @@ def replies_of(answer: bytes, sent: Sequence[Record]) -> list[Reply]:
 
 
 def _by_position(
-    results: Sequence[_Result], positions: Sequence[tuple[object, ...] | None], sent: Sequence[Record]
+    results: Sequence[_Result], positions: Sequence[tuple[object, ...] | None], sent: RecordBatch
 ) -> list[_Result]:
     """Return results in the order of the records. As many as records, so without repeats each record has its own."""
     found: dict[tuple[object, ...], _Result] = {}
-    known = {(record.topic, record.partition, record.offset) for record in sent}
+    order = [(*sent.topic_partition, offset) for offset in sent.offsets]
+    known = {*order}
     for index, (result, position) in enumerate(zip(results, positions, strict=True)):
         problem = ""
         if position is None or None in position:
@@ -139,7 +143,7 @@ def _by_position(
         if problem or position is None:
             raise DestinationRefused(f"the backend's result {index} {problem}")
         found[position] = result
-    return [found[record.topic, record.partition, record.offset] for record in sent]
+    return [found[position] for position in order]
 
 
 def _failed(result: _Result) -> Reply:

@@ -13,7 +13,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.lifecycle import Clock, Service
-from headrace.records import Record
+from headrace.records import RecordBatch
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import Answer
@@ -59,29 +59,30 @@ class HttpDestination(Service):
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Post the records that can be decoded; the others are dead letters at once."""
+        records = RecordBatch.of(delivery.records)
         try:
-            await self._payloads.prepare(delivery.records)
+            await self._payloads.prepare(records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
         try:
-            body, headers = self._request(delivery, delivery.records)
+            body, headers = self._request(delivery, records)
         except DecodeError:
-            return await self._deliver_sound(delivery)
-        return self._replies(await self.client.post(body, headers), delivery.records)
+            return await self._deliver_sound(delivery, records)
+        return self._replies(await self.client.post(body, headers), records)
 
-    async def _deliver_sound(self, delivery: Delivery) -> Sequence[Reply]:
+    async def _deliver_sound(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         replies: dict[int, Reply] = {}
-        for record in delivery.records:
+        for record in records:
             try:
-                self._request(delivery, [record])
+                self._request(delivery, RecordBatch.of([record]))
             except DecodeError as error:
                 replies[record.offset] = Reply("DecodeError", error.description, reached=False, permanent=True)
-        if sound := [record for record in delivery.records if record.offset not in replies]:
+        if sound := RecordBatch.of([record for record in records if record.offset not in replies]):
             answer = await self.client.post(*self._request(delivery, sound))
-            replies.update(zip([record.offset for record in sound], self._replies(answer, sound), strict=True))
-        return [replies[record.offset] for record in delivery.records]
+            replies.update(zip(sound.offsets, self._replies(answer, sound), strict=True))
+        return [replies[offset] for offset in records.offsets]
 
-    def _replies(self, answer: Answer, sent: Sequence[Record]) -> list[Reply]:
+    def _replies(self, answer: Answer, sent: RecordBatch) -> list[Reply]:
         """Say what an answer means.
 
         Raises:
@@ -100,13 +101,13 @@ class HttpDestination(Service):
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 
-def _records(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
+def _records(payloads: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
     body = array_of(delivery, records, payloads.keys(records), payloads.values(records))
     return body, [_JSON, *replay_header(delivery)]
 
 
 _JSON: Final = ("Content-Type", "application/json")
-_WRITERS: Final[dict[str, Callable[[PayloadDecoder, Delivery, Sequence[Record]], Request]]] = {
+_WRITERS: Final[dict[str, Callable[[PayloadDecoder, Delivery, RecordBatch], Request]]] = {
     "results": _records,
     "status": _records,
     "single": single,

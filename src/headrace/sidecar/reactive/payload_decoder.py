@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from headrace.formats.codecs import Reader
-from headrace.records import Record
+from headrace.records import Record, RecordBatch
 
 _TYPES: Final = {"binary": "application/octet-stream", "string": "text/plain; charset=utf-8"}
 _AS_STORED: Final = ("binary", "string", "json")
@@ -25,28 +24,28 @@ class PayloadDecoder:
         self.content_type = _TYPES.get(value_format, "application/json")
         """Of what `body` returns."""
 
-    async def prepare(self, records: Sequence[Record]) -> None:
+    async def prepare(self, records: RecordBatch) -> None:
         """Fetch the schemas that these records name; await it before anything else.
 
         Raises:
             RegistryUnavailable: A schema is not known here, and the registry does not answer.
         """
         if self._keys.names_schemas:
-            await self._keys.prepare(record.key for record in records)
+            await self._keys.prepare(records.keys)
         if self._values.names_schemas:
-            await self._values.prepare(record.value for record in records)
+            await self._values.prepare(records.values)
 
-    def keys(self, records: Sequence[Record]) -> list[str | None]:
+    def keys(self, records: RecordBatch) -> list[str | None]:
         """Return keys as JSON text.
 
         Raises:
             DecodeError: One is not of its format. So do all below.
         """
-        return self._keys.texts([record.key for record in records])
+        return self._keys.texts(records.keys)
 
-    def values(self, records: Sequence[Record]) -> list[str | None]:
+    def values(self, records: RecordBatch) -> list[str | None]:
         """Return values as JSON text."""
-        return self._values.texts([record.value for record in records])
+        return self._values.texts(records.values)
 
     def key_text(self, record: Record) -> str | None:
         """Return a key outside of JSON: text as it is, bytes as base64, anything else as JSON text."""

@@ -42,7 +42,7 @@ def delivery_headers(payloads: PayloadDecoder, delivery: Delivery, record: Recor
         DecodeError: The key is not of its format.
     """
     own = record.headers
-    identity = safe(delivery_id(delivery, record, own))
+    identity = safe(delivery_id(delivery, record.offset, own))
     lines = [
         ("Idempotency-Key", identity),
         ("X-Headrace-Attempt", str(delivery.attempt)),

@@ -32,7 +32,7 @@ BEHIND = {
 }
 """Behind which line a case is inserted."""
 REMEDY = re.compile(
-    r"did you mean|should be|: (write|add|correct|remove|keep|set|put|save|take|known|omit|drop)|Correct this line"
+    r"did you mean|should be|(: |so )(write|add|correct|remove|keep|set|put|save|take|known|omit)|Correct this line"
 )
 CASES = [*csv.DictReader(Path(__file__).with_name("wrong_functions.csv").read_text().splitlines())]
 

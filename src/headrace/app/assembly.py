@@ -183,36 +183,24 @@ class Assembly:
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         context, config, label = self._context, self._config, f"function {spec.name}.{trigger.name}"
         self.formats |= {trigger.key_format, trigger.value_format}
-        produce, registry, topics = context.audited_produce("STREAMING_PRODUCER"), context.registry, context.topics
-        function = FunctionDestination(
-            workers, trigger, context.clock, produce=produce, registry=registry, topics=topics
-        )
+        destination, hooks = self._workers_of(trigger, workers)
         if trigger.output_topic and config.kafka.create_topics:
             self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, trigger.topics[0])
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
         dead_letters = self._dead_letters(trigger.dead_letters, trigger.topics)
-        on_ended = context.on_ended("STREAMING_CONSUMER", trigger.kafka.group)
-        hooks = PumpHooks(
-            on_ended=on_ended,
-            on_assigned=function.assigned,
-            on_drained=function.drained,
-            most_records=lambda: function.frame_records,
-        )
-        admin = self._admin_of(trigger.kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
-        if trigger.retry.tiers and admin is not context.admin:
+        kafka = trigger.kafka
+        admin = self._admin_of(kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
+        if trigger.retry.tiers and (kafka.security or not config.kafka.is_at(kafka.brokers)):
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: {_TIERS_OF_OTHER_CLUSTER}")
-        kafka, limit = trigger.kafka, trigger.kafka.fetch_max
-        destination: Destination = RecordSizeLimit(function, limit) if limit else function
-        tiers = ReadPolicy("earliest", member=kafka.member, drain_seconds=kafka.max_wait_handler)
-        pump, retry_pump, retries = self._pumps(
-            label, trigger.group, trigger.topics, delivery, destination, dead_letters, hooks, policy=tiers
-        )
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
+        early, topics, group = policy._replace(reset="earliest"), trigger.topics, trigger.group
+        made = self._pumps(label, group, topics, delivery, destination, dead_letters, hooks, policy=early)
+        pump, retry_pump, retries = made
         flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
-        consumer = self._consumer(label, pump, trigger.topics, policy, flow=flow, admin=admin)
-        watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=trigger.topics, fits=None)
+        consumer = self._consumer(label, pump, topics, policy, flow=flow, admin=admin)
+        watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
         running = RunningConsumer(
             name=f"{spec.name}.{trigger.name}",
             kind="function",
@@ -231,6 +219,25 @@ class Assembly:
         )
         self._add(running)
         return [*retries, pump, consumer, watch]
+
+    def _workers_of(self, trigger: KafkaTrigger, workers: FunctionService) -> tuple[Destination, PumpHooks]:
+        """Make the destination of a trigger, and what its pump calls."""
+        context, limit = self._context, trigger.kafka.fetch_max
+        function = FunctionDestination(
+            workers,
+            trigger,
+            context.clock,
+            produce=context.audited_produce("STREAMING_PRODUCER"),
+            registry=context.registry,
+            topics=context.topics,
+        )
+        hooks = PumpHooks(
+            on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
+            on_assigned=function.assigned,
+            on_drained=function.drained,
+            most_records=lambda: function.frame_records,
+        )
+        return RecordSizeLimit(function, limit) if limit else function, hooks
 
     def _admin_of(self, kafka: KafkaConfig, trigger: str) -> Admin:
         """Return the administration of a cluster with a login: one for all triggers with the same of both."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.delivery.protocols import Delivery, Destination, Reply
+from headrace.records import RecordBatch
 
 
 class RecordSizeLimit:
@@ -18,17 +19,14 @@ class RecordSizeLimit:
         self._destination, self._most_bytes = destination, most_bytes
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        records = delivery.records
-        large = {index for index, record in enumerate(records) if record.size_bytes > self._most_bytes}
-        if not large:
+        records = RecordBatch.of(delivery.records)
+        small = [index for index, size in enumerate(records.sizes) if size <= self._most_bytes]
+        if len(small) == len(records):
             return await self._destination.deliver(delivery)
-        others = [record for index, record in enumerate(records) if index not in large]
-        replies = iter(await self._destination.deliver(delivery._replace(records=others)) if others else ())
-        return [
-            self._too_large(records[index].size_bytes) if index in large else next(replies)
-            for index in range(len(records))
-        ]
-
-    def _too_large(self, size_bytes: int) -> Reply:
-        reason = f"key and value have {size_bytes} bytes, more than fetchMax ({self._most_bytes})"
-        return Reply("RecordTooLarge", reason, reached=False, permanent=True)
+        text = f"key and value have %d bytes, more than fetchMax ({self._most_bytes})"
+        replies = [Reply("RecordTooLarge", text % size, reached=False, permanent=True) for size in records.sizes]
+        if small:
+            others = await self._destination.deliver(delivery._replace(records=records.select(small)))
+            for index, reply in zip(small, others, strict=True):
+                replies[index] = reply
+        return replies

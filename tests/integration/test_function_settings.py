@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable
@@ -117,4 +118,39 @@ def test_a_slow_handler_pauses_its_partition_and_keeps_the_membership(
     )
     assert handled == ["0 0", "0 1", "0 2", "0 3", "0 4", "1 0", "1 1"]
     assert not re.search(f"(revoked|lost) {source}", process.output)
+    assert process.terminate() == 0
+
+
+def test_odd_events_reach_the_handler_and_odd_answers_cost_their_own_record_only(
+    site: Any, topic: Any, function: Any
+) -> None:
+    """No body, no key, bytes that are no text, a thousand headers; then values that no format can hold."""
+    source, target = topic(), topic()
+    code = (
+        "import os\n"
+        "class Silent:\n"
+        "    def __repr__(self): raise ValueError('no words')\n"
+        "endless = []\n"
+        "endless.append(endless)\n"
+        "odd = {b'endless': endless, b'silent': Silent(), b'half': '\\ud800'}\n"
+        "def handler(context, event):\n"
+        "    if event.key in odd: return odd[event.key]\n"
+        "    found = event.headers\n"
+        "    return (os.getpid(), event.body is None, event.key is None, len(found), found.get('b') == b'\\xff')\n"
+    )
+    many = [(f"h{n}", b"%d" % n) for n in range(999)]
+    odd = [OutgoingRecord(source, key, b"1", None, 0) for key in (b"endless", b"silent", b"half")]
+    usual = [
+        OutgoingRecord(source, None, None, None, 0),
+        OutgoingRecord(source, b"\xff", b"", [("b", b"\xff"), ("c", None)], 0),
+        OutgoingRecord(source, b"many", b"\xff\xfe", [*many, ("b", b"\xff")], 0),
+    ]
+    site.write(source, usual[0], odd[0], usual[1], odd[1], odd[2], usual[2])
+    process = function(source, code, outputTopic=target, attempts=1)
+    site.wait_committed(f"{source}-work", source, 6)
+    seen = [json.loads(record.value or b"") for record in site.records(target)]
+    assert [each[1:] for each in seen] == [[True, True, 0, False], [False, False, 2, True], [False, False, 1000, True]]
+    assert len({each[0] for each in seen}) == 1, "the worker is the same"
+    dead = {record.key: dict(record.headers)["headrace.dlq.error"] for record in site.records(f"{source}.dlq")}
+    assert dead == {b"endless": b"RecursionError", b"silent": b"ValueError", b"half": b"UnicodeEncodeError"}
     assert process.terminate() == 0

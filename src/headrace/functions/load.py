@@ -189,12 +189,8 @@ class _FunctionFile:
         kafka = {key: values[key] for key in _KAFKA_KEYS if key in values} | {"security": security}
         made = self._model(KafkaTrigger, attributes, kafka=kafka)
         self._judge_idle(attributes, "trigger attributes", made)
-        if (
-            made
-            and made.delivery == "exactly_once"
-            and self._config
-            and not self._config.kafka.is_at(made.kafka.brokers)
-        ):
+        other_cluster = made and self._config and not self._config.kafka.is_at(made.kafka.brokers)
+        if made and made.delivery == "exactly_once" and other_cluster:
             text = "is exactly_once, and outputs go to the brokers of headrace.yaml: a transaction has one cluster"
             self._wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
         return made

@@ -195,7 +195,7 @@ def test_a_partition_keeps_its_worker_across_rebalances(
     write()
     one = function(WHO, t=dict(trigger))
     site.wait_until(lambda: len(site.records(target)) == 12, "the outputs")
-    before = workers_of(one.pid, 0)
+    before = workers_of(one.server.id.pid, 0)
     loads = [worker for (key, _), worker in before.items() if key == wide.encode()]
     assert sorted(loads) == ["0"] * 4 + ["1"] * 4
     assert len({worker for (key, _), worker in before.items() if key != wide.encode()}) == 2
@@ -208,10 +208,10 @@ def test_a_partition_keeps_its_worker_across_rebalances(
         seen = len(site.records(target))
         write()
         site.wait_until(lambda: len(site.records(target)) >= seen + 12, "the outputs")
-        return bool(workers_of(two.pid, seen))
+        return bool(workers_of(two.server.id.pid, seen))
 
     site.wait_until(shared, "outputs of the second process")
-    kept = workers_of(one.pid, seen)
+    kept = workers_of(one.server.id.pid, seen)
     assert kept and kept.items() <= before.items()
     assert two.terminate() == one.terminate() == 0
 
@@ -352,7 +352,7 @@ def test_workers_that_are_killed_lose_nothing(site: Any, topic: Any, function: A
     def kill_one() -> bool:
         pids = {body["pid"] for _, body in outputs_of(site, target)} - killed
         for pid in pids:
-            if parent_of(pid) == process.pid:
+            if parent_of(pid) == process.server.id.pid:
                 os.kill(pid, signal_number)
                 killed.add(pid)
         return len(killed) >= 6 or sum(site.committed(f"{source}-g").values()) == 6000

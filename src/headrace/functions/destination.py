@@ -52,7 +52,7 @@ class FunctionDestination:
         topics: TopicDirectory,
     ) -> None:
         self._workers = workers
-        self._trigger = trigger
+        self._trigger, self._trigger_index = trigger, workers.triggers.index(trigger)
         self._partition_workers = PartitionWorkers(len(workers.workers))
         self._clock = clock
         self._produce = produce
@@ -125,7 +125,7 @@ class FunctionDestination:
     ) -> Sequence[Reply]:
         schemas, partition = await self._schemas_of(records), delivery.partition
         work = _work(delivery, partitions, records)
-        work.trigger = self._workers.triggers.index(self._trigger)
+        work.trigger = self._trigger_index
         frame = wire.encode_frame(work)
         try:
             answer = await self._workers.serve(workers, partition, frame, len(records), schemas)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -79,7 +78,8 @@ def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(
             await function.until(lambda: function.service.restarts == 3)
             for number in range(5):
                 assert await function.deliver(b"live", first=number, partition=1) == [ACK]
-            await asyncio.sleep(0)
+            begun = function.clock.monotonic()
+            await function.until(lambda: waits or function.clock.monotonic() > begun + 3)
             assert (waits, function.service.restarts) == ([], 3)
 
     uvloop.run(run(write_function(code, workers=2, workerAllocationMode="static")))

@@ -47,7 +47,6 @@ class FramesInFlight:
         self._ended_records = 0
         self._frames: deque[Frame] = deque()
         self._number = 0
-        self._began_at = 0.0
         self._seen = (-1, 0.0)
 
     @property
@@ -57,31 +56,28 @@ class FramesInFlight:
 
     def add(self, records: int) -> asyncio.Future[Answer | None]:
         """Count a frame that is about to be sent, and return its answer."""
-        loop = asyncio.get_running_loop()
         if not self._frames:
-            self._began_at = loop.time()
             self.look_anew()
         self._number = (self._number + 1) % _NUMBERS
         os.write(self._claims_end, bytes((self._number,)))
-        frame = Frame(self._number, records, loop.create_future())
+        frame = Frame(self._number, records, asyncio.get_running_loop().create_future())
         self._frames.append(frame)
         return frame.answer
 
-    def answered(self, answer: Answer) -> tuple[int, float]:
-        """End the oldest frame; return its records and how long it took.
+    def answered(self, answer: Answer) -> int:
+        """End the oldest frame; return its records.
 
         Raises:
             WireBroken: No frame is in flight, or the answer does not have a result for each of its records.
         """
         if not self._frames or (isinstance(answer, wire.Results) and len(answer.results) != self._frames[0].records):
             raise wire.WireBroken("an answer without a request")
-        frame, now = self._frames.popleft(), asyncio.get_running_loop().time()
+        frame = self._frames.popleft()
         self._ended_records += frame.records
         self.served += 1
-        seconds, self._began_at = now - self._began_at, now
         if not frame.answer.done():
             frame.answer.set_result(answer)
-        return frame.records, seconds
+        return frame.records
 
     def take_back(self) -> int:
         """Take back the frames that the worker has not begun; return how many."""
@@ -124,7 +120,10 @@ class FramesInFlight:
 
 
 class FramePace:
-    """How many records make a frame of a twentieth of a second, by how long the last frames took."""
+    """How many records make a frame of a twentieth of a second, by how long the last frames took in their workers.
+
+    The parent's own delay does not count: frames would shrink while it is busy, which makes it busier.
+    """
 
     def __init__(self) -> None:
         self._records, self._seconds = float(_FIRST_RECORDS), _FRAME_SECONDS

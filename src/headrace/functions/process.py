@@ -23,6 +23,8 @@ from headrace.records import TopicPartition
 log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
+_SEND_BYTES = 1 << 20
+"""A whole frame waits in the socket, so that the worker reads it at once; the system may allow less."""
 _CALLBACK_SECONDS = 20.0
 """The longest time of a drain callback, also after the deadline of its caller."""
 
@@ -121,6 +123,7 @@ class WorkerProcess(asyncio.Protocol):
             OSError: The machine cannot run another process.
         """
         own_end, worker_end = socket.socketpair()
+        own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         loop = asyncio.get_running_loop()
         # Not asyncio's pipe: with it, the end of the process is noticed only when no process holds the pipe any more,
         # and a program that the handler has started may hold it for ever.
@@ -273,7 +276,7 @@ class WorkerProcess(asyncio.Protocol):
     def _take(self, message: wire.ToParent) -> None:
         if isinstance(message, Answer):
             assert self._frames  # the wire is opened after it
-            self._frame_left(*self._frames.answered(message))
+            self._frame_left(self._frames.answered(message), message.seconds)
         elif isinstance(message, wire.HasDrainCallback):
             self._drain_callback.exists = True
         elif isinstance(message, wire.Drained):

@@ -100,6 +100,9 @@ class Unfit(msgspec.Struct, array_like=True, tag=2, frozen=True):
 class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
     """Every record of the frame succeeded without output."""
 
+    seconds: float = 0.0
+    """How long the frame took in the worker."""
+
 
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record to write."""
@@ -126,6 +129,8 @@ class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
     """One entry per record of the frame; None is success without output."""
 
     results: list[Result | None]
+    seconds: float = 0.0
+    """How long the frame took in the worker."""
 
 
 class HasDrainCallback(msgspec.Struct, array_like=True, tag=5, frozen=True):

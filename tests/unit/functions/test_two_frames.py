@@ -50,7 +50,8 @@ async def two_frames(function: Any, folder: Path) -> tuple[list[Any], list[Any]]
     return first, second
 
 
-def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run) -> None:
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run, kind: str) -> None:
     """A record does not wait for a slow one of another partition while a worker is free."""
 
     async def run(folder: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, ru
             await function.until(lambda: all(task.done() for task in function.tasks))
             assert function.service.restarts == 0
 
-    uvloop.run(run(write_function(WAITS, workers=2)))
+    uvloop.run(run(write_function(WAITS.replace("def handler", f"{kind} handler"), workers=2)))
 
 
 def test_a_partition_of_static_allocation_waits_for_its_worker(write_function: Write, running: Run) -> None:

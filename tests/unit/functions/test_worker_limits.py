@@ -72,15 +72,15 @@ def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(
     async def run(folder: Path) -> None:
         async with running(folder) as function:
             function.destination.assigned([TopicPartition("flights", number) for number in range(2)])
-            for number in range(2):
+            for number in range(3):
                 assert await function.deliver(b"live", b"die", first=number * 2, partition=0) == [ACK, ACK]
-            waits = function.begin(b"live", b"die", first=4, partition=0)
-            await function.until(lambda: function.service.restarts == 3)
+            waits = function.begin(b"live", b"die", first=6, partition=0)
+            await function.until(lambda: function.service.restarts == 4)
             for number in range(5):
                 assert await function.deliver(b"live", first=number, partition=1) == [ACK]
             begun = function.clock.monotonic()
             await function.until(lambda: waits or function.clock.monotonic() > begun + 3)
-            assert (waits, function.service.restarts) == ([], 3)
+            assert (waits, function.service.restarts) == ([], 4)
 
     uvloop.run(run(write_function(code, workers=2, workerAllocationMode="static")))
 

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -70,9 +71,6 @@ def _decode_json(data: bytes) -> Any:
         raise DecodeError(f"not JSON text: {cause}") from None
 
 
-_DONE = wire.encode_frame(wire.Done())
-
-
 class _Trigger(NamedTuple):
     info: TriggerInfo
     decode_key: Decode | None
@@ -105,6 +103,7 @@ class Serving:
 
     def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
         """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
+        began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
         handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
         answers = self._triggers[work.trigger].answers
@@ -120,10 +119,11 @@ class Serving:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results)
+        return _answer_of(results, perf_counter() - began)
 
     async def serve_async(self, work: wire.Work) -> bytearray:
         """Do the same on an event loop."""
+        began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
         handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
         answers = self._triggers[work.trigger].answers
@@ -139,7 +139,7 @@ class Serving:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results)
+        return _answer_of(results, perf_counter() - began)
 
     def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
@@ -168,8 +168,8 @@ class Serving:
         return events
 
 
-def _answer_of(results: list[wire.Result | None]) -> bytearray:
-    return wire.encode_frame(wire.Results(results)) if any(results) else _DONE
+def _answer_of(results: list[wire.Result | None], seconds: float) -> bytearray:
+    return wire.encode_frame(wire.Results(results, seconds) if any(results) else wire.Done(seconds))
 
 
 def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:

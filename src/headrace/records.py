@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 import msgspec
@@ -137,18 +136,9 @@ class RecordBatch(Sequence[Record]):
     def select(self, indexes: Iterable[int]) -> RecordBatch:
         """Return the records at these indexes, in the order of the indexes."""
         chosen = list(indexes)
-        return self._cut(lambda column: [column[index] for index in chosen])
-
-    def _cut(self, cut: Callable[[list[Any]], list[Any]]) -> RecordBatch:
-        return RecordBatch(
-            self.topic_partition,
-            cut(self.offsets),
-            cut(self.timestamps_ms),
-            cut(self.keys),
-            cut(self.values),
-            cut(self.headers) if self.headers else None,
-            cut(self.sizes),
-        )
+        columns: list[Any] = [self.offsets, self.timestamps_ms, self.keys, self.values, self.headers, self.sizes]
+        cut = [column and [column[index] for index in chosen] for column in columns]
+        return RecordBatch(self.topic_partition, *cut)
 
     def find(self, offset: int, start: int = 0) -> Record | None:
         """Return the record with an offset, from an index on; None if it is not here."""
@@ -174,7 +164,15 @@ class RecordBatch(Sequence[Record]):
 
     def __getitem__(self, index: int | slice) -> Record | RecordBatch:
         if isinstance(index, slice):
-            return self._cut(itemgetter(index))
+            return RecordBatch(
+                self.topic_partition,
+                self.offsets[index],
+                self.timestamps_ms[index],
+                self.keys[index],
+                self.values[index],
+                self.headers and self.headers[index],
+                self.sizes[index],
+            )
         headers = self.headers[index] if self.headers else None
         return Record(
             *self.topic_partition,

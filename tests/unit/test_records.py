@@ -7,13 +7,18 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import group_client
 import pytest
+from group_client import Member, Message, with_member
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.consumers import BatchConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering
 from headrace.delivery.backlog import Backlog
+from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.pump import Pump
 from headrace.records import Header, Record, RecordBatch, TopicPartition
+from headrace.testing import ManualClock
 
 P0 = TopicPartition("t", 3)
 BYTES = st.none() | st.binary(max_size=9)
@@ -121,3 +126,40 @@ def test_deliveries_of_a_backlog_are_as_large_as_they_may_be(
         assert backlog.ready_records == len(waiting)
         here = [record.offset for record in records if backlog.find(record.offset)]
         assert here == [record.offset for record in waiting]
+
+
+class Columns:
+    """A destination that reads columns."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    async def deliver(self, delivery: Delivery) -> list[Reply]:
+        self.taken += RecordBatch.of(delivery.records).offsets
+        return [ACK] * len(delivery.records)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+def test_no_record_is_made_between_the_client_and_its_commit(
+    monkeypatch: pytest.MonkeyPatch, ordering: Ordering
+) -> None:
+    """Work for each record bounds the throughput."""
+    columns = Columns()
+    pump = Pump("p", "g", columns, None, delivery=DeliveryConfig(ordering=ordering), clock=ManualClock())
+
+    def made(*_: Any) -> None:
+        raise AssertionError("a record is made")
+
+    async def test(member: Member) -> None:
+        pump.connect(member.consumer, member.consumer)
+        await pump.start()
+        member.client.assign(group_client.P0)
+        member.client.give(*(Message(group_client.P0, offset) for offset in range(10)))
+        await member.until(lambda: len(columns.taken) == 10, "the deliveries")
+        pump.commit_now()
+        await member.until(lambda: (group_client.P0, 10) in member.client.commits, "the commit")
+        assert (columns.taken, member.consumer._flow.records, pump.death) == ([*range(10)], 0, None)
+        await pump.stop()
+
+    monkeypatch.setattr("headrace.records.Record", made)
+    with_member(monkeypatch, test, listener=pump)

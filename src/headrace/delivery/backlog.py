@@ -121,22 +121,24 @@ class Backlog:
         parts: list[RecordBatch] = []
         records, size_bytes = self._context.most_records, self._context.batch.max_bytes
         while records and self._batches:
-            first = self._batches[0]
-            part = first if len(first) <= records and not self._begun else first[self._begun : self._begun + records]
+            first, begun = self._batches[0], self._begun
+            waiting = len(first) - begun
+            part = first if not begun and waiting <= records else first[begun : begun + records]
             if part.size_bytes > size_bytes:
-                part = part[: bisect_right([*accumulate(part.sizes)], size_bytes) or not parts]  # one always fits
-            if not part:
+                fitting = bisect_right([*accumulate(part.sizes)], size_bytes)
+                part = part[: fitting if parts else max(1, fitting)]
+            count = len(part)
+            if not count:
                 break
             parts.append(part)
-            records, size_bytes = records - len(part), size_bytes - part.size_bytes
-            self._begun += len(part)
-            if self._begun < len(first):
+            records, size_bytes = records - count, size_bytes - part.size_bytes
+            self._ready_records -= count
+            if count < waiting:
+                self._begun += count
                 break
             self._batches.popleft()
             self._begun = 0
-        taken = RecordBatch.join(parts)
-        self._ready_records -= len(taken)
-        return taken
+        return RecordBatch.join(parts)
 
     def find(self, offset: int) -> Record | None:
         """Return a record, or None if it is not here."""

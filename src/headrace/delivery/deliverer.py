@@ -215,8 +215,8 @@ class Deliverer:
         if lane.is_fenced:
             context.counts.late += len(records)
             return None
-        if replies.count(ACK) == len(records):
-            context.breaker.answered(attempt_id, len(records))
+        if replies.count(ACK) == (count := len(records)):
+            context.breaker.answered(attempt_id, count)
             lane.succeeded(batch)
             self._end(lane, records, Outcome.DELIVERED)
             return None

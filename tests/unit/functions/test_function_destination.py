@@ -21,7 +21,7 @@ from headrace.errors import (
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import KafkaAttributes, KafkaTrigger
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.bed import kind_of
 
@@ -118,6 +118,16 @@ def test_a_frame_without_outputs_is_acknowledged_without_kafka() -> None:
     kafka = Kafka()
     assert asyncio.run(destination(FakeWorkers(done), kafka).deliver(delivery(3))) == [ACK] * 3
     assert kafka.written == []
+
+
+@pytest.mark.parametrize("answer", [done, outputs])
+def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """The worker makes the events, and work for each record here bounds the throughput."""
+    kafka, sent = Kafka(), delivery(3)
+    to, columns = destination(FakeWorkers(answer), kafka), sent._replace(records=RecordBatch.of(sent.records))
+    monkeypatch.setattr("headrace.records.Record", None)
+    assert asyncio.run(to.deliver(columns)) == [ACK] * 3
+    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if answer is outputs else [])
 
 
 def test_outputs_keep_the_key_of_their_record() -> None:

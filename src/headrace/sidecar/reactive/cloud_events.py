@@ -46,7 +46,7 @@ class CloudEvent(NamedTuple):
 
 def structured(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `cloudevents_structured`."""
-    (record,) = records
+    record = records[0]
     event = _json_of(_event_of(payloads, delivery, record))
     head = ("Content-Type", "application/cloudevents+json")
     return _encode(event), [head, *delivery_headers(payloads, delivery, record)]
@@ -54,7 +54,7 @@ def structured(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[R
 
 def binary(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `cloudevents_binary`."""
-    (record,) = records
+    record = records[0]
     event = _event_of(payloads, delivery, record)
     lines = [(f"ce-{name}", safe(_canonical(value))) for name, value in event.attributes.items()]
     if event.data is not None:

@@ -28,7 +28,7 @@ _TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
 
 def single(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
     """Return the request of mode `single`; see `delivery_headers`."""
-    (record,) = records
+    record = records[0]
     return payloads.body(record), [
         ("Content-Type", payloads.content_type),
         *delivery_headers(payloads, delivery, record),

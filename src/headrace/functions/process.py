@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _OUTPUT_SECONDS = 0.5
 _SEND_BYTES = 1 << 20
 """A whole frame waits in the socket, so that the worker reads it at once; the system may allow less."""
+_OWN = ("HEADRACE__", "HEADRACE_TOKEN")
+"""Variables of Headrace, which may be secrets: handlers do not get them."""
 _CALLBACK_SECONDS = 20.0
 """The longest time of a drain callback, also after the deadline of its caller."""
 
@@ -159,6 +161,7 @@ class WorkerProcess(asyncio.Protocol):
                 lambda code: self._exited(owner, code),
                 pass_fds=numbers,
                 cwd=folder,
+                env={name: value for name, value in os.environ.items() if not name.upper().startswith(_OWN)},
                 stdout=output,
                 stderr=output,
             )

@@ -418,7 +418,7 @@ class FunctionSpec(_Part):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment of the workers, added to this process's own."""
+        """Environment of the workers, added to this process's own without the settings of Headrace."""
         return {variable.name: variable.value for variable in self.variables if variable.value_from is None}
 
 

@@ -184,9 +184,11 @@ class WorkerProcess(asyncio.Protocol):
                 begun, the last of which it was at; 0 means it had not touched the frame. `error` is empty if it ended
                 by itself, `timeout` or `memory` if it was killed for that.
         """
-        if self._frames is None or self.ended.done() or self._transport.is_closing():
-            # A killed process closes its connection a moment before its end is known, and `ended` has the reason.
+        if self._transport is None:  # its caller was given the process before it
+            raise self._lost(f"{self.label} is not started yet", 0)
+        if self._ends:
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
+        assert self._frames
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(wire.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
@@ -220,7 +222,7 @@ class WorkerProcess(asyncio.Protocol):
         waits for the first.
         """
         callback = self._drain_callback
-        if not callback.exists or self.ended.done() or self._transport.is_closing():
+        if not callback.exists or self._ends:
             return
         ended = callback.ended
         if ended is None or ended.done():
@@ -257,6 +259,8 @@ class WorkerProcess(asyncio.Protocol):
         if self._child:
             if not self.at_rest.is_set():
                 self._child.kill()
+            elif self._transport and not self._transport.is_closing():
+                self._transport.write_eof()  # a handler may have taken the signal for itself
             await self._child.stop(deadline)
             await asyncio.wait([self.ended])
 
@@ -330,6 +334,11 @@ class WorkerProcess(asyncio.Protocol):
             self._frames.close()
         self._drain_callback.ends(wire.Drained())
         self.at_rest.set()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether nothing can be sent to it; `ended` will have the reason, a moment later."""
+        return bool(self._killed.reason) or self.ended.done() or self._transport.is_closing()
 
     def _lost(self, text: str, begun: int) -> WorkerLost:
         return WorkerLost(text, worker=self.label, begun=begun, error=self._killed.error)

@@ -77,16 +77,16 @@ class WorkerOutput(asyncio.Protocol):
 
     def _log_lines(self) -> None:
         *lines, self._held = self._held.split(b"\n", self._lines)
+        if len(self._held) > _LINE_BYTES and len(lines) < self._lines:
+            lines.append(self._held)  # a line without an end
+            self._held = b""
         for line in lines:
             self._log(line)
         self._lines -= len(lines)
         if not self._second and lines:
             self._second = asyncio.get_running_loop().call_later(1, self._next_second)
-        if len(self._held) > _LINE_BYTES and self._lines:
-            self._log(self._held)
-            self._held = b""
-        elif len(self._held) > _LINE_BYTES:
-            self._left_out += self._held.count(b"\n", 0, -_LINE_BYTES)
+        if len(self._held) > _LINE_BYTES:
+            self._left_out += self._held.count(b"\n", 0, -_LINE_BYTES) or b"\n" not in self._held
             self._held = self._held[-_LINE_BYTES:]
 
     def _next_second(self) -> None:

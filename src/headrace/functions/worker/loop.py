@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _READ_BYTES = 262_144
+_STDERR = 2
 _NUMBERS = 256
 """Frames are numbered from 1, and again from 0 after 255."""
 
@@ -112,6 +113,7 @@ class Worker:
         self._stop_requested = False
         self._has_reported_callback = False
         self._drained = False  # the drain callback has run since the last record
+        self._pid = os.getpid()
 
     def request_stop(self, *_: object) -> None:
         """End now when idle, else after the present frame; a signal handler."""
@@ -169,8 +171,11 @@ class Worker:
                     answer = self._runs.serve(serving, message)
                     self._drained = False
                     self._report_callback(platform)
-                    self._end.sendall(answer)
+                    self._write(answer)
         finally:
+            if os.getpid() != self._pid:
+                os.write(_STDERR, b"a process that the handler forked ends, because it returned from the handler\n")
+                os._exit(1)
             if platform.on_drain and not self._drained:
                 self._runs.call(platform.on_drain)
             if platform.on_termination:
@@ -216,4 +221,9 @@ class Worker:
         return self._received.popleft()
 
     def _send(self, message: wire.ToParent) -> None:
-        self._end.sendall(wire.encode_frame(message))
+        self._write(wire.encode_frame(message))
+
+    def _write(self, frame: bytearray) -> None:
+        if os.getpid() != self._pid:
+            sys.exit(1)  # a fork that returned from the handler: its answer would be taken for the next frame's
+        self._end.sendall(frame)

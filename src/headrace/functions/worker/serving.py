@@ -1,6 +1,7 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
 import mmap
+import os
 from collections.abc import Callable
 from time import perf_counter
 from types import CoroutineType
@@ -100,6 +101,8 @@ class Serving:
             for trigger in setup.triggers
         ]
         self._progress = memoryview(progress).cast("Q")
+        # A process that the handler forks must call it for no further record: counting one raises there.
+        os.register_at_fork(after_in_child=self._progress.release)
 
     def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
         """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""

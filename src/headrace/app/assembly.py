@@ -230,6 +230,7 @@ class Assembly:
             produce=context.audited_produce("STREAMING_PRODUCER"),
             registry=context.registry,
             topics=context.topics,
+            kind_of=self.internal.kind_of,
         )
         hooks = PumpHooks(
             on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),

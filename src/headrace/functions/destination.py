@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
+from headrace.config.internal_topics import kind_by_name
 from headrace.delivery.protocols import ACK, REPLAY, Delivery, Reply, not_taken
 from headrace.errors import (
     DeliveryError,
@@ -50,6 +51,7 @@ class FunctionDestination:
         produce: Produce,
         registry: SchemaRegistry,
         topics: TopicDirectory,
+        kind_of: Callable[[str], str] = kind_by_name,
     ) -> None:
         self._workers = workers
         self._trigger, self._trigger_index = trigger, workers.triggers.index(trigger)
@@ -58,6 +60,8 @@ class FunctionDestination:
         self._produce = produce
         self._registry = registry
         self._topics = topics
+        self._kind_of = kind_of
+        """Returns the kind of an internal topic, which no handler may write; empty for others."""
         self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
         self._partition_counts: dict[str, int] = {}
         self._schemas: dict[int, wire.Schema] = {}
@@ -171,23 +175,29 @@ class FunctionDestination:
             replies.append(_reply(result))
             if result.stack:
                 self._failures.add(records[index], result)
+            internal = next((each.topic for each in result.outputs if each.topic and self._kind_of(each.topic)), "")
+            if internal:
+                text = f"the handler emits to {internal}, an internal topic that only Headrace or Kafka writes"
+                replies[index] = Reply("TopicInternal", text, permanent=True)
+                continue
             for output in result.outputs:
                 # Often the headers of the event: Headrace's own among them are not the output's.
                 headers = (
                     [header for header in output.headers if not is_reserved(header[0])] if output.headers else None
                 )
-                outgoing.append(OutgoingRecord(topic, key, output.body, headers or None))
+                own = key if output.key is None else output.key
+                outgoing.append(OutgoingRecord(output.topic or topic, own, output.body, headers or None))
                 owners.append(index)
         if not outgoing:
             return replies
-        for index, written in zip(owners, await self._write(outgoing), strict=True):
+        for index, record, written in zip(owners, outgoing, await self._write(outgoing), strict=True):
             if isinstance(written, Produced):
                 continue
             if not isinstance(written, RecordTooLarge):
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
                 # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
                 # The whole of it, or a later output of a key would be followed by an earlier one.
-                raise self._unavailable(written) from written
+                raise _unavailable(written, record.topic) from written
             replies[index] = Reply("RecordTooLarge", f"its output: {written.description}")
         return replies
 
@@ -199,11 +209,7 @@ class FunctionDestination:
                 # The handler has finished, so wait for the producer instead of running it again.
                 await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
             except HeadraceError as cause:
-                raise self._unavailable(cause) from cause
-
-    def _unavailable(self, cause: HeadraceError) -> DestinationUnavailable:
-        topic = self._trigger.output_topic
-        return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
+                raise _unavailable(cause, ", ".join(sorted({record.topic for record in outgoing}))) from cause
 
     async def _count_partitions(self, partition: TopicPartition) -> int:
         count = self._partition_counts.get(partition.topic, 0)
@@ -270,6 +276,10 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     """Return the ids in the registry's framing; bytes without it are left to the worker."""
     heads = {data[:5] for data in framed if data}
     return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
+
+
+def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
+    return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
 
 
 def _reply(result: wire.Result) -> Reply:

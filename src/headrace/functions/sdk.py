@@ -9,7 +9,7 @@ Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partialmethod
 from types import SimpleNamespace
@@ -20,6 +20,8 @@ Sink = Callable[[str, str, dict[str, Any]], None]
 """Takes level, message and fields of one log line."""
 
 _EPOCH = datetime(1970, 1, 1)  # naive on purpose: Nuclio's timestamps are UTC without a zone
+NO_ACK = "x-nuclio-stream-no-ack"
+"""Header of a response whose record is not acknowledged with its call; its name is read in any letter case."""
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -158,6 +160,28 @@ class Response:
         self.status_code = status_code
         self.event_id = event_id
 
+    def ensure_no_ack(self) -> None:
+        """Leave the record open until it is acknowledged explicitly."""
+        self.headers[NO_ACK] = True
+
+
+def has_no_ack(headers: Mapping[str, Any]) -> bool:
+    """Return whether a response has the header of `ensure_no_ack`, in any letter case: `True` or `"true"`."""
+    return any(name.lower() == NO_ACK and str(value).lower() == "true" for name, value in headers.items())
+
+
+class QualifiedOffset(NamedTuple):
+    """The offset of a record with its topic and partition; it can be stored, compared and sorted."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def from_event(cls, event: Event) -> QualifiedOffset:
+        """Return the offset of an event."""
+        return cls(event.topic or event.path, event.shard_id, event.offset)
+
 
 class Logger:
     """Structured log lines: `logger.info("took %d", n)`, `logger.info_with("took long", seconds=n)`."""
@@ -232,6 +256,25 @@ class Context:
         self.trigger_name = trigger.name
         self.user_data: Any = SimpleNamespace()
         """An attribute bag of this worker process, for what `init_context` prepares."""
+        self.emitted: list[tuple[str, Any, Any, Any]] = []
+        """Without a worker, as in handlers' own tests: the arguments of each call of `emit`."""
+        self._emit: Callable[[str, Any, Any, Any], None] = lambda *output: self.emitted.append(output)
+
+    def emit(self, topic: str, key: Any = None, value: Any = None, headers: Any = None) -> None:
+        """Write a record when the call of the handler has succeeded; nothing is written if it fails.
+
+        Args:
+            topic: Its topic; empty for the trigger's `outputTopic`.
+            key: Bytes or text, anything else as `outputFormat` says; None for the key of the event.
+            value: Likewise; None for a tombstone.
+            headers: A mapping, or pairs if names repeat.
+
+        Raises:
+            RuntimeError: No call of the handler is at work.
+            ValueError: No topic has this name, or there is none.
+            TypeError: The output format cannot hold the value or key.
+        """
+        self._emit(topic, key, value, headers)
 
 
 def _print(level: str, message: str, fields: dict[str, Any]) -> None:

@@ -227,7 +227,8 @@ class FunctionService(Service):
                     trigger.name,
                     trigger.key_format,
                     trigger.value_format,
-                    trigger.output_format if trigger.output_topic else "",
+                    trigger.output_format,
+                    trigger.output_topic,
                 )
                 for trigger in self.triggers
             ],

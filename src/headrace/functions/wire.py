@@ -36,7 +36,8 @@ class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
     key_format: str
     value_format: str
     output_format: str
-    """Empty: the handler's result is not used, only its status."""
+    output_topic: str = ""
+    """Empty: what the handler returns is not used, only its status."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -107,8 +108,12 @@ class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record to write."""
 
-    body: bytes
+    body: bytes | None
     headers: Headers
+    topic: str = ""
+    """Empty for the trigger's output topic."""
+    key: bytes | None = None
+    """None for the key of the record at work."""
 
 
 class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):

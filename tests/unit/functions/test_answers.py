@@ -73,7 +73,7 @@ def test_a_status_of_400_or_more_is_a_failure(answer: Any, wanted: str) -> None:
 
 def test_without_an_output_topic_bodies_are_dropped() -> None:
     """What nobody wants is not encoded either."""
-    assert Answers("").result_of({"a": object()}) is None
+    assert Answers("json", used=False).result_of({"a": object()}) is None
 
 
 def test_formats_hold_what_they_can() -> None:

@@ -3,18 +3,20 @@
 import contextlib
 import importlib
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from headrace.functions.sdk import Response
+from headrace.functions.sdk import NO_ACK
 from headrace.functions.wire import Headers, Output, Result
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
 _STACK_BYTES = 8192
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 Handler = Callable[[Any, Any], Any]
 
@@ -79,9 +81,9 @@ def failure(error: BaseException) -> Result:
 class Answers:
     """Turns what a handler returns into a result."""
 
-    def __init__(self, output_format: str) -> None:
-        """Encode outputs by a format (`json`, `string`, `binary`); empty means that there are no outputs."""
-        self._format = output_format
+    def __init__(self, output_format: str, used: bool = True) -> None:
+        """Encode outputs by a format (`json`, `string`, `binary`); what is returned is an output only if it is used."""
+        self._format, self._used = output_format, used
 
     def result_of(self, answer: Any) -> Result | None:
         """Return the result of a record, None for success without output.
@@ -96,12 +98,30 @@ class Answers:
             status, body, headers = _parts_of(reply)
             if status >= 400:
                 return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
-            if body is not None and self._format:
-                outputs.append(Output(self._encode(body), headers))
+            if body is not None and self._used:
+                outputs.append(Output(self.encode(body), headers))
         return Result(outputs) if outputs else None
 
-    def _encode(self, body: Any) -> bytes:
-        if isinstance(body, bytes):
+    def emitted(self, topic: str, key: Any, value: Any, headers: Any) -> Output:
+        """Return the output of a call of `context.emit`.
+
+        Raises:
+            ValueError: No topic can have this name.
+            TypeError: The output format cannot hold the value or key.
+        """
+        if topic and not _TOPIC.fullmatch(topic):
+            raise ValueError(f"emit to {topic!r}, which no topic can be named: use letters, digits and . _ - only")
+        if not (topic or self._used):
+            raise ValueError("emit without a topic, and the trigger has no outputTopic: give one of them")
+        return Output(self.encode(value), headers_of(headers or ()), topic or "", self.encode(key))
+
+    def encode(self, body: Any) -> bytes | None:
+        """Return the bytes of a value.
+
+        Raises:
+            TypeError: The output format cannot hold it.
+        """
+        if body is None or isinstance(body, bytes):
             return body
         if isinstance(body, str):
             return body.encode()
@@ -114,11 +134,17 @@ class Answers:
 
 
 def _parts_of(reply: Any) -> tuple[int, Any, Headers]:
-    if isinstance(reply, Response):
-        return reply.status_code, reply.body, [(name, _header(value)) for name, value in reply.headers.items()]
+    if hasattr(reply, "status_code"):  # a Response of this SDK or of the package nuclio_sdk
+        return reply.status_code, reply.body, headers_of(reply.headers)
     if type(reply) is tuple and len(reply) == 2 and type(reply[0]) is int:
         return reply[0], reply[1], []
     return 200, reply, []
+
+
+def headers_of(headers: Any) -> Headers:
+    """Return the headers of an output, from a mapping or from pairs; text and numbers become UTF-8."""
+    pairs = headers.items() if hasattr(headers, "items") else headers
+    return [(name, _header(value)) for name, value in pairs if name.lower() != NO_ACK]
 
 
 def _header(value: Any) -> bytes | None:

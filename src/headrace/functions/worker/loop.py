@@ -140,9 +140,10 @@ class Worker:
             handler, init_context = load_handler(setup.handler, setup.folder)
             if is_async(handler) or is_async(init_context):
                 self._runs = _OnEventLoop()
+            serving = Serving(handler, context, setup, self._progress)
             if init_context is not None:
                 self._set_up(init_context, context)
-            self._serve(Serving(handler, context, setup, self._progress), context.platform)
+            self._serve(serving, context.platform)
         except Unusable as cause:
             self._send(wire.Unfit(str(cause)))
             return 1

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, NamedTuple
@@ -96,13 +96,19 @@ class Serving:
                 TriggerInfo(name=trigger.name),
                 self.bodies.decoder(trigger.key_format),
                 self.bodies.decoder(trigger.value_format),
-                Answers(trigger.output_format),
+                Answers(trigger.output_format, bool(trigger.output_topic)),
             )
             for trigger in setup.triggers
         ]
         self._progress = memoryview(progress).cast("Q")
         # A process that the handler forks must call it for no further record: counting one raises there.
         os.register_at_fork(after_in_child=self._progress.release)
+        self._begun, self._trigger = 0, 0
+        self._events: Sequence[Event | None] = ()
+        """Of the present frame, while the handler is called; else empty."""
+        self._emitted: dict[int, list[wire.Output]] = {}
+        """Outputs of the present frame by the index of their record."""
+        context._emit = self._emit
 
     def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
         """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
@@ -122,7 +128,7 @@ class Serving:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results, perf_counter() - began)
+        return self._answer(results, began)
 
     async def serve_async(self, work: wire.Work) -> bytearray:
         """Do the same on an event loop."""
@@ -142,7 +148,25 @@ class Serving:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
-        return _answer_of(results, perf_counter() - began)
+        return self._answer(results, began)
+
+    def _emit(self, topic: str, key: Any, value: Any, headers: Any) -> None:
+        # The number of records begun says which record is at work, so that calls of the handler need no preparation.
+        if not self._events:
+            raise RuntimeError(
+                "emit outside a call of the handler: an output belongs to a record, so emit before it returns"
+            )
+        output = self._triggers[self._trigger].answers.emitted(topic, key, value, headers)
+        self._emitted.setdefault(self._progress[0] - self._begun - 1, []).append(output)
+
+    def _answer(self, results: list[wire.Result | None], began: float) -> bytearray:
+        for index, outputs in self._emitted.items():
+            result = results[index]
+            if result is None or not result.error:
+                results[index] = wire.Result(outputs + (result.outputs if result else []))
+        self._events, self._emitted = (), {}
+        seconds = perf_counter() - began
+        return wire.encode_frame(wire.Results(results, seconds) if any(results) else wire.Done(seconds))
 
     def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
@@ -151,9 +175,11 @@ class Serving:
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
         events: list[Event | None] = [Event(*row, source) for row in rows]
+        begun, self._trigger = self._progress[0], work.trigger
+        self._begun = begun
         if decode_key is None and decode_value is None:
+            self._events = events
             return events
-        begun = self._progress[0]
         for index, event in enumerate(events):
             assert event is not None
             self._progress[0] = begun + index + 1  # a record that crashes its codec is the one to blame
@@ -168,11 +194,8 @@ class Serving:
                 events[index] = None
                 results[index] = failure(cause)
         self._progress[0] = begun
+        self._events = events
         return events
-
-
-def _answer_of(results: list[wire.Result | None], seconds: float) -> bytearray:
-    return wire.encode_frame(wire.Results(results, seconds) if any(results) else wire.Done(seconds))
 
 
 def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:

@@ -103,7 +103,11 @@ def test_internal_topics_are_refused_and_missing_ones_are_the_destinations_failu
     write_function: Write, running: Run
 ) -> None:
     """The first ends its record alone, the second uses up no attempt."""
-    code = "def handler(context, event):\n    context.emit(event.body.decode(), value=b'v')\n    context.emit('b', value=b'w')\n"
+    code = """
+        def handler(context, event):
+            context.emit(event.body.decode(), value=b"v")
+            context.emit("b", value=b"w")
+    """
 
     async def run() -> None:
         async with running(write_function(code)) as function:

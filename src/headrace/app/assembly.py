@@ -14,6 +14,7 @@ from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
+from headrace.control.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic
@@ -80,7 +81,8 @@ class Assembly:
         self.functions = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.functions))
         self.consumers: list[RunningConsumer] = []
-        self.pipeline_groups: dict[str, Admin] = {}
+        self.other_groups: dict[str, GroupTopics] = {}
+        """Groups of pipelines, and of functions that other processes run."""
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
         self.formats: set[str] = set()
@@ -92,6 +94,11 @@ class Assembly:
             made += self._reactive_consumer(name, reactive)
         for spec in self.functions:
             made += self._function(spec)
+        self.known_functions = [*self.functions, *(load_function(file, config) for file in config.watched_functions)]
+        """Those that this process runs or watches."""
+        for trigger in triggers_of(self.known_functions[len(self.functions) :]):
+            admin = self._admin_of(trigger.kafka.cluster(config.kafka), trigger.group)
+            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
         made += map(self._pipeline, load_pipelines(config.pipelines))
         self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters), *made]
         """Downstream first."""
@@ -267,7 +274,7 @@ class Assembly:
         admin = self._admin_of(spec.cluster(config.kafka), f"pipeline {spec.name}")
         run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
         for flow, group in run.groups.items():
-            self.pipeline_groups[group] = admin
+            self.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
         return run

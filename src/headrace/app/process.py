@@ -51,6 +51,7 @@ from headrace.web.routes.active_dead_letters import INSTANCE, ActiveDeadLetterEn
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
+from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.topics import TopicEndpoints
@@ -85,16 +86,14 @@ class App:
         assembly = Assembly(context, config)
         self._examine = examination(config, assembly.functions, context.admin)
         self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
-
         running: dict[str, RunningConsumer] = {}
-        lag = LagMonitor(lambda: groups_of(running.values(), assembly.pipeline_groups), clock)
+        lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
         table = _control_table(context, assembly)
         member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
         control = ConsumerControl(table, running, member, lag.of, clock)
         for consumer in assembly.consumers:
             control.add(consumer)
-        statuses = ConsumerStatuses(control, lag.of, clock)
         jobs, job_endpoints = jobs_of(context, table, running, assembly.internal)
         if assembly.consumers or config.registrations.backends or config.cluster.peers:
             # What is paused must not begin, so the table is read before the consumers start.
@@ -102,7 +101,9 @@ class App:
         else:
             table.missing = "no consumer runs in this process; ask one that has one, or name one in its file"
             self.services += [*assembly.services, lag]
-        families: list[object] = [ControlEndpoints(control, statuses, Commands(control, clock)), job_endpoints]
+        functions = FunctionEndpoints(assembly.known_functions, lag.of)
+        controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
+        families: list[object] = [controls, functions, job_endpoints]
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services

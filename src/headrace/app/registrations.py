@@ -50,7 +50,8 @@ class RegisteredConsumers:
         context, config = self._context, self._context.config
 
         def make() -> Sequence[Service]:
-            alone = {"reactive_consumers": {one.name: one.settings}, "functions": [], "pipelines": []}
+            alone = {"reactive_consumers": {one.name: one.settings}, "functions": [], "watched_functions": []}
+            alone["pipelines"] = []
             made = Assembly(
                 context,
                 config.model_copy(update=alone),

@@ -151,6 +151,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
     problems: list[str] = []
     load: dict[str, Callable[[Path], object]] = {
         "functions": functools.partial(load_function, config=settings, check_handler=True),
+        "watched_functions": functools.partial(load_function, config=settings),
         "pipelines": functools.partial(load_pipeline, check=True),
     }
     for section, paths in files.items():

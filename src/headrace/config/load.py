@@ -27,7 +27,7 @@ from headrace.errors import ConfigError
 AnySection = TypeVar("AnySection", bound=Section)
 
 _OVERRIDE_PREFIX = "HEADRACE__"
-_FILE_LISTS = ("functions", "pipelines")
+_FILE_LISTS = ("functions", "watched_functions", "pipelines")
 _PROPERTIES = ("kafka", "properties")
 
 
@@ -39,7 +39,7 @@ class ConfigReading(NamedTuple):
     problems: list[str]
     """One paragraph per problem, in the order of the file."""
     files: dict[str, list[Path]]
-    """Existing files that it names, under `functions` and `pipelines`."""
+    """Existing files that it names, under `functions`, `watched_functions` and `pipelines`."""
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:

@@ -95,9 +95,9 @@ def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) ->
     return next(by_name, None) or next((each for each in functions if each.function == name), None)
 
 
-def groups_of(consumers: Iterable[RunningConsumer], pipelines: Mapping[str, Admin]) -> dict[str, GroupTopics]:
-    """Return the groups of consumers with their topics, and those of pipelines, which name none."""
-    found = {group: GroupTopics(admin, []) for group, admin in pipelines.items()}
+def groups_of(consumers: Iterable[RunningConsumer], others: Mapping[str, GroupTopics]) -> dict[str, GroupTopics]:
+    """Return the groups of consumers with their topics, and other groups."""
+    found = {group: GroupTopics(admin, [*topics]) for group, (admin, topics) in others.items()}
     for consumer in consumers:
         found.setdefault(consumer.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.topics)
         if retries := consumer.retry_pump:

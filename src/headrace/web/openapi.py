@@ -28,7 +28,7 @@ _EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersToo
 _TAGS: Final = (
     ("Produce", ("/producers", "/transactions")),
     ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
-    ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers")),
+    ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers", "/adm/functions")),
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
     ("Audit", ("/consumers/active/audit",)),
@@ -49,7 +49,7 @@ _PARAMETERS: Final = {
     "partition": "Number of the partition.",
     "instance": "Name of the instance.",
     "serviceId": "`audit.service_id`.",
-    "name": "Name of the consumer.",
+    "name": "Name of the consumer or function.",
     "id": "Id of the command.",
     "job": "Id of the job.",
 }

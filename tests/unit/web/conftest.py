@@ -44,6 +44,7 @@ from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
+from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
 from headrace.web.routes.produce import ProduceRoute
@@ -419,6 +420,14 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     )
     active: Any = ActiveFake(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
+    trigger = SimpleNamespace(name="in", group="g", topics=["t"])
+    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), triggers=[trigger])
+
+    def lag_of(group: str) -> dict[TopicPartition, Any]:
+        if kafka.failure:
+            raise kafka.failure
+        return {TopicPartition("t", 0): SimpleNamespace(lag=7)}
+
     families = [
         produce_route,
         TransactionRoute(writing, config),
@@ -428,6 +437,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         DeadLetterEndpoints(dead_letters, dead_letters),
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
+        FunctionEndpoints([function], lag_of),
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(
             ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None

@@ -21,6 +21,7 @@ from headrace.web.routes.active_dead_letters import ActiveDeadLetterEndpoints
 from headrace.web.routes.audit import AuditEndpoints
 from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
+from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
 from headrace.web.routes.produce import ProduceRoute
@@ -106,6 +107,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         DocumentEndpoints,
         AuditEndpoints,
         ControlEndpoints,
+        FunctionEndpoints,
         ActiveStatusEndpoints,
         ActiveDeadLetterEndpoints,
         DeadLetterEndpoints,

@@ -1,0 +1,87 @@
+"""`/adm/functions`: how many processes a function needs, also while none runs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+
+from headrace import errors
+from headrace.control.lag import PartitionLag
+from headrace.errors import KafkaUnavailable, NotFound
+from headrace.functions.spec import FunctionSpec
+from headrace.records import TopicPartition
+from headrace.web.endpoint import SEE, Call, Endpoint, may_control
+
+
+class ScaleQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The work that one process can do."""
+
+    lag_per_replica: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    """Records that may wait for each process."""
+
+
+class ScaleHint(msgspec.Struct, rename="camel"):
+    """How many processes a function needs now."""
+
+    function: str
+    desired_replicas: int
+    """Between `minReplicas` and `maxReplicas`, and not more than can have a partition."""
+    min_replicas: int
+    max_replicas: int
+    lag: int
+    """Records that the groups of the function have not committed."""
+    triggers: Mapping[str, int]
+    """The lag of each trigger."""
+
+
+class FunctionEndpoints:
+    """Scale hints of functions."""
+
+    def __init__(
+        self, functions: Iterable[FunctionSpec], lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]]
+    ) -> None:
+        """Answer for these functions; `lag_of` returns where a group was a moment ago."""
+        self._functions = {function.name: function for function in functions}
+        self._lag_of = lag_of
+
+    @Endpoint(
+        "GET",
+        "/adm/functions/{name}/scale",
+        "scaleFunction",
+        "How many processes a function needs by its lag, also while none runs it",
+        SEE,
+        errors=(NotFound, errors.KafkaUnavailable),
+    )
+    async def scale(self, call: Call[None, ScaleQuery]) -> ScaleHint:
+        spec = self._function(call.parameters["name"], may_control(call.scope, ""))
+        return scale_hint(spec, self._lag_of, call.query.lag_per_replica)
+
+    def _function(self, name: str, visible: bool) -> FunctionSpec:
+        functions = self._functions if visible else {}
+        if name not in functions:
+            known = ", ".join(sorted(functions)) or "none"
+            raise NotFound(f"no function here is called {name[:60]!r}: there are {known}")
+        return functions[name]
+
+
+def scale_hint(
+    spec: FunctionSpec, lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]], lag_per_replica: int
+) -> ScaleHint:
+    """Return how many processes a function needs.
+
+    Raises:
+        KafkaUnavailable: The lag of a trigger is not known.
+    """
+    least, most = spec.replica_bounds
+    most, needed, lags = max(1, most), 0, dict[str, int]()
+    for trigger in spec.triggers:
+        found = [lag.lag for partition, lag in lag_of(trigger.group).items() if partition.topic in trigger.topics]
+        if not found:
+            raise KafkaUnavailable(f"the lag of group {trigger.group} is not known: Kafka or its topics do not answer")
+        lags[trigger.name] = sum(found)
+        # A process more than the partitions that have records would wait without one.
+        needed = max(needed, min(math.ceil(sum(found) / lag_per_replica), sum(1 for lag in found if lag)))
+    return ScaleHint(spec.name, max(least, min(needed, most)), least, most, sum(lags.values()), lags)

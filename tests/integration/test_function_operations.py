@@ -1,0 +1,59 @@
+"""Operating functions: scale hints, metrics, reload, dead letters, environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess
+
+HANDLER = "def handler(context, event):\n    pass\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Write a function in a folder of its own: `write(name, source, code, spec={...}, **attributes)`."""
+
+    def write(name: str, source: str, code: str, *, spec: Any = None, **attributes: Any) -> str:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "work.py").write_text(code)
+        group = {"topics": [source], "consumerGroup": f"{source}-{name}", **attributes}
+        triggers = {"in": {"kind": "kafka-cluster", "numWorkers": 1, "attributes": group}}
+        file = folder / "function.yaml"
+        described = {"handler": "work:handler", "triggers": triggers, **(spec or {})}
+        file.write_text(yaml.safe_dump({"metadata": {"name": name}, "spec": described}))
+        return str(file)
+
+    return write
+
+
+def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
+    site: Any, topic: Any, headrace: Any, write: Any
+) -> None:
+    """From zero by what waits in Kafka, bounded by partitions and replicas; back to zero when all is committed."""
+    source = topic(2)
+    file = write("work", source, HANDLER, spec={"minReplicas": 0, "maxReplicas": 5})
+    watcher = headrace({**site.config, "watched_functions": [file]})
+
+    def hint(query: str = "", process: HeadraceProcess = watcher) -> Any:
+        answer = site.ask(f"{process.url}/adm/functions/work/scale{query}")
+        return answer.body if answer.status == 200 else {}
+
+    site.wait_until(lambda: hint(), "the lag is known")
+    assert (hint()["desiredReplicas"], hint()["lag"]) == (0, 0)
+    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"{}") for n in range(20)))
+    site.wait_until(lambda: hint().get("lag") == 20, "the lag of the stopped function")
+    assert hint()["triggers"] == {"in": 20}
+    assert [hint(f"?lagPerReplica={n}")["desiredReplicas"] for n in (1, 19, 1000)] == [2, 2, 1]
+    runner = headrace({**site.config, "functions": [file]})
+    site.wait_until(lambda: hint().get("lag") == 0, "everything is committed")
+    assert hint()["desiredReplicas"] == 0
+    site.wait_until(lambda: hint("", runner).get("lag") == 0, "the process that runs it answers as well")
+    assert site.ask(f"{watcher.url}/adm/functions/wrok/scale").status == 404
+    assert site.ask(f"{watcher.url}/adm/functions/work/scale?lagPerReplica=0").status == 400

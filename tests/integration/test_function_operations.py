@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,5 +56,14 @@ def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
     site.wait_until(lambda: hint().get("lag") == 0, "everything is committed")
     assert hint()["desiredReplicas"] == 0
     site.wait_until(lambda: hint("", runner).get("lag") == 0, "the process that runs it answers as well")
+    page = str(site.ask(f"{runner.url}/metrics").body)
+    for metric in (
+        "headrace_commits_total",
+        "headrace_assignment_changes_total",
+        "headrace_function_event_seconds_sum",
+    ):
+        [value] = re.findall(metric + r"{[^}]*work.in[^}]*} (\S+)", page)
+        assert float(value) > 0, metric
+    assert re.search(r'handled_events_total{[^}]*function="work"[^}]*result="success"[^}]*} 20', page)
     assert site.ask(f"{watcher.url}/adm/functions/wrok/scale").status == 404
     assert site.ask(f"{watcher.url}/adm/functions/work/scale?lagPerReplica=0").status == 400

@@ -46,6 +46,10 @@ class Counts:
         """Records in flight when their partition had to be given up: so many duplicates to expect."""
         self.late = 0
         """Records that ended after their partition was given up; they are delivered again by its next owner."""
+        self.commits = 0
+        """Positions of partitions that were handed to the source."""
+        self.assignment_changes = 0
+        """Times that partitions were assigned, revoked or lost."""
 
     def read(self) -> dict[str, int]:
         """Return every count by its name."""

@@ -170,6 +170,7 @@ class Pump(Service):
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
+        self.counts.assignment_changes += bool(partitions)
         # A partition can be assigned again without a revoke before: two lanes would deliver its records in any order.
         self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.is_fenced])
         for partition, epoch in partitions.items():
@@ -208,15 +209,18 @@ class Pump(Service):
     ) -> dict[TopicPartition, Committed]:
         """Drain first, fence second: what is in flight may end until the deadline, then late results are ignored."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
+        self.counts.assignment_changes += bool(lanes)
         await self.drain_lanes(lanes, deadline)
         if lanes and self.hooks.on_drained:
             await self.hooks.on_drained(partitions, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
+        self.counts.commits += len(commits)
         self._forget(lanes)
         return commits
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
+        self.counts.assignment_changes += bool(lanes)
         self._fence(lanes)
         self._forget(lanes)
         if lanes and self.hooks.on_drained:
@@ -295,6 +299,7 @@ class Pump(Service):
                 commits[partition] = commit
         looked_at = marked - len(self._dirty)
         if commits and self.source:
+            self.counts.commits += len(commits)
             self.source.commit(commits)
         return looked_at
 

@@ -40,6 +40,15 @@ class Allocator:
         """Callers that wait for a worker."""
         return len(self._waiters)
 
+    @property
+    def idle(self) -> int:
+        """Workers that are up and have no frame."""
+        return sum(not self._frames[worker] for worker in self._up)
+
+    def can_serve(self, candidates: Sequence[int]) -> bool:
+        """Return whether a caller would get one of these workers at once."""
+        return not self._waiters and self._best(candidates) is not None
+
     async def acquire(self, candidates: Sequence[int]) -> int:
         """Return a worker, which then has one frame more; the longest waiting caller is first.
 

@@ -131,10 +131,15 @@ class FunctionDestination:
         work = _work(delivery, partitions, records)
         work.trigger = self._trigger_index
         frame = wire.encode_frame(work)
+        handled = self._workers.metrics.handled[self._trigger.name]
         try:
             answer = await self._workers.serve(workers, partition, frame, len(records), schemas)
         except WorkerLost as lost:
+            handled["failure"] += 1
             return self._blame(partition, records, lost)
+        failures = _failures(answer)
+        handled["failure"] += failures
+        handled["success"] += len(records) - failures
         replies = [ACK] * len(records)
         if isinstance(answer, wire.Results):
             replies = await self._settle(records, answer.results)
@@ -280,6 +285,10 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
 
 def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
     return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
+
+
+def _failures(answer: wire.Done | wire.Results) -> int:
+    return sum(1 for one in answer.results if one and one.error) if isinstance(answer, wire.Results) else 0
 
 
 def _reply(result: wire.Result) -> Reply:

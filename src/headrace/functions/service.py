@@ -3,17 +3,17 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from headrace.errors import WorkerLost
+from headrace.errors import DestinationUnavailable, WorkerLost
 from headrace.functions import wire
 from headrace.functions.allocator import Allocator
 from headrace.functions.frames import Answer, FramePace
+from headrace.functions.metrics import WorkerMetrics
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker_log import logger_of
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,8 @@ class FunctionService(Service):
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._take_back)
         self._stopping = False
-        self._labels = {"kind": "function", "consumer": f"{spec.name}.{name}"}
-        self._gauges: dict[str, Callable[[], float]] = {
-            "headrace_function_waiting_frames": lambda: self._allocator.waiting,
-            "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
-            "headrace_function_worker_restarts_total": lambda: self.restarts,
-        }
+        self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
+        """What its workers do."""
 
     @property
     def workers(self) -> range:
@@ -86,8 +82,13 @@ class FunctionService(Service):
             self.spawn(self._watch_time(self.spec.event_timeout_seconds), "event timeout")
         if limit := max(trigger.memory_limit_bytes for trigger in self.triggers):
             self.spawn(self._watch_memory(limit), "memory")
-        for gauge, read in self._gauges.items():
-            register_gauge(gauge, read, **self._labels)
+        self.metrics.publish(
+            {
+                "headrace_function_waiting_frames": lambda: self._allocator.waiting,
+                "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
+                "headrace_function_worker_restarts_total": lambda: self.restarts,
+            }
+        )
 
     def readiness(self) -> Readiness:
         """Ready when every worker is up or just being replaced, and at least one is up."""
@@ -120,8 +121,7 @@ class FunctionService(Service):
         stops = [self.spawn(slot.process.stop(deadline), "stop") for slot in self._slots if slot.process]
         if stops:
             await asyncio.wait(stops)
-        for gauge in self._gauges:
-            unregister_gauge(gauge, **self._labels)
+        self.metrics.withdraw()
         await super().stop()
 
     async def serve(
@@ -142,8 +142,8 @@ class FunctionService(Service):
             DestinationUnavailable: No worker that may serve this partition is up.
         """
         while True:
-            number = await self._allocator.acquire(candidates)
-            process = self._slots[number].process
+            number = await self._choose(candidates)
+            process, began = self._slots[number].process, self._clock.monotonic()
             assert process is not None
             try:
                 answer = await process.serve(partition, frame, records, schemas)
@@ -154,7 +154,18 @@ class FunctionService(Service):
                     self._allocator.lost(number)  # else it could be chosen again before its end is recorded
                 continue
             if answer is not None:
+                self.metrics.answered(self._clock.monotonic() - began)
                 return answer
+
+    async def _choose(self, candidates: Sequence[int]) -> int:
+        began, idle, immediate = self._clock.monotonic(), self._allocator.idle, self._allocator.can_serve(candidates)
+        try:
+            number = await self._allocator.acquire(candidates)
+        except DestinationUnavailable:
+            self.metrics.allocations["error_timeout"] += 1
+            raise
+        self.metrics.allocated(self._clock.monotonic() - began, not immediate, idle / len(self._slots))
+        return number
 
     def _take_back(self, number: int) -> bool:
         process = self._slots[number].process
@@ -213,6 +224,7 @@ class FunctionService(Service):
     def _frame_ended(self, number: int, records: int, seconds: float) -> None:
         if records:
             self.pace.learn(records, seconds)
+            self.metrics.worked(number, records, seconds)
         self._allocator.frame_ended(number)
 
     def _setup(self, number: int) -> wire.Setup:

@@ -6,10 +6,11 @@ their own, which are read when `/metrics` is read.
 
 import csv
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,11 +21,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UntypedMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.lifecycle import gauges
+from headrace.lifecycle.gauge_registry import BUCKET_SECONDS, DurationHistogram, Measured
 from headrace.records import TopicPartition
 
 
@@ -34,7 +36,7 @@ class MetricSpec(NamedTuple):
     name: str
     """As Prometheus shows it: a counter ends in `_total`."""
     type: str
-    """`counter`, `gauge` or `histogram`."""
+    """`counter`, `gauge`, `histogram`, or `untyped`: a counter that does not end in `_total`."""
     unit: str
     labels: tuple[str, ...]
     help: str
@@ -64,7 +66,12 @@ OUTCOMES: Final = {
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
 
-_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_FAMILIES: Final[Mapping[str, type[Metric]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "untyped": UntypedMetricFamily,
+}
 _Labels = tuple[str, ...]
 _ENDED: Final = "headrace_ended_records_total"
 _BREAKER: Final = "headrace_breaker_open"
@@ -86,6 +93,8 @@ DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
     "late": ("headrace_late_records_total", ()),
     "open": ("headrace_open_records", ()),
     "breaker_open": (_BREAKER, ()),
+    "commits": ("headrace_commits_total", ()),
+    "assignment_changes": ("headrace_assignment_changes_total", ()),
     "read": ("headrace_received_records_total", ()),
     "corrupt": ("headrace_corrupt_records_total", ()),
     "tombstone": ("headrace_tombstone_records_total", ()),
@@ -104,7 +113,7 @@ class Metrics(Collector):
         spec = BY_NAME["headrace_audit_notes_total"]
         self._audit_notes = Counter(spec.name, spec.help, spec.labels, registry=None)
         spec = BY_NAME["headrace_http_request_seconds"]
-        self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=_SECONDS)
+        self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=BUCKET_SECONDS)
         self._requests_of = functools.cache(self._requests.labels)
         self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
         self.lag_of: Callable[[], Iterable[tuple[str, TopicPartition, int]]] = tuple
@@ -150,15 +159,15 @@ class Metrics(Collector):
         for spec in CATALOGUE:
             name = spec.name.removesuffix("_total")
             if name not in families:
-                kind = CounterMetricFamily if spec.type == "counter" else GaugeMetricFamily
-                family = families[name] = kind(name, spec.help, labels=spec.labels)
+                family: Any = _FAMILIES[spec.type](name, spec.help, labels=spec.labels)
+                families[name] = family
                 for labels, value in samples[spec.name].items():
-                    family.add_metric(labels, value)
+                    family.add_metric(labels, *(_buckets(value) if isinstance(value, DurationHistogram) else (value,)))
             yield families[name]
 
-    def _samples(self) -> Mapping[str, Mapping[_Labels, float]]:
+    def _samples(self) -> Mapping[str, Mapping[_Labels, Measured]]:
         """Return the present numbers: metric to label values to number."""
-        found: dict[str, dict[_Labels, float]] = defaultdict(dict)
+        found: dict[str, dict[_Labels, Any]] = defaultdict(dict)
         for key, value in gauges().items():
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
@@ -176,3 +185,8 @@ class Metrics(Collector):
                     value = max(earlier, count) if metric == _BREAKER else earlier + count
                     found[metric][(*consumer, *more)] = value
         return found
+
+
+def _buckets(histogram: DurationHistogram) -> tuple[list[tuple[str, float]], float]:
+    bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
+    return [*zip(bounds, itertools.accumulate(histogram.counts), strict=True)], histogram.seconds

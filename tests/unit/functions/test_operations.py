@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.errors import DestinationUnavailable
+from headrace.telemetry.metrics import Metrics
 
 
 async def test_workers_do_not_get_the_settings_of_headrace(
@@ -25,3 +29,73 @@ async def test_workers_do_not_get_the_settings_of_headrace(
     async with running(folder) as function:
         await function.deliver(b"")
         assert [record.value for record in function.written] == [b"AIRPORT", b"GATE"]
+
+
+def shown(metrics: Metrics, name: str, **labels: str) -> list[float]:
+    """Return the values of a metric whose labels include these."""
+    return [
+        sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+
+
+async def test_metrics_have_names_of_nuclio_and_true_numbers(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """A failed event is a failure, durations are not 0, histograms add up; nothing is left after the stop."""
+    code = """
+        import time
+
+        def handler(context, event):
+            time.sleep(0.02)
+            if event.body == b"bad":
+                raise ValueError("bad")
+    """
+    metrics, processor, own = Metrics(), "nuclio_processor_", "headrace_function_"
+    async with running(write_function(code, workers=2)) as function:
+        await function.ready()
+        await function.until(lambda: sum(slot.up for slot in function.service._slots) == 2)
+        await function.deliver(b"good", b"bad")
+        await function.deliver(b"good", first=2)
+        named = {"trigger_kind": "kafka-cluster", "trigger_id": "kafka", "namespace": "default", "function": "fn"}
+        handled = f"{processor}handled_events_total"
+        assert shown(metrics, handled, result="success", **named) == [2]
+        assert shown(metrics, handled, result="failure", **named) == [1]
+        duration = f"{processor}handled_events_duration_milliseconds"
+        assert sum(shown(metrics, f"{duration}_count", **named)) == 3
+        assert sum(shown(metrics, f"{duration}_sum", **named)) >= 3 * 20
+        assert {len(shown(metrics, f"{duration}_sum", worker_index=str(n))) for n in range(2)} == {1}
+        allocation = f"{processor}worker_allocation"
+        assert shown(metrics, f"{allocation}_count", **named) == [2]
+        assert shown(metrics, f"{allocation}_total", result="success_immediate", **named) == [2]
+        assert shown(metrics, f"{allocation}_workers_available_percentage", **named) == [200]
+        labels = {"kind": "function", "consumer": "fn.kafka"}
+        assert [shown(metrics, f"{own}{name}_seconds_count", **labels) for name in ("event", "frame", "wait")] == [
+            [3],
+            [2],
+            [2],
+        ]
+        assert shown(metrics, f"{own}event_seconds_bucket", le="0.01", **labels) == [0]
+        assert shown(metrics, f"{own}event_seconds_bucket", le="+Inf", **labels) == [3]
+        assert shown(metrics, f"{own}event_seconds_sum", **labels)[0] >= 0.06
+    assert "fn" not in {label for sample in samples(metrics) for label in sample.labels.values()}
+    assert "fn.kafka" not in {label for sample in samples(metrics) for label in sample.labels.values()}
+
+
+def samples(metrics: Metrics) -> list[Any]:
+    return [one for family in text_string_to_metric_families(metrics.render().decode()) for one in family.samples]
+
+
+async def test_a_frame_that_waits_for_a_worker_is_counted_so(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """Before a worker is up nothing is immediate, and a frame without any worker is an error."""
+    async with running(write_function("def handler(context, event):\n    pass\n")) as function:
+        await function.deliver(b"first")
+        assert function.service.metrics.allocations == {"success_after_wait": 1}
+    async with running(write_function("import missing\n")) as function:
+        with pytest.raises(DestinationUnavailable):
+            await function.deliver(b"never")
+        assert function.service.metrics.allocations == {"error_timeout": 1}

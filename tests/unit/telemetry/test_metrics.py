@@ -97,7 +97,7 @@ def test_every_metric_has_one_base_unit_and_known_labels() -> None:
     """A counter ends in `_total`; a size or duration ends in its base unit; every metric is in the catalogue once."""
     assert len(BY_NAME) == len(CATALOGUE)
     for spec in CATALOGUE:
-        assert re.fullmatch(r"headrace_[a-z_]+", spec.name)
+        assert re.fullmatch(r"(headrace|nuclio_processor)_[a-z_]+", spec.name)
         assert spec.name.endswith("_total") == (spec.type == "counter"), spec.name
         assert "_ms" not in spec.name
         assert spec.unit not in ("bytes", "seconds") or spec.unit in spec.name.removesuffix("_total").split("_"), spec
@@ -112,5 +112,9 @@ def test_every_count_and_gauge_of_the_source_is_in_the_catalogue() -> None:
     assert set(Counts().read()) <= DELIVERY_COUNTS.keys()
     assert {metric for metric, _ in DELIVERY_COUNTS.values()} <= BY_NAME.keys()
     source = Path(headrace.__file__).parent
-    named = {name for path in source.rglob("*.py") for name in re.findall(r'"(headrace_[a-z_]+)"', path.read_text())}
+    named = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r'"((?:headrace|nuclio_processor)_[a-z_]+[a-z])"', path.read_text())
+    }
     assert named - {"headrace_offsets"} <= BY_NAME.keys()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 
 from headrace.functions.spec import AnyTrigger, FunctionSpec
@@ -53,7 +54,7 @@ class WorkerMetrics:
     def publish(self, more: Mapping[str, Callable[[], float]]) -> None:
         """Publish every number, and further ones by the name of their metric."""
         for histogram, name in ((self._event, "event"), (self._frame, "frame"), (self._wait, "wait")):
-            self._register(f"headrace_function_{name}_seconds", partial(_same, histogram), self._own)
+            self._register(f"headrace_function_{name}_seconds", partial(copy, histogram), self._own)
         for metric, read in more.items():
             self._register(metric, read, self._own)
         for name, counts in self.handled.items():
@@ -85,7 +86,3 @@ class WorkerMetrics:
     def _register(self, metric: str, read: Callable[[], Measured], labels: Mapping[str, str], **more: str) -> None:
         register_gauge(metric, read, **labels, **more)
         self._registered.append((metric, {**labels, **more}))
-
-
-def _same(histogram: DurationHistogram) -> DurationHistogram:
-    return histogram

@@ -66,7 +66,7 @@ OUTCOMES: Final = {
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
 
-_FAMILIES: Final[Mapping[str, type[Metric]]] = {
+_FAMILIES: Final[Mapping[str, Callable[..., Metric]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,

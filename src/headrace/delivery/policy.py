@@ -33,7 +33,7 @@ def judge(
     """
     judged: defaultdict[Outcome, list[tuple[Record, Reply]]] = defaultdict(list)
     late = bool(retry.deadline_seconds) and age_seconds >= (retry.deadline_seconds or 0)
-    failed_as_one = sum(1 for reply in replies if reply.status is not None) > 1
+    failed_as_one = sum(1 for reply in replies if reply.status is not None or reply.shared) > 1
     for record, reply in zip(records, replies, strict=True):
         if not reply.error:
             outcome = Outcome.DELIVERED if reply.reached else Outcome.DELEGATED
@@ -41,7 +41,7 @@ def judge(
             action = action_of(reply, retry)
             if action == "unavailable":
                 outcome = Outcome.UNAVAILABLE
-            elif reply.status is not None and failed_as_one:
+            elif failed_as_one and (reply.status is not None or reply.shared):
                 outcome = Outcome.SPLIT
             elif action == "skip":
                 outcome = Outcome.SKIPPED

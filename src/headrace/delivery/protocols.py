@@ -62,6 +62,8 @@ class Reply(NamedTuple):
     """Whether the record reached the destination; if not, its reply proves nothing about the destination."""
     permanent: bool = False
     """Whether another attempt cannot succeed."""
+    shared: bool = False
+    """Whether it is about several records, of which it blames none; a status of several records is so, too."""
 
 
 ACK = Reply()

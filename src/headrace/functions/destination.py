@@ -155,6 +155,9 @@ class FunctionDestination:
             The end of that record if this was the third death; else nothing, and the records are to be attempted
             again, the suspect alone.
         """
+        if self._trigger.batch.mode == "enable" and len(records) > 1:
+            error = lost.parameters["error"] or "WorkerLost"  # of any record of the batch: halves show which
+            return [Reply(error, lost.description, shared=True)] * len(records)
         begun = min(lost.parameters["begun"], len(records))
         suspect = (partition, records.offsets[begun - 1])
         crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1
@@ -295,4 +298,5 @@ def _reply(result: wire.Result) -> Reply:
     if not result.error:
         return ACK
     bad = result.undecodable
-    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad)
+    shared = result.shared
+    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)

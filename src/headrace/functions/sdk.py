@@ -8,11 +8,12 @@ Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partialmethod
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
 from typing import Any, NamedTuple
 
 Callback = Callable[[], Any]
@@ -22,6 +23,10 @@ Sink = Callable[[str, str, dict[str, Any]], None]
 _EPOCH = datetime(1970, 1, 1)  # naive on purpose: Nuclio's timestamps are UTC without a zone
 NO_ACK = "x-nuclio-stream-no-ack"
 """Header of a response whose record is not acknowledged with its call; its name is read in any letter case."""
+_SOURCE = {"topic": "topic", "shard_id": "partition", "num_shards": "partitions", "trigger": "trigger"}
+"""Arguments of Nuclio's events, and the property of all events of a frame that each is."""
+_FIELDS = {name: name for name in ("content_type", "method", "url", "type_version", "version", "last_in_batch")}
+_FIELDS |= {"_type": "type", "path": "_path", "size": "_size"}
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -59,6 +64,9 @@ class Event:
     version = ""
     last_in_batch = False
     _size: int | None = None
+    _path = ""
+    __class_getitem__: Any = classmethod(GenericAlias)
+    """`Event[Order]`: a handler with this annotation gets events whose body is an `Order`."""
 
     def __init__(
         self,
@@ -68,14 +76,30 @@ class Event:
         offset: int = 0,
         timestamp_ms: int = -1,
         origin: EventSource = EventSource(),  # noqa: B008 immutable
+        **nuclio: Any,
     ) -> None:
-        """Make an event; handlers' own tests may: `Event(b"value", headers={"a": b"b"})`."""
+        """Make an event, for a test or a call: `Event(b"value", headers={"a": b"b"})`; Nuclio's arguments work too."""
         self.body = body
         self.key = key
         self.offset = offset
         self.timestamp_ms = timestamp_ms
         self._headers = headers
-        self._origin = origin
+        source = {field: nuclio.pop(name) for name, field in _SOURCE.items() if name in nuclio}
+        self._origin = origin._replace(**source)
+        for name, value in nuclio.items():
+            if name not in _FIELDS:
+                raise TypeError(f"an event has no {name}: known here are {', '.join([*_SOURCE, *_FIELDS])}")
+            setattr(self, _FIELDS[name], value)
+
+    def to_json(self) -> str:
+        """Return the event as JSON; a body of bytes is base64, as in Nuclio."""
+        import base64
+        import json
+
+        body = base64.b64encode(self.body).decode() if isinstance(self.body, bytes) else self.body
+        names = (*_SOURCE, *_FIELDS.values(), "path", "headers", "id", "offset", "fields", "timestamp")
+        fields = {name: getattr(self, name) for name in names if name[0] != "_"}
+        return json.dumps({**fields, "size": self.size, "body": body, "trigger": self.trigger._asdict()}, default=str)
 
     @property
     def headers(self) -> dict[str, bytes | None]:
@@ -101,7 +125,7 @@ class Event:
     @property
     def path(self) -> str:
         """The topic, `/` when there is none."""
-        return self._origin.topic or "/"
+        return self._path or self._origin.topic or "/"
 
     @property
     def shard_id(self) -> int:
@@ -235,6 +259,44 @@ class Platform:
         """Call this, plain or async, as the last thing before the worker ends."""
         self.on_termination = callback
 
+    def call_function(
+        self,
+        function_name: str,
+        event: Any,
+        node: object = None,
+        timeout: float | None = None,
+        service_name_override: str | None = None,
+    ) -> Response:
+        """Send an event to another function by HTTP and return its response; `node` is unused, as in Nuclio.
+
+        Raises:
+            ConnectionError: The function cannot be reached.
+        """
+        import http.client
+        import json
+        from urllib.parse import urlsplit
+
+        service = service_name_override or f"nuclio-{self.namespace}-{function_name}"
+        url = os.environ.get("NUCLIO_FUNCTION_URL", "http://{service}:8080").format(service=service, name=function_name)
+        secure, host, is_json = url.startswith("https:"), urlsplit(url).netloc, isinstance(event.body, dict)
+        connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host, timeout=timeout)
+        sent = {name: value for name, value in event.headers.items() if value and name.lower() != "content-length"}
+        sent["Content-Type"] = "application/json" if is_json else event.content_type or "text/plain"
+        sent.setdefault("X-Nuclio-Target", function_name)
+        body = json.dumps(event.body) if is_json else event.body
+        try:
+            connection.request(event.method or "POST", "/" + event.path.lstrip("/"), body, sent)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as cause:
+            hint = "set NUCLIO_FUNCTION_URL in spec.env, such as http://{name}.example:8080"
+            raise ConnectionError(f"function {function_name} is not reached at {url}: {cause}; {hint}") from cause
+        finally:
+            connection.close()
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        kind = headers.get("content-type", "text/plain")
+        return Response(headers, json.loads(data) if kind == "application/json" else data, kind, answer.status)
+
 
 class Context:
     """State of one worker: logger, `user_data`, `Response`, `platform`, the trigger."""
@@ -258,9 +320,12 @@ class Context:
         """An attribute bag of this worker process, for what `init_context` prepares."""
         self.emitted: list[tuple[str, Any, Any, Any]] = []
         """Without a worker, as in handlers' own tests: the arguments of each call of `emit`."""
-        self._emit: Callable[[str, Any, Any, Any], None] = lambda *output: self.emitted.append(output)
+        self._emit: Callable[[str, Any, Any, Any, Event | None], None] = lambda *all: self.emitted.append(all[:4])
+        self._at_work: Callable[[], Event | None] = lambda: None
 
-    def emit(self, topic: str, key: Any = None, value: Any = None, headers: Any = None) -> None:
+    def emit(
+        self, topic: str, key: Any = None, value: Any = None, headers: Any = None, event: Event | None = None
+    ) -> None:
         """Write a record when the call of the handler has succeeded; nothing is written if it fails.
 
         Args:
@@ -268,13 +333,14 @@ class Context:
             key: Bytes or text, anything else as `outputFormat` says; None for the key of the event.
             value: Likewise; None for a tombstone.
             headers: A mapping, or pairs if names repeat.
+            event: In a batch, the event that it belongs to.
 
         Raises:
             RuntimeError: No call of the handler is at work.
             ValueError: No topic has this name, or there is none.
             TypeError: The output format cannot hold the value or key.
         """
-        self._emit(topic, key, value, headers)
+        self._emit(topic, key, value, headers, event)
 
 
 def _print(level: str, message: str, fields: dict[str, Any]) -> None:

@@ -241,6 +241,7 @@ class FunctionService(Service):
                     trigger.value_format,
                     trigger.output_format,
                     trigger.output_topic,
+                    trigger.batch.batch_size if trigger.batch.mode == "enable" else 0,
                 )
                 for trigger in self.triggers
             ],
@@ -249,6 +250,7 @@ class FunctionService(Service):
             env={
                 "NUCLIO_FUNCTION_NAME": spec.name,
                 "NUCLIO_FUNCTION_DESCRIPTION": spec.description,
+                "NUCLIO_FUNCTION_VERSION": str(spec.version),
                 "NUCLIO_FUNCTION_HANDLER": spec.handler,
                 **spec.env,
             },

@@ -370,6 +370,7 @@ class FunctionSpec(_Part):
     name: str
     namespace: str = "default"
     description: str = ""
+    version: Annotated[int, Number] = 0
     handler: Annotated[str, AfterValidator(_handler)]
     """`module.sub:function`."""
     variables: Annotated[list[Variable], Field(alias="env")] = []

@@ -38,6 +38,8 @@ class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
     output_format: str
     output_topic: str = ""
     """Empty: what the handler returns is not used, only its status."""
+    batch_size: int = 0
+    """The most events of one call; 0 if each call gets one event instead of a list."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -128,6 +130,8 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The bytes do not fit the format, so another attempt cannot help."""
     stack: str = ""
     """The traceback; empty if nothing was raised."""
+    shared: bool = False
+    """The call had several records, and this does not say which of them failed."""
 
 
 class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):

@@ -224,9 +224,7 @@ def test_what_is_not_used_yet_is_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     found = [record.getMessage().partition(": ")[2] for record in caplog.records]
     at = "spec.triggers.k"
     assert found == [
-        f"{at}.batch: is checked and not used yet: the handler gets one event per call, as in Nuclio",
-        f"{at}.attributes.ackWindowSize: is checked and not used yet: "
-        "the commit follows the last record that has ended",
+        f"{at}.attributes.ackWindowSize: is checked and not used yet: the commit follows the last record that has ended"
     ]
     caplog.clear()
     load(tmp_path, trigger={"batch": {"mode": "disable"}, "explicitAckMode": "disable"}, ackWindowSize=0)

@@ -284,7 +284,7 @@ def test_what_a_worker_writes_is_logged_under_its_name(
     ]
     label = "function fn.kafka worker 0: "
     assert lines[0] == ("INFO", label + "printed")
-    assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90")
+    assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90 event_id='flights-3-0'")
     assert lines[2][1].startswith(label + "'odd'")
     assert lines[3] == ("INFO", label + "done")
     assert len(lines) == 4

@@ -36,7 +36,9 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
     """`init_context`, `user_data`, `nuclio_sdk`, every event field, environment, Response with headers."""
     code = """
         import os
+        import nuclio
         import nuclio_sdk
+        from nuclio import QualifiedOffset
 
         def init_context(context):
             context.user_data.greeting = os.environ["GREETING"]
@@ -44,7 +46,8 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
         def handler(context: nuclio_sdk.Context, event: nuclio_sdk.Event):
             seen = [event.topic, event.shard_id, event.num_shards, event.offset, event.id, event.timestamp_ms,
                     event.key.decode(), event.size, event.headers["h"].decode(), event.trigger.kind,
-                    context.trigger_name, context.worker_id, os.environ["NUCLIO_FUNCTION_NAME"]]
+                    context.trigger_name, context.worker_id, os.environ["NUCLIO_FUNCTION_NAME"],
+                    os.environ["NUCLIO_FUNCTION_VERSION"], list(QualifiedOffset.from_event(event))]
             return context.Response(
                 headers={"greeting": context.user_data.greeting}, body={"body": event.body.decode(), "seen": seen}
             )
@@ -73,6 +76,8 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
                     "kafka",
                     "0",
                     "fn",
+                    "0",
+                    ["flights", 3, 8],
                 ],
             }
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.functions import sdk, wire
+from headrace.functions import wire
+from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 
 _STDERR = 2
@@ -39,17 +40,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, worker.request_stop)
     setup = worker.receive_setup()
     os.environ.update(setup.env)
-    sys.modules["nuclio_sdk"] = sdk
     sys.argv = [setup.handler]
-    logger = sdk.Logger(_send_log, level=setup.log_level).bind(worker_id=setup.worker_id)
-    trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
-    return worker.work(setup, sdk.Context(logger, sdk.Platform(setup.namespace), setup.worker_id, trigger))
+    return worker.work(setup, context_of(setup, _send_log))
 
 
 def _send_log(level: str, message: str, fields: dict[str, Any]) -> None:
     """Write a log record for the parent to standard error: one write, so that threads do not mix their lines."""
     try:
-        line = msgspec.json.encode((level, message, fields), enc_hook=repr)
+        line = msgspec.json.encode((level, message, fields), enc_hook=describe)
     except (TypeError, ValueError, RecursionError):  # a log line must not fail the record it speaks of
         line = msgspec.json.encode((level, ascii(message), {"fields": ascii(list(fields))}))
     os.write(_STDERR, wire.LOG_MARK + line + b"\n")

@@ -1,17 +1,19 @@
 """The user's handler inside the worker: how it is found, and the results of its answers (Nuclio's return rules)."""
 
 import contextlib
-import importlib
+import importlib.util
+import inspect
 import math
 import re
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.functions.sdk import NO_ACK
-from headrace.functions.wire import Headers, Output, Result
+from headrace.functions import sdk
+from headrace.functions.wire import Headers, Output, Result, Setup
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
@@ -37,6 +39,10 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     """
     module_name, function_name = text.split(":")
     sys.path.insert(0, folder)
+    for name in ("nuclio_sdk", "nuclio"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # not installed; a folder of this name is no package
+            sys.modules[name] = sdk
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as cause:
@@ -48,8 +54,27 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     handler = getattr(module, function_name, None)
     if not callable(handler):
         raise Unusable(f"module {module_name} has no function {function_name}: check spec.handler")
+    with contextlib.suppress(ValueError):  # its signature is not known
+        try:
+            inspect.signature(handler).bind(None, None)
+        except TypeError as cause:
+            form = f"write def {function_name}(context, event)"
+            raise Unusable(f"handler {text} cannot be called with a context and an event: {cause}; {form}") from None
     home = sys.modules.get(getattr(handler, "__module__", None) or "", module)
     return handler, getattr(home, "init_context", None)
+
+
+def context_of(setup: Setup, sink: sdk.Sink) -> sdk.Context:
+    """Return the context of a worker; log lines of its handler have the id of the event at work."""
+
+    def write(level: str, message: str, fields: dict[str, Any]) -> None:
+        event = context._at_work()
+        sink(level, message, {**fields, "event_id": event.id} if event else fields)
+
+    logger = sdk.Logger(write, level=setup.log_level).bind(worker_id=setup.worker_id)
+    trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
+    context = sdk.Context(logger, sdk.Platform(setup.namespace), setup.worker_id, trigger)
+    return context
 
 
 def is_async(function: Any) -> bool:
@@ -58,6 +83,16 @@ def is_async(function: Any) -> bool:
         function = function.func
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return bool(getattr(code, "co_flags", 0) & _CO_COROUTINE)
+
+
+def body_type(handler: Handler) -> Any:
+    """Return `T` if the handler's event is annotated `Event[T]`, or `list[Event[T]]` for batches; else None."""
+    try:
+        hint = typing.get_type_hints(handler).get([*inspect.signature(handler).parameters][1])
+    except Exception:  # noqa: BLE001 boundary to user code: names that only type checkers import
+        return None
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is list else hint
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is sdk.Event else None
 
 
 def trace_of(error: BaseException) -> str:
@@ -102,6 +137,25 @@ class Answers:
                 outputs.append(Output(self.encode(body), headers))
         return Result(outputs) if outputs else None
 
+    def results_of(self, answer: Any, events: Sequence[sdk.Event]) -> list[Result | None]:
+        """Return the results of a batch: a list has one reply per event, everything else is one reply for all.
+
+        Raises:
+            TypeError: The list has another length, or the output format cannot hold a returned value.
+        """
+        if type(answer) is not list:
+            result = self.result_of(answer)
+            if result and result.error:
+                return [msgspec.structs.replace(result, shared=len(events) > 1)] * len(events)
+            return [*[None] * (len(events) - 1), result]
+        replies = {getattr(reply, "event_id", None): reply for reply in answer}
+        if any(replies):
+            answer = [replies[event.id] for event in events if event.id in replies]
+        if len(answer) != len(events):
+            of = f"of {len(events)} events for {len(answer)}"
+            raise TypeError(f"the handler answered a batch {of}: return one reply per event, or one that is no list")
+        return [self.result_of(reply) for reply in answer]
+
     def emitted(self, topic: str, key: Any, value: Any, headers: Any) -> Output:
         """Return the output of a call of `context.emit`.
 
@@ -144,7 +198,7 @@ def _parts_of(reply: Any) -> tuple[int, Any, Headers]:
 def headers_of(headers: Any) -> Headers:
     """Return the headers of an output, from a mapping or from pairs; text and numbers become UTF-8."""
     pairs = headers.items() if hasattr(headers, "items") else headers
-    return [(name, _header(value)) for name, value in pairs if name.lower() != NO_ACK]
+    return [(name, _header(value)) for name, value in pairs if str(name).lower() != sdk.NO_ACK]
 
 
 def _header(value: Any) -> bytes | None:
@@ -157,12 +211,13 @@ def _text(body: Any) -> str:
 
 def to_json(value: Any) -> bytes:
     """Return JSON in which NaN and infinities are the strings "NaN", "Infinity", "-Infinity"."""
-    text = msgspec.json.encode(value, enc_hook=_describe)
+    text = msgspec.json.encode(value, enc_hook=describe)
     # The encoder writes null for them, so only a text with a null may need the slow way.
-    return msgspec.json.encode(_name_non_numbers(value), enc_hook=_describe) if b"null" in text else text
+    return msgspec.json.encode(_name_non_numbers(value), enc_hook=describe) if b"null" in text else text
 
 
-def _describe(value: Any) -> Any:
+def describe(value: Any) -> Any:
+    """Return what stands in JSON for an object: what its `__log__` returns, else its `repr`."""
     if hasattr(value, "__log__"):
         return value.__log__()
     return repr(value)

@@ -40,7 +40,12 @@ class _Plain:
         return end.recv(_READ_BYTES)
 
     def serve(self, serving: Serving, work: wire.Work) -> bytearray:
-        return serving.serve(work, self.resolve)
+        try:
+            serving.serve(work, self.resolve).send(None)
+        except StopIteration as ended:
+            answer: bytearray = ended.value
+            return answer
+        raise AssertionError("a plain handler's frame does not wait")
 
     def call(self, function: Any, *arguments: Any) -> None:
         answer = function(*arguments)
@@ -75,7 +80,7 @@ class _OnEventLoop:
             end.setblocking(True)
 
     def serve(self, serving: Serving, work: wire.Work) -> bytearray:
-        return self._runner.run(serving.serve_async(work))
+        return self._runner.run(serving.serve(work))
 
     def call(self, function: Any, *arguments: Any) -> None:
         self._runner.run(_called(function, arguments))

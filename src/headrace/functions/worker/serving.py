@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 from headrace.errors import DecodeError, HeadraceError
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Answers, Handler, failure
+from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure
 
 Decode = Callable[[bytes], Any]
 
@@ -72,11 +73,24 @@ def _decode_json(data: bytes) -> Any:
         raise DecodeError(f"not JSON text: {cause}") from None
 
 
+class _RecordEvent(Event):
+    """An event of a record. Arguments by keyword would make it twice as expensive."""
+
+    def __init__(self, body: Any, key: Any, headers: Any, offset: int, timestamp_ms: int, origin: EventSource) -> None:
+        self.body = body
+        self.key = key
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+        self._headers = headers
+        self._origin = origin
+
+
 class _Trigger(NamedTuple):
     info: TriggerInfo
     decode_key: Decode | None
     decode_value: Decode | None
     answers: Answers
+    batch_size: int
 
 
 class Serving:
@@ -95,8 +109,9 @@ class Serving:
             _Trigger(
                 TriggerInfo(name=trigger.name),
                 self.bodies.decoder(trigger.key_format),
-                self.bodies.decoder(trigger.value_format),
+                _validating(self.bodies.decoder(trigger.value_format), body_type(handler), trigger),
                 Answers(trigger.output_format, bool(trigger.output_topic)),
+                trigger.batch_size,
             )
             for trigger in setup.triggers
         ]
@@ -108,58 +123,17 @@ class Serving:
         """Of the present frame, while the handler is called; else empty."""
         self._emitted: dict[int, list[wire.Output]] = {}
         """Outputs of the present frame by the index of their record."""
-        context._emit = self._emit
+        context._emit, context._at_work = self._emit, self._at_work
 
-    def serve(self, work: wire.Work, resolve: Callable[[Any], Any]) -> bytearray:
-        """Call the handler for each record and return the answer; `resolve` runs a coroutine that it returned."""
+    async def serve(self, work: wire.Work, resolve: Callable[[Any], Any] | None = None) -> bytearray:
+        """Call the handler for each record or batch and return the answer.
+
+        A coroutine that the handler returns is awaited, or run by `resolve`; with that, this one never waits.
+        """
         began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
-        handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
-        answers = self._triggers[work.trigger].answers
-        for index, event in enumerate(self._events_of(work, results)):
-            progress[0] = begun + index + 1
-            if event is None:
-                continue
-            try:
-                answer = handler(context, event)
-                if type(answer) is CoroutineType:
-                    answer = resolve(answer)
-                if answer is not None:
-                    results[index] = answers.result_of(answer)
-            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
-                results[index] = failure(cause)
-        return self._answer(results, began)
-
-    async def serve_async(self, work: wire.Work) -> bytearray:
-        """Do the same on an event loop."""
-        began = perf_counter()
-        results: list[wire.Result | None] = [None] * len(work.offsets)
-        handler, context, progress, begun = self._handler, self._context, self._progress, self._progress[0]
-        answers = self._triggers[work.trigger].answers
-        for index, event in enumerate(self._events_of(work, results)):
-            progress[0] = begun + index + 1
-            if event is None:
-                continue
-            try:
-                answer = handler(context, event)
-                if type(answer) is CoroutineType:
-                    answer = await answer
-                if answer is not None:
-                    results[index] = answers.result_of(answer)
-            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
-                results[index] = failure(cause)
-        return self._answer(results, began)
-
-    def _emit(self, topic: str, key: Any, value: Any, headers: Any) -> None:
-        # The number of records begun says which record is at work, so that calls of the handler need no preparation.
-        if not self._events:
-            raise RuntimeError(
-                "emit outside a call of the handler: an output belongs to a record, so emit before it returns"
-            )
-        output = self._triggers[self._trigger].answers.emitted(topic, key, value, headers)
-        self._emitted.setdefault(self._progress[0] - self._begun - 1, []).append(output)
-
-    def _answer(self, results: list[wire.Result | None], began: float) -> bytearray:
+        serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
+        await serve(self._events_of(work, results), results, resolve)
         for index, outputs in self._emitted.items():
             result = results[index]
             if result is None or not result.error:
@@ -168,13 +142,65 @@ class Serving:
         seconds = perf_counter() - began
         return wire.encode_frame(wire.Results(results, seconds) if any(results) else wire.Done(seconds))
 
+    async def _serve_each(
+        self, events: list[Event | None], results: list[wire.Result | None], resolve: Callable[[Any], Any] | None
+    ) -> None:
+        handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
+        answers = self._triggers[self._trigger].answers
+        for index, event in enumerate(events):
+            progress[0] = begun + index + 1
+            if event is None:
+                continue
+            try:
+                answer = handler(context, event)
+                if type(answer) is CoroutineType:
+                    answer = resolve(answer) if resolve else await answer
+                if answer is not None:
+                    results[index] = answers.result_of(answer)
+            except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
+                results[index] = failure(cause)
+
+    async def _serve_batches(
+        self, events: list[Event | None], results: list[wire.Result | None], resolve: Callable[[Any], Any] | None
+    ) -> None:
+        trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
+        for first in range(0, len(known), trigger.batch_size):
+            indexes = known[first : first + trigger.batch_size]
+            batch = [event for index in indexes if (event := events[index])]
+            self._progress[0] = self._begun + indexes[0] + 1
+            try:
+                answer = self._handler(self._context, batch)
+                if type(answer) is CoroutineType:
+                    answer = resolve(answer) if resolve else await answer
+                found = trigger.answers.results_of(answer, batch)
+            except BaseException as cause:  # noqa: BLE001 boundary to user code: these records fail with its trace
+                found = [msgspec.structs.replace(failure(cause), shared=len(batch) > 1)] * len(batch)
+            for index, result in zip(indexes, found, strict=True):
+                results[index] = result
+        self._progress[0] = self._begun + len(events)
+
+    def _at_work(self) -> Event | None:
+        # The number of records begun says which one is at work, so that calls of the handler need no preparation.
+        return self._events[self._progress[0] - self._begun - 1] if self._events else None
+
+    def _emit(self, topic: str, key: Any, value: Any, headers: Any, event: Event | None) -> None:
+        at_work, trigger = self._at_work(), self._triggers[self._trigger]
+        if at_work is None:
+            raise RuntimeError(
+                "emit outside a call of the handler: an output belongs to a record, so emit before it returns"
+            )
+        if trigger.batch_size and event is None:
+            raise RuntimeError("emit in a batch without its event: write event=, because an output belongs to a record")
+        index = self._events.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
+        self._emitted.setdefault(index, []).append(trigger.answers.emitted(topic, key, value, headers))
+
     def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
-        info, decode_key, decode_value, _ = self._triggers[work.trigger]
+        info, decode_key, decode_value, *_ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
-        events: list[Event | None] = [Event(*row, source) for row in rows]
+        events: list[Event | None] = [_RecordEvent(*row, source) for row in rows]
         begun, self._trigger = self._progress[0], work.trigger
         self._begun = begun
         if decode_key is None and decode_value is None:
@@ -205,3 +231,30 @@ def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:
         return decode(data)
     except DecodeError as cause:
         raise DecodeError(f"{what}: {cause.description}") from None
+
+
+def _validating(decode: Decode | None, body: Any, trigger: wire.TriggerSetup) -> Decode | None:
+    """Return what decodes a format and makes the handler's type of it; `decode` itself if it has none."""
+    if body is None:
+        return decode
+    if decode is None or trigger.value_format == "string":
+        text = f"the handler takes Event[{getattr(body, '__name__', body)}], and valueFormat is {trigger.value_format}"
+        raise Unusable(f"{text}: write json, or the format of the schema")
+    decode_plain, validate = decode, getattr(body, "model_validate", None) or partial(msgspec.convert, type=body)
+
+    def validated(data: bytes) -> Any:
+        plain = decode_plain(data)
+        try:
+            return validate(plain)
+        except (msgspec.ValidationError, ValueError) as cause:
+            raise DecodeError(_reason_of(cause)) from None
+
+    return validated
+
+
+def _reason_of(invalid: Exception) -> str:
+    """Return why a value is not valid. Pydantic has the value in its text, and a reason has no values."""
+    if not hasattr(invalid, "errors"):
+        return str(invalid)
+    found = invalid.errors(include_input=False, include_url=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)

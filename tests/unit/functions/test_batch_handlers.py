@@ -1,0 +1,162 @@
+"""Handlers that get lists of events, and handlers whose events have a type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from headrace.config.consumers import RetryConfig
+from headrace.delivery.policy import judge
+from headrace.delivery.protocols import ACK, Outcome
+
+Write = Callable[..., Path]
+Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+
+
+def batched(folder: Path, size: int) -> Path:
+    """Switch batches on in a function file."""
+    file = folder / "function.yaml"
+    function = json.loads(file.read_text())
+    function["spec"]["triggers"]["kafka"]["batch"] = {"mode": "enable", "batchSize": size, "timeout": "1s"}
+    file.write_text(json.dumps(function))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running: Run, prefix: str) -> None:
+    """Up to batchSize events of a partition, in their order; replies by position, by event_id, or one for all."""
+    code = f"""
+        {prefix}def handler(context, events):
+            sizes = context.user_data.__dict__.setdefault("sizes", [])
+            sizes.append(len(events))
+            how = events[0].body
+            for event in events:
+                context.emit("seen", value=str(sizes), event=event)
+            if how == "ids":
+                return [context.Response(body=event.body, event_id=event.id) for event in reversed(events)]
+            if how == "one":
+                return "all"
+            if how == "refuse":
+                return 400, "no"
+            if how == "short":
+                return ["x"]
+            return [(400, "bad") if event.body == "bad" else event.body for event in events]
+    """
+
+    async def run() -> None:
+        folder = batched(write_function(code, valueFormat="string", outputTopic="out"), 3)
+        async with running(folder) as function:
+            found = await function.deliver(b"a", b"bad", b"\xff", b"c", b"ids", b"y")
+            assert [reply.error for reply in found] == ["", "status 400", "DecodeError", "", "", ""]
+            assert [reply.shared for reply in found] == [False] * 6
+            written = [(each.topic, each.value) for each in function.written]
+            second = [("seen", b"[3, 2]"), ("out", b"ids"), ("seen", b"[3, 2]"), ("out", b"y")]
+            assert written == [("seen", b"[3]"), ("out", b"a"), ("seen", b"[3]"), ("out", b"c"), *second]
+            function.written.clear()
+            assert await function.deliver(b"one", b"x") == [ACK, ACK]
+            assert [each.value for each in function.written if each.topic == "out"] == [b"all"]
+            for how in (b"refuse", b"short"):
+                found = await function.deliver(how, b"x")
+                assert [reply.shared for reply in found] == [True, True]
+                assert all(reply.error for reply in found)
+            assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
+
+    uvloop.run(run())
+
+
+def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running: Run) -> None:
+    """An exception and a death blame no record among several; alone, a record is to blame as ever."""
+    code = """
+        import os
+
+        def handler(context, events):
+            if any(event.body == b"die" for event in events):
+                os._exit(3)
+            if any(event.body == b"raise" for event in events):
+                raise ValueError("one of them")
+    """
+
+    async def run() -> None:
+        async with running(batched(write_function(code), 10)) as function:
+            for bad in (b"raise", b"die"):
+                found = await function.deliver(b"a", bad, b"c")
+                assert [reply.shared for reply in found] == [True] * 3
+                judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
+                assert [*judged] == [Outcome.SPLIT], "no record becomes a dead letter for the failure of its batch"
+                (alone,) = await function.deliver(bad)
+                assert alone.error and not alone.shared
+                assert await function.deliver(b"a") == [ACK]
+
+    uvloop.run(run())
+
+
+def test_an_emit_in_a_batch_names_its_event(write_function: Write, running: Run) -> None:
+    """Else a failure of one event could drop the output of another."""
+    code = "def handler(context, events):\n    context.emit('t', value=b'v')\n"
+
+    async def run() -> None:
+        async with running(batched(write_function(code), 10)) as function:
+            found = await function.deliver(b"a")
+            assert "emit in a batch without its event: write event=" in found[0].reason
+
+    uvloop.run(run())
+
+
+TYPED = {
+    "pydantic": "import pydantic\nclass Order(pydantic.BaseModel):\n    id: str\n    euros: int\n",
+    "msgspec": "import msgspec\nclass Order(msgspec.Struct):\n    id: str\n    euros: int\n",
+    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass Order:\n    id: str\n    euros: int\n",
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_typed_handler_gets_valid_bodies_only(write_function: Write, running: Run, kind: str, batch: bool) -> None:
+    """What does not fit is undecodable: no attempt can help it, and its neighbours are called."""
+    one = "def handler(context, event: Event[Order]):\n    return 'none' if event.body is None else event.body.id\n"
+    many = "def handler(context, events: list[Event[Order]]):\n    return [e.body and e.body.id for e in events]\n"
+    code = f"from __future__ import annotations\nfrom nuclio_sdk import Event\n{TYPED[kind]}{many if batch else one}"
+
+    async def run() -> None:
+        folder = write_function(code, valueFormat="json", outputTopic="out")
+        async with running(batched(folder, 10) if batch else folder) as function:
+            values = b'{"id": "a", "euros": 5}', b'{"id": "b", "euros": "secret"}', b"{", b'{"id": "c", "euros": 7}'
+            found = await function.deliver(*values, None)
+            assert [reply.error for reply in found] == ["", "DecodeError", "DecodeError", "", ""]
+            assert [reply.permanent for reply in found] == [False, True, True, False, False]
+            assert "euros" in found[1].reason and "secret" not in found[1].reason
+            assert [each.value for each in function.written][:2] == [b"a", b"c"]
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "from nuclio_sdk import Event\ndef handler(context, event: Event[dict]):\n    pass\n",
+            "the handler takes Event[dict], and valueFormat is binary: write json, or the format of the schema",
+        ),
+        (
+            "def handler(event):\n    pass\n",
+            "handler main:handler cannot be called with a context and an event: too many positional arguments; "
+            "write def handler(context, event)",
+        ),
+    ],
+)
+def test_a_handler_that_cannot_be_called_is_a_start_error(
+    write_function: Write, running: Run, code: str, problem: str
+) -> None:
+    """Readiness says it, instead of every record."""
+
+    async def run() -> None:
+        async with running(write_function(code)) as function:
+            await function.until(lambda: problem in function.service.readiness().reason)
+
+    uvloop.run(run())

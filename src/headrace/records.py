@@ -71,6 +71,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return TopicPartition(self.topic, self.partition)
 
 
+Row = tuple[int, int, bytes | None, bytes | None, list[Header] | None, int]
+"""One record of a batch: offset, timestamp, key, value, headers if it has any, and size."""
+
+
 class RecordBatch(Sequence[Record]):
     """Records of one partition, in the order of their offsets, as columns. Neither it nor a column is ever changed.
 
@@ -106,16 +110,18 @@ class RecordBatch(Sequence[Record]):
         """Return records of one partition as columns; a batch as it is."""
         if isinstance(records, RecordBatch):
             return records
-        headers = [record.read_headers() or None for record in records]
-        return RecordBatch(
+        return RecordBatch.from_rows(
             records[0].topic_partition if records else TopicPartition("", -1),
-            [record.offset for record in records],
-            [record.timestamp_ms for record in records],
-            [record.key for record in records],
-            [record.value for record in records],
-            headers if any(headers) else None,
-            [record.size_bytes for record in records],
+            [(r.offset, r.timestamp_ms, r.key, r.value, r.read_headers() or None, r.size_bytes) for r in records],
         )
+
+    @staticmethod
+    def from_rows(topic_partition: TopicPartition, rows: Sequence[Row]) -> RecordBatch:
+        """Return records of one partition as columns."""
+        columns: list[Any] = [*map(list, zip(*rows, strict=True))] or [[] for _ in range(6)]
+        offsets, timestamps_ms, keys, values, headers, sizes = columns
+        headers = headers if any(headers) else None
+        return RecordBatch(topic_partition, offsets, timestamps_ms, keys, values, headers, sizes)
 
     @staticmethod
     def join(parts: Sequence[RecordBatch]) -> RecordBatch:
@@ -135,10 +141,13 @@ class RecordBatch(Sequence[Record]):
 
     def select(self, indexes: Iterable[int]) -> RecordBatch:
         """Return the records at these indexes, in the order of the indexes."""
-        chosen = list(indexes)
-        columns: list[Any] = [self.offsets, self.timestamps_ms, self.keys, self.values, self.headers, self.sizes]
-        cut = [column and [column[index] for index in chosen] for column in columns]
-        return RecordBatch(self.topic_partition, *cut)
+        rows = [*self.rows()]
+        return RecordBatch.from_rows(self.topic_partition, [rows[index] for index in indexes])
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over the records as rows, which costs less than to make a `Record` of each."""
+        columns = self.offsets, self.timestamps_ms, self.keys, self.values, self.headers or repeat(None), self.sizes
+        return zip(*columns, strict=False)
 
     def find(self, offset: int, start: int = 0) -> Record | None:
         """Return the record with an offset, from an index on; None if it is not here."""
@@ -164,15 +173,16 @@ class RecordBatch(Sequence[Record]):
 
     def __getitem__(self, index: int | slice) -> Record | RecordBatch:
         if isinstance(index, slice):
-            return RecordBatch(
-                self.topic_partition,
-                self.offsets[index],
-                self.timestamps_ms[index],
-                self.keys[index],
-                self.values[index],
-                self.headers and self.headers[index],
-                self.sizes[index],
-            )
+            part = RecordBatch.__new__(RecordBatch)  # small deliveries are slices, and `__init__` is half of the cost
+            part.topic_partition = self.topic_partition
+            part.offsets = self.offsets[index]
+            part.timestamps_ms = self.timestamps_ms[index]
+            part.keys = self.keys[index]
+            part.values = self.values[index]
+            part.headers = self.headers and self.headers[index]
+            part.sizes = self.sizes[index]
+            part.size_bytes = sum(part.sizes)
+            return part
         headers = self.headers[index] if self.headers else None
         return Record(
             *self.topic_partition,

@@ -139,7 +139,7 @@ class Columns:
         return [ACK] * len(delivery.records)
 
 
-@pytest.mark.parametrize("ordering", ["partition", "none"])
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
 def test_no_record_is_made_between_the_client_and_its_commit(
     monkeypatch: pytest.MonkeyPatch, ordering: Ordering
 ) -> None:

@@ -11,16 +11,18 @@ size, or of a few records. These are tried now and then when all others are slow
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
+from typing import Final
 
 from headrace.delivery.context import PumpContext
-from headrace.records import Record, RecordBatch
+from headrace.records import Record, RecordBatch, Row, TopicPartition
 
-_OFFSET = operator.attrgetter("offset")
+_KEY: Final = 2
+_SIZE: Final = 5
+"""Where they are in a row."""
 FEW, ALONE, SLOW = 1, 2, 3
 _PART = 8
 _SLOWER, _NOTICED_SECONDS = 2, 0.03
@@ -98,9 +100,9 @@ class Backlog:
         self._ready_records = 0
 
     @property
-    def is_slow_turn(self) -> bool:
-        """Whether `take` returns records of slow keys, which are delivered in isolation."""
-        return False
+    def slow_mark(self) -> int:
+        """The mark of slow keys whose turn it is, which are delivered in isolation; 0 for the turn of all others."""
+        return 0
 
     @property
     def ready_records(self) -> int:
@@ -113,8 +115,8 @@ class Backlog:
             self._batches.append(records)
             self._ready_records += len(records)
 
-    def take(self) -> RecordBatch:
-        """Return records to be delivered together; only if some are ready.
+    def take(self, slow_mark: int = 0) -> RecordBatch:
+        """Return records to be delivered together, of slow keys with this mark or of others; only if some are ready.
 
         They are a slice of a batch, a batch, or small batches joined.
         """
@@ -164,45 +166,58 @@ class Backlog:
 class KeyBacklog(Backlog):
     """Records of one lane that have not begun, of which only the first of each key may."""
 
-    def __init__(self, context: PumpContext) -> None:
+    def __init__(self, context: PumpContext, partition: TopicPartition) -> None:
         super().__init__(context)
-        self._ready: deque[Record] = deque()
+        self._partition = partition
+        self._ready: deque[Row] = deque()
         """Records of usual keys that may begin."""
-        self._blocked: dict[bytes | None, deque[Record] | None] = {}  # keys in flight, and what each blocks
+        self._blocked: dict[bytes | None, deque[Row] | None] = {}  # keys in flight, and what each blocks
         self._keys = SlowKeys(context.batch.max_records)
-        self._slow: dict[int, deque[Record]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
+        self._slow: dict[int, deque[Row]] = {ALONE: deque(), FEW: deque(), SLOW: deque()}  # ready, perhaps slow
 
     @property
     def ready_records(self) -> int:
         return len(self._ready)
 
     @property
-    def is_slow_turn(self) -> bool:
-        return bool(self._keys.marks) and self._mark > 0
+    def slow_mark(self) -> int:
+        """While others are ready, half of the slots are reserved for those.
+
+        Slow keys fill deliveries, but for a quarter of their slots, so that they do not all wait for the slowest.
+        """
+        if not self._keys.marks:
+            return 0
+        slots = self._context.breaker.limit.concurrency // (len(self._context.lanes) or 1) // (2 if self._ready else 1)
+        if self.isolated >= max(1, slots):
+            return 0
+        for mark, ready in self._slow.items():
+            if ready and (self.isolated < max(1, slots // 4) or len(ready) >= self._keys.full_records(mark)):
+                return mark
+        return 0
 
     def add(self, records: RecordBatch) -> None:
         ordered_nulls, blocked = self._context.ordered_null_keys, self._blocked
-        for record in records:
-            key = record.key
+        for row in records.rows():
+            key = row[_KEY]
             if key is None and not ordered_nulls:
-                self._ready.append(record)
+                self._ready.append(row)
             elif key not in blocked:
                 blocked[key] = None
-                self._ready_for(key).append(record)
+                self._ready_for(key).append(row)
             elif (waiting := blocked[key]) is None:
-                blocked[key] = deque((record,))
+                blocked[key] = deque((row,))
             else:
-                waiting.append(record)
+                waiting.append(row)
 
-    def take(self) -> RecordBatch:
-        if self.is_slow_turn:
-            mark = self._mark
-            return self._portion(self._slow[mark], self._keys.full_records(mark))
+    def take(self, slow_mark: int = 0) -> RecordBatch:
+        if slow_mark:
+            return self._portion(self._slow[slow_mark], self._keys.full_records(slow_mark))
         return self._portion(self._ready, min(self._keys.next_records(), self._context.most_records))
 
     def find(self, offset: int) -> Record | None:
         waiting = [self._ready, *self._slow.values(), *filter(None, self._blocked.values())]
-        return next((record for records in waiting for record in records if record.offset == offset), None)
+        found = [row for rows in waiting for row in rows if row[0] == offset]
+        return RecordBatch.from_rows(self._partition, found)[0] if found else None
 
     def release(self, records: RecordBatch) -> None:
         blocked = self._blocked
@@ -223,32 +238,18 @@ class KeyBacklog(Backlog):
         for ready in (self._ready, *self._slow.values()):
             ready.clear()
 
-    @property
-    def _mark(self) -> int:
-        """Which of the slow keys may begin, if any: while others are ready, half of the slots are reserved for those.
-
-        They fill deliveries, but for a quarter of their slots, so that they do not all wait for the slowest.
-        """
-        slots = self._context.breaker.limit.concurrency // (len(self._context.lanes) or 1) // (2 if self._ready else 1)
-        if self.isolated >= max(1, slots):
-            return 0
-        for mark, ready in self._slow.items():
-            if ready and (self.isolated < max(1, slots // 4) or len(ready) >= self._keys.full_records(mark)):
-                return mark
-        return 0
-
-    def _portion(self, ready: deque[Record], most_records: int) -> RecordBatch:
+    def _portion(self, ready: deque[Row], most_records: int) -> RecordBatch:
         batch = self._context.batch
-        records = [ready.popleft()]
-        size = records[0].size_bytes
-        while ready and len(records) < most_records:
-            size += ready[0].size_bytes
+        rows = [ready.popleft()]
+        size = rows[0][_SIZE]
+        while ready and len(rows) < most_records:
+            size += ready[0][_SIZE]
             if size > batch.max_bytes:
                 break
-            records.append(ready.popleft())
+            rows.append(ready.popleft())
         # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
-        records.sort(key=_OFFSET)
-        return RecordBatch.of(records)
+        rows.sort()
+        return RecordBatch.from_rows(self._partition, rows)
 
-    def _ready_for(self, key: bytes | None) -> deque[Record]:
+    def _ready_for(self, key: bytes | None) -> deque[Row]:
         return self._slow.get(self._keys.marks.get(key, 0), self._ready)

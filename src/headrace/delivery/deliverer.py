@@ -47,7 +47,7 @@ class Deliverer:
         destination: Destination,
         dead_letters: DeadLetterWriter | None,
         *,
-        epoch_of: EpochOf,
+        epoch_of: EpochOf | None,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         on_ended: Callable[[Lane, RecordBatch, Outcome, Sequence[Reply]], None],
         replay: str = "",
@@ -59,7 +59,7 @@ class Deliverer:
             context: Settings, counters, breaker and rate.
             destination: Where records are delivered.
             dead_letters: Writes what failed for good; None if dead letters are off.
-            epoch_of: Returns the epoch that deliveries of a partition carry.
+            epoch_of: Returns the epoch that deliveries of a partition carry; None for that of the lane.
             spawn: Runs a coroutine as a task of the pump.
             on_ended: Called with records of a lane that have ended.
             replay: Id of the replay job; empty for deliveries of the group.
@@ -197,8 +197,8 @@ class Deliverer:
         A destination that is down uses up no attempt.
         """
         context, records = self._context, batch.records
-        partition = lane.partition
-        delivery = Delivery(context.group, partition, self._epoch_of(partition), records, batch.attempt, self._replay)
+        epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
+        delivery = Delivery(context.group, lane.partition, epoch, records, batch.attempt, self._replay)
         reach("delivery.before")
         try:
             replies = await self._destination.deliver(delivery)
@@ -251,7 +251,7 @@ class Deliverer:
         for outcome in _ENDED:
             if ended := judged.get(outcome):
                 replies_of = [reply for _, reply in ended] if outcome is Outcome.SKIPPED else ()
-                self._end(lane, _records(ended), outcome, replies_of)
+                self._end(lane, RecordBatch.of(_records(ended)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
             log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why)
         if again:
@@ -282,9 +282,9 @@ class Deliverer:
         failures = _failures(batch, judged, replies) if is_first else []
         return not breaker.answered(attempt_id, succeeded, failures, why)
 
-    def _end(self, lane: Lane, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
+    def _end(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
         self._context.counts.ended[how] += len(records)
-        self._on_ended(lane, RecordBatch.of(records), how, replies)
+        self._on_ended(lane, records, how, replies)
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
@@ -356,12 +356,8 @@ class Deliverer:
 
     def _end_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
         if dead_letters:
-            self._end(
-                lane,
-                [dead_letter.record for dead_letter in dead_letters],
-                how,
-                [dead_letter.reply for dead_letter in dead_letters],
-            )
+            replies = [dead_letter.reply for dead_letter in dead_letters]
+            self._end(lane, DeadLetterBatch(dead_letters).records, how, replies)
 
 
 def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:

@@ -82,7 +82,7 @@ class Lane:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition
         self.tracker = AckTracker(epoch, committed)
-        self.backlog = KeyBacklog(context) if context.ordering == "key" else Backlog(context)
+        self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
         """What has not begun."""
         self.retries = RetryQueue()
         self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
@@ -128,7 +128,7 @@ class Lane:
     def _has_fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
         backlog, context = self.backlog, self._context
-        if backlog.is_slow_turn:
+        if backlog.slow_mark:
             return True
         if not backlog.ready_records or (self._begun and context.ordering == "partition"):
             return False
@@ -159,17 +159,17 @@ class Lane:
         retries.was_last = bool(retries.due) and not (retries.was_last and self._has_fresh)
         if retries.was_last:
             return retries.due.popleft()
-        isolated = self.backlog.is_slow_turn
-        records = self.backlog.take()
+        slow_mark = self.backlog.slow_mark
+        records = self.backlog.take(slow_mark)
         self._begun += len(records)
-        if not isolated:
+        if not slow_mark:
             self._lingered = False
             self._linger()
         if context.delayed:
             delayed = context.delayed(records[0])
             return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
         if context.ordering == "key":
-            return Batch(records, began_at=context.clock.monotonic(), isolated=isolated)
+            return Batch(records, began_at=context.clock.monotonic(), isolated=slow_mark > 0)
         return Batch(records)
 
     def begin(self, task: asyncio.Task[None], work: Work) -> None:

@@ -16,7 +16,7 @@ from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.moves import Moves
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
 from headrace.delivery.status import LiveSettings, PumpStatus, status_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
@@ -75,7 +75,8 @@ class Pump(Service):
             self._context,
             destination,
             dead_letters,
-            epoch_of=self._delivery_epoch,
+            # Deliveries of a replay carry the epoch of the live assignment.
+            epoch_of=(shares_with.epoch_of if shares_with else no_epoch) if hooks.replay else None,
             spawn=self.spawn,
             on_ended=self._ended,
             replay=hooks.replay,
@@ -314,11 +315,6 @@ class Pump(Service):
             call()
 
         return self.spawn(call_later(), "pause")
-
-    def _delivery_epoch(self, partition: TopicPartition) -> int:
-        """Return the epoch that deliveries carry: in a replay that of the live assignment."""
-        pump = self._shared if self.hooks.replay else self
-        return pump.epoch_of(partition) if pump else 0
 
     def _pause_of(self, partition: TopicPartition) -> str:
         return self.moves.reason(partition) or self._pauses.get(None) or self._pauses.get(partition, "")

@@ -135,7 +135,7 @@ class AckTracker:
         if offsets and index < len(self._offsets) and self._offsets[index] != offsets[0]:
             index = bisect_left(self._offsets, offsets[0])
         window = slice(index, index + count)
-        if self._offsets[window] == offsets and self._status.find(_DONE, index, index + count) < 0:
+        if count > 1 and self._offsets[window] == offsets and self._status.find(_DONE, index, index + count) < 0:
             # Neighbours, as batches of the orders `partition` and `none` are: two slices instead of a loop.
             self._status[window] = bytes([_DONE]) * count
             return self._advance()

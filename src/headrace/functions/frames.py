@@ -43,7 +43,7 @@ class FramesInFlight:
         """Frames answered."""
         self.claims, self._claims_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """The pipe of numbers; the worker has its reading end too."""
-        self._begun = memoryview(progress).cast("Q")
+        self._progress, self._begun = progress, memoryview(progress).cast("Q")
         self._ended_records = 0
         self._frames: deque[Frame] = deque()
         self._number = 0
@@ -112,8 +112,10 @@ class FramesInFlight:
         return now - self._seen[1] >= limit_seconds
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close the pipe and the shared memory, which has a descriptor too."""
         if self._claims_end >= 0:
+            self._begun.release()
+            self._progress.close()
             os.close(self.claims)
             os.close(self._claims_end)
             self._claims_end = -1

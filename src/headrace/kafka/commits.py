@@ -33,17 +33,22 @@ _TRIES, _TRY_SECONDS = 30, 0.1
 def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> confluent_kafka.KafkaError | None:
     """Commit and wait. Returns why it failed; None if it did not.
 
-    Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions.
+    Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions. A commit
+    that waited behind the client's own request to join has the generation before; the next one has the new one.
     """
     failure: confluent_kafka.KafkaError | None = None
+    error = confluent_kafka.KafkaError
+    passes = {error.REBALANCE_IN_PROGRESS: _TRIES, error.ILLEGAL_GENERATION: 1}
     for _ in range(_TRIES):
         try:
             client.commit(offsets=to_client(offsets), asynchronous=False)
             return None
         except confluent_kafka.KafkaException as cause:
             failure = cause.args[0]
-            if failure.code() != confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS:
+            code = failure.code()
+            if not passes.get(code):
                 break
+            passes[code] -= 1
             time.sleep(_TRY_SECONDS)
     return failure
 

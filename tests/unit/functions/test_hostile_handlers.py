@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
+import re
+import signal
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -123,3 +129,37 @@ def test_a_handler_that_takes_the_signals_still_ends_with_its_callbacks(
 
     uvloop.run(run())
     assert ended.read_text() == "ended"
+
+
+def test_workers_that_end_leave_no_descriptor_behind(write_function: Write, running: Run) -> None:
+    """While they work and while they are idle."""
+
+    def descriptors() -> Counter[str]:
+        found = Counter[str]()
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found[re.split("[:#]", str(each.readlink()))[0]] += 1
+        return found
+
+    code = """
+        import os, pathlib
+        def handler(context, event):
+            mark = pathlib.Path(str(event.offset))
+            if not mark.exists():
+                mark.touch()
+                os._exit(1)
+    """
+
+    async def run() -> None:
+        async with running(write_function(code)) as function:
+            await function.ready()
+            before = descriptors()
+            for number in range(3):
+                assert await function.deliver(b"a", first=number) == [ACK]
+                os.kill(function.pid(), signal.SIGKILL)
+                await function.until(lambda number=number: function.service.restarts == 2 * number + 2)
+                await function.ready()
+            gc.collect()
+            assert descriptors() == before
+
+    uvloop.run(run())

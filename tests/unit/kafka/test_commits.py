@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.kafka.commits import Commits
+from headrace.kafka.commits import Commits, commit_now
 from headrace.records import Committed, TopicPartition
 from headrace.testing import ManualClock
 
@@ -122,3 +122,30 @@ def test_commits_are_settled_when_the_last_one_is_acknowledged_or_revoked(bench:
     bench.commits.when_settled([PLACE], settled.append)
     bench.commits.forget([PLACE])
     assert settled == [[], [], [PLACE]]
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls", "failed"),
+    [
+        (["ILLEGAL_GENERATION", None], 2, None),
+        (["ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "REBALANCE_IN_PROGRESS", None], 4, None),
+        (["ILLEGAL_GENERATION"] * 2, 2, "ILLEGAL_GENERATION"),
+        (["UNKNOWN_MEMBER_ID"], 1, "UNKNOWN_MEMBER_ID"),
+    ],
+)
+def test_a_commit_that_meets_a_rebalance_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, answers: list[str | None], calls: int, failed: str | None
+) -> None:
+    """One that waited behind the own request to join has the generation before; a member that is out stays refused."""
+    monkeypatch.setattr("headrace.kafka.commits.time.sleep", lambda _: None)
+    left = iter(answers)
+
+    def commit(offsets: list[Any], asynchronous: bool) -> None:
+        if answer := next(left):
+            raise confluent_kafka.KafkaException(
+                confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, answer))
+            )
+
+    failure = commit_now(SimpleNamespace(commit=commit), {PLACE: Committed(1)})
+    assert (failure.name() if failure else None) == failed
+    assert len(list(left)) == len(answers) - calls

@@ -1,0 +1,107 @@
+"""A function that keeps a journal of its calls, and the processes that run it; the ledger of pushes judges it.
+
+The journal, the topics and the group's commits are the evidence, nothing of what Headrace reports of itself.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace.records import OutgoingRecord
+from headrace.testing import Fault, HeadraceProcess, RecordingBackend
+from tests.faults.push_scene import PushScene, write
+
+JOURNAL = """
+import itertools, json, os, time
+
+numbers = itertools.count(1)
+
+
+def note(**entry):
+    # Opened each time: a handler may have closed what it did not open.
+    file = os.open({journal!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, json.dumps(entry).encode() + b"\\n")
+    os.close(file)
+
+
+def handler(context, event):
+    number = os.getpid() * 1_000_000 + next(numbers)
+    record = f"f:{{event.topic}}:{{event.shard_id}}:{{event.offset}}", event.key.decode(), event.body.decode()
+    note(request=number, at=time.time(), records=[record])
+    act(context, event)
+    note(request=number, ended=[0], at=time.time())
+
+
+"""
+QUICK = "def act(context, event): pass\n"
+SLOW = "def act(context, event): time.sleep(0.002)\n"
+
+
+class FunctionScene(PushScene):
+    """A topic, its dead letter topic, a function with a journal, and Headrace processes of its group."""
+
+    def __init__(self, cluster: Any, start: Any, folder: Path, code: str = QUICK, **given: Any) -> None:
+        """`code` defines `act(context, event)`; `attributes`, `trigger` and `spec` add keys to the file."""
+        super().__init__(cluster, start, folder, backend=RecordingBackend(), partitions=given.get("partitions", 4))
+        self.settings = {"ordering": given.get("ordering", "partition")}
+        self.journal.touch()
+        self.file = folder / "function.yaml"
+        (folder / "act.py").write_text(JOURNAL.format(journal=str(self.journal)) + code)
+        attributes = {
+            "topics": given.get("topics", [self.topic]),
+            "consumerGroup": self.group,
+            "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
+            **self.settings,
+            **given.get("attributes", {}),
+        }
+        trigger = {"kind": "kafka-cluster", "numWorkers": 2, **given.get("trigger", {}), "attributes": attributes}
+        spec = {"handler": "act:handler", "triggers": {"push": trigger}, **given.get("spec", {})}
+        self.file.write_text(yaml.safe_dump({"metadata": {"name": "act"}, "spec": spec}))
+        self.servers = cluster.bootstrap_servers
+        """Where the processes reach the brokers."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of a process of the group."""
+        return {"kafka": {"bootstrap_servers": self.servers}, "functions": [str(self.file)]}
+
+    def write_values(self, *values: str, partition: int | None = None) -> None:
+        """Write records with these values and few keys."""
+        records = [
+            OutgoingRecord(self.topic, b"k%d" % (n % 7), v.encode(), None, partition) for n, v in enumerate(values)
+        ]
+        self.written += len(records)
+        write(self.kafka, records)
+
+    @property
+    def ended(self) -> int:
+        """How many calls have ended."""
+        return self.journal.read_bytes().count(b'"ended"')
+
+    def wait_handled(self, records: int) -> None:
+        """Wait until so many calls have ended."""
+        self.wait_for(lambda: self.ended >= records, f"{records} calls")
+
+    def fault_since(self, begin: float, most: float) -> None:
+        """Record that until now so many records may be called again."""
+        self.faults.append(Fault(begin, time.time(), most))
+
+
+def descriptors(process: HeadraceProcess) -> int:
+    """Return how many descriptors a process has open."""
+    return len(list(Path(f"/proc/{process.server.id.pid}/fd").iterdir()))
+
+
+def children(process: HeadraceProcess) -> list[int]:
+    """Return the processes that a process has started."""
+    pid = process.server.id.pid
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Return those that have not ended."""
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,247 @@
+"""Functions whose handlers and processes fail in every way; the ledger judges by their journal and the broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess
+from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
+from tests.faults.function_scene import SLOW, FunctionScene, alive, children, descriptors
+from tests.faults.push_scene import write
+
+pytestmark = pytest.mark.timeout(500)
+
+WAYS = """
+import ctypes, signal, subprocess, sys, threading
+
+
+def grow():
+    held = []
+    while True:
+        held.append(b"x" * 5_000_000)
+        time.sleep(0.01)
+
+
+def print_much():
+    for number in range(20_000):
+        print("line", number)
+
+
+def write_without_end():
+    for _ in range(2000):
+        os.write(2, b"x" * 65_536)
+
+
+def deep():
+    return deep() + 1
+
+
+def take_signals():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGSEGV, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def fork():
+    if os.fork() == 0:
+        threading.Thread(target=time.sleep, args=(0.1,)).start()
+
+
+WAYS = {
+    "crash": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda: time.sleep(600),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "memory": grow,
+    "close": lambda: os.closerange(3, 256),
+    "raise": lambda: {}["no such key"],
+    "quit": lambda: sys.exit(0),
+    "deep": deep,
+    "print": print_much,
+    "endless": write_without_end,
+    "fork": fork,
+    "signals": take_signals,
+    "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.05),
+    "thread": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
+    "program": lambda: subprocess.Popen(["sleep", "600"]),
+}
+
+
+def act(context, event):
+    time.sleep(0.0005)
+    if way := WAYS.get(event.body.decode()):
+        way()
+"""
+LETTERS = {
+    "crash": "WorkerLost",
+    "exit": "WorkerLost",
+    "kill": "WorkerLost",
+    "close": "WorkerLost",
+    "hang": "timeout",
+    "stop": "timeout",
+    "memory": "memory",
+    "raise": "KeyError",
+    "quit": "SystemExit",
+    "deep": "RecursionError",
+}
+"""What is wrong with the records that cannot be handled, by their values."""
+HARMLESS = ("print", "endless", "fork", "signals", "alarm", "thread", "program")
+
+
+@pytest.mark.parametrize("allocation", ["pool", pytest.param("key", marks=pytest.mark.long)])
+def test_each_way_to_break_a_worker_costs_its_own_record_only(
+    kafka: Any, headrace: Any, tmp_path: Path, allocation: str
+) -> None:
+    """Those that cannot be handled are the only dead letters; the runtime opens no descriptor more, and ends."""
+    scene = FunctionScene(
+        kafka,
+        headrace,
+        tmp_path,
+        WAYS,
+        ordering="key",
+        spec={"eventTimeout": "2s"},
+        trigger={"numWorkers": 3, "workerTerminationTimeout": "2s"},
+        attributes={"workerMemoryLimit": "120Mi", "workerAllocationMode": allocation},
+    )
+    process, begin = scene.run(), time.time()
+    scene.write_values("raise")
+    scene.wait_done()
+    open_before = descriptors(process)  # now that it has written a dead letter
+    values = [*LETTERS, *HARMLESS]
+    between = [[str(number) for number in range(first * 30, first * 30 + 30)] for first in range(len(values))]
+    scene.write_values(*(value for way, numbers in zip(values, between, strict=True) for value in (*numbers, way)))
+    scene.wait_done()
+    scene.fault_since(begin, most=30 * 200)
+    assert scene.check() == []
+    letters = [record for run in scene.evidence() for record in run.dead_letters]
+    found = {record.value.decode(): dict(record.headers)["headrace.dlq.error"].decode() for record in letters}
+    assert found == LETTERS and len(letters) == len(LETTERS) + 1
+    assert descriptors(process) <= open_before + 5
+    workers = children(process)
+    assert process.terminate() == 0
+    assert alive(workers) == []
+
+
+@pytest.mark.parametrize("workers", ["workers-run", "workers-freeze"])
+def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any, tmp_path: Path, workers: str) -> None:
+    """In the middle of its frames; what it then says of them counts for nothing, and it takes part again."""
+    times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
+    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times)
+    scene.write(2000)
+    frozen = scene.run()
+    scene.wait_handled(200)
+    pids = [frozen.server.id.pid, *(children(frozen) if workers == "workers-freeze" else ())]
+    begin = time.time()
+    for each in pids:
+        os.kill(each, signal.SIGSTOP)
+    scene.wait_for(lambda: scene.members() == 0, "the broker to give the member up")
+    peer = scene.run()
+    scene.wait_done()
+    for each in pids:
+        os.kill(each, signal.SIGCONT)
+    scene.wait_for(lambda: scene.members() == 2, "both to be members")
+    scene.write(1000)
+    scene.wait_done()
+    scene.fault_since(begin, most=2 * 2 * 2000)
+    assert scene.check() == []
+    assert (frozen.terminate(), peer.terminate()) == (0, 0)
+
+
+def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
+    """Three processes are replaced one after the other, twice; every call is the only one of its record."""
+    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, partitions=6)
+    processes: list[HeadraceProcess] = [scene.run() for _ in range(3)]
+    for _ in range(6):
+        had = scene.ended
+        scene.write(1500)
+        scene.wait_handled(had + 300)
+        assert processes.pop(0).terminate() == 0
+        processes.append(scene.run())
+    scene.wait_done()
+    assert scene.check() == []
+    assert scene.dead_letters == 0
+    assert [process.terminate() for process in processes] == [0, 0, 0]
+
+
+def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
+    """Kill -9 of the process in the middle of its frames: its workers end with it, and a peer has its partitions."""
+    times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
+    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
+    peer = scene.run()
+    for _ in range(3):
+        victim = scene.run()
+        scene.wait_for(lambda: scene.members() == 2, "both to be members")
+        had = scene.ended
+        scene.write(1000)
+        scene.wait_handled(had + 100)
+        begin, workers = time.time(), children(victim)
+        victim.kill()
+        scene.wait_for(lambda workers=workers: not alive(workers), "the workers' end")
+        scene.wait_done()
+        scene.fault_since(begin, most=2 * 2 * 2000)
+    assert scene.check() == []
+    assert peer.terminate() == 0
+
+
+def test_many_topics_and_a_thousand_partitions_over_few_workers(
+    kafka: Any, headrace: Any, topic: Any, tmp_path: Path
+) -> None:
+    """Each partition has one worker, and each worker its share of each topic; no partition waits for another."""
+    names = [topic(50) for _ in range(20)]
+    code = "def act(context, event): note(worker=context.worker_id, of=event.id, request=0, ended=[])\n"
+    attributes = {"workerAllocationMode": "static", "topics": names}
+    scene = FunctionScene(kafka, headrace, tmp_path, code, trigger={"numWorkers": 3}, attributes=attributes)
+    process = scene.run()
+    for _ in range(3):
+        write(scene.kafka, [OutgoingRecord(name, b"k", b"v", None, number) for name in names for number in range(50)])
+    scene.wait_for(lambda: scene.ended >= 2 * 3 * 1000, "every call")
+    scene.wait_for(lambda: sum(scene.committed().values()) == 3000, "the commits")
+    calls: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for entry in map(json.loads, scene.journal.read_text().splitlines()):
+        if "of" in entry:
+            partition, _, offset = entry["of"].rpartition("-")
+            calls[partition].append((offset, entry["worker"]))
+    assert len(calls) == 1000
+    assert all([offset for offset, _ in found] == ["0", "1", "2"] for found in calls.values())
+    assert all(len({worker for _, worker in found}) == 1 for found in calls.values())
+    for name in names:
+        loads = Counter(found[0][1] for partition, found in calls.items() if partition.startswith(f"{name}-"))
+        assert sorted(loads.values()) == [16, 17, 17]
+    assert process.terminate() == 0
+    assert "Traceback" not in process.output
+
+
+@pytest.mark.heavy
+def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(
+    kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
+) -> None:
+    """The next one takes the commits, none of which passes an event that has not ended."""
+    scene = FunctionScene(kafka_three, headrace, tmp_path, SLOW)
+    scene.servers = kafka_network.bootstrap_servers
+    process = scene.run()
+    scene.write(1000)
+    scene.wait_handled(200)
+    kafka_network.hold(OFFSET_COMMIT)
+    begin = time.time()
+    scene.wait_for(lambda: kafka_network.held, "a commit")
+    admin = AdminClient({"bootstrap.servers": kafka_three.bootstrap_servers})
+    victim = int(admin.describe_consumer_groups([scene.group])[scene.group].result(60).coordinator.id)
+    kafka_three.kill(victim)
+    kafka_network.heal()
+    scene.write(1000)
+    kafka_three.restart(victim)
+    kafka_three.wait_in_sync()
+    scene.wait_done()
+    scene.fault_since(begin, most=2 * 2 * 2000)
+    assert scene.check() == []
+    assert process.terminate() == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
+from headrace.testing.forked import ForkedHeadrace
 
 HANDLER = "def handler(context, event):\n    pass\n"
 
@@ -67,3 +68,53 @@ def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
     assert re.search(r'handled_events_total{[^}]*function="work"[^}]*result="success"[^}]*} 20', page)
     assert site.ask(f"{watcher.url}/adm/functions/wrok/scale").status == 404
     assert site.ask(f"{watcher.url}/adm/functions/work/scale?lagPerReplica=0").status == 400
+
+
+class RunFunction(ForkedHeadrace):
+    """`headrace function run FILE --reload`."""
+
+    file = ""
+
+    def _launch(self, words: Sequence[str]) -> None:
+        super()._launch(["function", "run", self.file, "--reload", *words[1:]])
+
+
+def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
+    site: Any, topic: Any, write: Any, tmp_path: Path
+) -> None:
+    """`headrace function run --reload`: a change serves the next record, a broken one keeps the old worker."""
+    source, target = topic(), topic()
+    code = "def handler(context, event):\n    return '{}'\n"
+    process = RunFunction(site.config, tmp_path / "run")
+    process.file = write("work", source, code.format("first"), outputTopic=target)
+
+    def answers_with(text: str) -> bool:
+        before = len(site.records(target))
+        site.write(source, OutgoingRecord(source, b"k", b""))
+        site.wait_until(lambda: len(site.records(target)) > before, "an answer")
+        return bool(site.records(target)[-1].value == text.encode())
+
+    def changes() -> list[str]:
+        lines = str(site.ask(f"{process.url}/metrics").body).splitlines()
+        return [line for line in lines if line.startswith("headrace_assignment_changes_total{")]
+
+    process.start()
+    try:
+        process.wait_ready()
+        assert answers_with("first")
+        at_first = changes()
+        assert at_first
+        write("work", source, code.format("second, which is longer"), outputTopic=target)
+        site.wait_until(lambda: answers_with("second, which is longer"), "the answer of the changed file")
+        write("work", source, "def handler(context, event)\n    return 'third'\n", outputTopic=target)
+        site.wait_until(lambda: "the old workers stay" in process.output, "the broken file is named")
+        assert answers_with("second, which is longer")
+        answer = site.ask(f"{process.url}/adm/functions/work/reload", {})
+        assert answer.status == 400
+        assert "does not compile" in answer.body["description"]
+        write("work", source, code.format("the fourth, which is longer still"), outputTopic=target)
+        assert site.ask(f"{process.url}/adm/functions/work/reload", {}).body == {"function": "work"}
+        site.wait_until(lambda: answers_with("the fourth, which is longer still"), "the answer after the request")
+        assert changes() == at_first, "the consumer has stayed in its group"
+    finally:
+        process.terminate()

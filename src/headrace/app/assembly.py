@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from headrace.app.context import ProcessContext
 from headrace.app.retry_path import RetryPath
@@ -24,6 +25,7 @@ from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.record_size_limit import RecordSizeLimit
+from headrace.functions.reload import FunctionReload
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy, Subscription
@@ -92,8 +94,10 @@ class Assembly:
         made: list[Service] = []
         for name, reactive in config.reactive_consumers.items():
             made += self._reactive_consumer(name, reactive)
-        for spec in self.functions:
-            made += self._function(spec)
+        self.reloads: dict[str, FunctionReload] = {}
+        """What replaces the workers of each function."""
+        for file, spec in zip(config.functions, self.functions, strict=True):
+            made += self._function(spec, file)
         self.known_functions = [*self.functions, *(load_function(file, config) for file in config.watched_functions)]
         """Those that this process runs or watches."""
         for trigger in triggers_of(self.known_functions[len(self.functions) :]):
@@ -176,14 +180,15 @@ class Assembly:
 
     # Functions -------------------------------------------------------------------------------------------------------
 
-    def _function(self, spec: FunctionSpec) -> list[Service]:
+    def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:
         made: list[Service] = []
-        for triggers in spec.worker_pools:
-            workers = FunctionService(spec, triggers, self._context.clock)
+        pools = [FunctionService(spec, triggers, self._context.clock) for triggers in spec.worker_pools]
+        for workers in pools:
             made.append(workers)
-            for trigger in triggers:
+            for trigger in workers.triggers:
                 made += self._trigger(spec, trigger, workers)
-        return made
+        self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
+        return [*made, self.reloads[spec.name]]
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
         if self.internal.kind_of(trigger.output_topic):

@@ -101,7 +101,7 @@ class App:
         else:
             table.missing = "no consumer runs in this process; ask one that has one, or name one in its file"
             self.services += [*assembly.services, lag]
-        functions = FunctionEndpoints(assembly.known_functions, lag.of)
+        functions = FunctionEndpoints(assembly.known_functions, lag.of, assembly.reloads)
         controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
         families: list[object] = [controls, functions, job_endpoints]
         if config.registrations.backends:

@@ -1,12 +1,14 @@
-"""`headrace function`: check a function file."""
+"""`headrace function`: run a function file, and check it."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import collected_warnings, print_json
 from headrace.config.kafka import KafkaConfig
+from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid, HeadraceError
 from headrace.functions.check import advice
 from headrace.functions.load import load_function
@@ -18,10 +20,32 @@ _ASK_SECONDS = 3.0
 
 @click.group()
 def function() -> None:
-    """Check functions.
+    """Run and check functions.
 
-    Example: headrace function validate function.yaml
+    Example: headrace function run function.yaml --reload
     """
+
+
+@function.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
+@click.option("--reload", is_flag=True, help="Replace the workers when a file in the function's folder changes.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of health and metrics; by default that of the file.")
+@kafka_options
+def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, output: str) -> int:
+    """Run one function in the foreground, as `headrace run` does, and nothing else that headrace.yaml names.
+
+    A change that does not load keeps the old workers, and the log has the reason.
+
+    Example: headrace function run orders/function.yaml --reload
+    """
+    from headrace.app import run as run_everything
+
+    settings = cluster.file or HeadraceConfig()
+    alone: dict[str, Any] = {"kafka": cluster.kafka, "functions": [file], "reactive_consumers": {}, "pipelines": []}
+    alone |= {"watched_functions": [], "functions_reload": reload or settings.functions_reload}
+    if port:
+        alone["http"] = settings.http.model_copy(update={"port": port})
+    return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
 @function.command()

@@ -50,6 +50,8 @@ class HeadraceConfig(Section):
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     watched_functions: list[Path] = Field(default_factory=list)
     """Function files that other processes run. This one only knows their lag, for scale hints while none runs them."""
+    functions_reload: bool = False
+    """Whether a change in a function's folder replaces its workers; for development."""
     functions_secrets_dir: Path | None = None
     """Folder with the secrets that function files mount (`spec.volumes`): a folder for each `secretName`, in which each
     key is a file; relative to this file."""

@@ -5,7 +5,7 @@ import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from headrace.errors import DestinationUnavailable, WorkerLost
+from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
 from headrace.functions import wire
 from headrace.functions.allocator import Allocator
 from headrace.functions.frames import Answer, FramePace
@@ -61,11 +61,11 @@ class FunctionService(Service):
         self.pace = FramePace()
         """How many records make a frame now."""
         self.restarts = 0
-        """Workers replaced since the start."""
+        """Workers that ended by themselves, or were killed, and were replaced."""
         self._clock = clock
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._take_back)
-        self._stopping = False
+        self._stopping, self._reloading = False, set[WorkerProcess]()
         self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
         """What its workers do."""
 
@@ -78,8 +78,7 @@ class FunctionService(Service):
         logger_of(self.name).setLevel(self.spec.log_level.upper() or logging.NOTSET)
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
-        if self.spec.event_timeout_seconds:
-            self.spawn(self._watch_time(self.spec.event_timeout_seconds), "event timeout")
+        self.spawn(self._watch_time(), "event timeout")
         if limit := max(trigger.memory_limit_bytes for trigger in self.triggers):
             self.spawn(self._watch_memory(limit), "memory")
         self.metrics.publish(
@@ -181,6 +180,10 @@ class FunctionService(Service):
             slot.up = False
             if self._stopping:
                 return
+            if slot.process in self._reloading:
+                self._reloading.discard(slot.process)
+                self._allocator.starting(number)
+                continue
             self.restarts += 1
             log.warning("%s", why)
             served = slot.process.served if slot.process else 0
@@ -201,7 +204,7 @@ class FunctionService(Service):
         slot.process = process
         limit = self.spec.readiness_timeout_seconds
         try:
-            await process.start(self, self._setup(number))
+            await process.start(self, self._setup(number, self.spec))
             if self._stopping:
                 process.kill("stopped")
             await asyncio.wait_for(asyncio.shield(process.ready), limit)
@@ -227,8 +230,7 @@ class FunctionService(Service):
             self.metrics.worked(number, records, seconds)
         self._allocator.frame_ended(number)
 
-    def _setup(self, number: int) -> wire.Setup:
-        spec = self.spec
+    def _setup(self, number: int, spec: FunctionSpec) -> wire.Setup:
         return wire.Setup(
             handler=spec.handler,
             folder=str(spec.folder),
@@ -256,13 +258,13 @@ class FunctionService(Service):
             },
         )
 
-    async def _watch_time(self, limit_seconds: float) -> None:
+    async def _watch_time(self) -> None:
         while True:
-            await self._clock.sleep(min(1.0, limit_seconds / 4))
-            now = self._clock.monotonic()
+            limit_seconds = self.spec.event_timeout_seconds
+            await self._clock.sleep(min(1.0, limit_seconds / 4) if limit_seconds else 1.0)
             for slot in self._slots:
-                if slot.process:
-                    slot.process.check_time(now, limit_seconds)
+                if slot.process and limit_seconds:
+                    slot.process.check_time(self._clock.monotonic(), limit_seconds)
 
     async def _watch_memory(self, limit: int) -> None:
         """Replace workers that need more memory than they may have: between two frames, or at once past the limit."""
@@ -286,6 +288,29 @@ class FunctionService(Service):
         process.take_back()
         await process.at_rest.wait()
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
+
+    async def reload(self, spec: FunctionSpec) -> None:
+        """Replace every worker by one of this spec and the present files; a first one shows whether that works.
+
+        Raises:
+            FunctionInvalid: It does not come up; the old workers stay.
+        """
+        trial, limit = WorkerProcess(f"{self.name} worker trial", lambda *_: None), spec.readiness_timeout_seconds
+        try:
+            await trial.start(self, self._setup(0, spec))
+            await asyncio.wait_for(asyncio.shield(trial.ready), limit)
+        except TimeoutError:
+            late = f"loading the handler and init_context took longer than {limit:g} s (readinessTimeoutSeconds)"
+            raise FunctionInvalid(f"{trial.label}: {late}") from None
+        except (OSError, WorkerLost) as cause:
+            raise FunctionInvalid(str(cause)) from cause
+        finally:
+            await trial.stop(Deadline(self._clock, self._termination_seconds))
+        self.spec = spec
+        for number, slot in enumerate(self._slots):
+            if slot.process and slot.up and slot.process not in self._reloading:
+                self._reloading.add(slot.process)
+                self.spawn(self._replace(number, slot.process, "its files have changed"), f"reload {number}")
 
     @property
     def _termination_seconds(self) -> float:

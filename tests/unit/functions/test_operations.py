@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.errors import DestinationUnavailable
+from headrace.config.model import HeadraceConfig
+from headrace.errors import DestinationUnavailable, FunctionInvalid
+from headrace.functions.reload import FunctionReload
 from headrace.telemetry.metrics import Metrics
 
 
@@ -99,3 +101,78 @@ async def test_a_frame_that_waits_for_a_worker_is_counted_so(
         with pytest.raises(DestinationUnavailable):
             await function.deliver(b"never")
         assert function.service.metrics.allocations == {"error_timeout": 1}
+
+
+REPLY = """
+    def handler(context, event):
+        return {answer!r}
+"""
+
+
+async def reply(function: Any) -> bytes | None:
+    """Return what the workers answer now."""
+    function.written.clear()
+    await function.deliver(b"")
+    [record] = function.written
+    return record.value  # type: ignore[no-any-return]
+
+
+async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """The new handler serves; each broken file and changed triggers are refused, and the old workers stay."""
+    folder = write_function(REPLY.format(answer="old"), workers=2, outputTopic="out")
+    async with running(folder) as function:
+        service = function.service
+        await function.until(lambda: all(slot.up for slot in service._slots))
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [service], function.clock)
+        assert await reply(function) == b"old"
+        for code, why in (
+            ("def handler(context event): pass", "does not compile"),
+            ("import missing_module\ndef handler(context, event): pass\n", "missing_module"),
+            ("def init_context(context): raise OSError('no database')\ndef handler(c, e): pass\n", "no database"),
+        ):
+            (folder / "main.py").write_text(code)
+            with pytest.raises(FunctionInvalid, match=why):
+                await reload.reload()
+            assert await reply(function) == b"old"
+        before = {function.pid(number) for number in range(2)}
+        write_function(REPLY.format(answer="new"), workers=2, outputTopic="out")
+        for _ in range(4):  # more than the failures after which callers are refused
+            await reload.reload()
+            await function.until(lambda: not service._reloading and all(slot.up for slot in service._slots))
+        assert before.isdisjoint({function.pid(number) for number in range(2)})
+        assert await reply(function) == b"new"
+        assert (service.restarts, service.readiness().ready) == (0, True)
+        write_function(REPLY.format(answer="new"), workers=2, outputTopic="other")
+        with pytest.raises(FunctionInvalid, match="the triggers have changed"):
+            await reload.reload()
+
+
+async def test_a_reload_waits_for_the_event_at_work(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Any
+) -> None:
+    """The call that has begun ends in the old worker and is not repeated."""
+    code = """
+        import pathlib, time
+
+        def handler(context, event):
+            here = pathlib.Path(__file__).parent
+            with (here / "calls").open("a") as calls:
+                calls.write("x")
+            while not (here / "go").exists():
+                time.sleep(0.01)
+            return "old"
+    """
+    folder = write_function(code, outputTopic="out")
+    async with running(folder) as function:
+        answers = function.begin(b"")
+        await function.until((tmp_path / "calls").exists)
+        write_function(REPLY.format(answer="new"), outputTopic="out")
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock)
+        await reload.reload()
+        (tmp_path / "go").touch()
+        await function.until(lambda: answers)
+        assert [record.value for record in function.written] == [b"old"]
+        assert (tmp_path / "calls").read_text() == "x"
+        assert await reply(function) == b"new"

@@ -428,6 +428,11 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
             raise kafka.failure
         return {TopicPartition("t", 0): SimpleNamespace(lag=7)}
 
+    async def reload() -> None:
+        if kafka.failure:
+            raise kafka.failure
+
+    reloads: Any = {"t": SimpleNamespace(reload=reload)}
     families = [
         produce_route,
         TransactionRoute(writing, config),
@@ -437,7 +442,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         DeadLetterEndpoints(dead_letters, dead_letters),
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
-        FunctionEndpoints([function], lag_of),
+        FunctionEndpoints([function], lag_of, reloads),
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(
             ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None

@@ -1,4 +1,4 @@
-"""`/adm/functions`: how many processes a function needs, also while none runs it."""
+"""`/adm/functions`: how many processes a function needs, also while none runs it, and reload of its files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import msgspec
 
 from headrace import errors
 from headrace.control.lag import PartitionLag
-from headrace.errors import KafkaUnavailable, NotFound
+from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
+from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec
 from headrace.records import TopicPartition
-from headrace.web.endpoint import SEE, Call, Endpoint, may_control
+from headrace.web.endpoint import ADMINISTER, SEE, Call, CallNote, Endpoint, may_control
 
 
 class ScaleQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -37,15 +38,25 @@ class ScaleHint(msgspec.Struct, rename="camel"):
     """The lag of each trigger."""
 
 
+class Reloaded(msgspec.Struct):
+    """The function whose workers are being replaced."""
+
+    function: str
+
+
 class FunctionEndpoints:
-    """Scale hints of functions."""
+    """Scale hints and reloads of functions."""
 
     def __init__(
-        self, functions: Iterable[FunctionSpec], lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]]
+        self,
+        functions: Iterable[FunctionSpec],
+        lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
+        reloads: Mapping[str, FunctionReload],
     ) -> None:
-        """Answer for these functions; `lag_of` returns where a group was a moment ago."""
+        """Answer for these functions; `lag_of` returns where a group was a moment ago, `reloads` are those run here."""
         self._functions = {function.name: function for function in functions}
         self._lag_of = lag_of
+        self._reloads = reloads
 
     @Endpoint(
         "GET",
@@ -58,6 +69,26 @@ class FunctionEndpoints:
     async def scale(self, call: Call[None, ScaleQuery]) -> ScaleHint:
         spec = self._function(call.parameters["name"], may_control(call.scope, ""))
         return scale_hint(spec, self._lag_of, call.query.lag_per_replica)
+
+    @Endpoint(
+        "POST",
+        "/adm/functions/{name}/reload",
+        "reloadFunction",
+        "Replace the workers of a function by ones with its present files; its consumers stay in their groups",
+        ADMINISTER,
+        errors=(NotFound, errors.InvalidRequest),
+        audited="reload",
+    )
+    async def reload(self, call: Call[None, None]) -> Reloaded:
+        name = call.parameters["name"]
+        call.note = CallNote(f"function {name}")
+        if name not in self._reloads:
+            raise NotFound(f"no function {name[:60]!r} runs here: there are {', '.join(self._reloads) or 'none'}")
+        try:
+            await self._reloads[name].reload()
+        except FunctionInvalid as cause:
+            raise InvalidRequest(f"the old workers stay: {cause.description}") from cause
+        return Reloaded(name)
 
     def _function(self, name: str, visible: bool) -> FunctionSpec:
         functions = self._functions if visible else {}

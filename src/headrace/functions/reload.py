@@ -1,0 +1,69 @@
+"""Reload of a function: its workers are replaced by ones with the present files, at a request or after a change."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace.config.model import HeadraceConfig
+from headrace.errors import FunctionInvalid, HeadraceError
+from headrace.functions.load import load_function
+from headrace.functions.service import FunctionService
+from headrace.lifecycle import Clock, Service, run_blocking
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.3
+_IGNORED = ("__pycache__", ".")
+"""Beginnings of the names of files and folders that are no part of a function."""
+
+
+class FunctionReload(Service):
+    """Replaces the workers of one function. Its consumers stay in their groups."""
+
+    def __init__(self, file: Path, config: HeadraceConfig, pools: Sequence[FunctionService], clock: Clock) -> None:
+        """Prepare; with `functions_reload` each change in the folder of the file is a request."""
+        super().__init__(f"function {pools[0].spec.name} reload")
+        self._file, self._config, self._pools, self._clock = file, config, pools, clock
+
+    async def start(self) -> None:
+        if self._config.functions_reload:
+            self.spawn(self._watch(), "watch")
+
+    async def reload(self) -> None:
+        """Read the file and replace every worker; the old ones stay until a new one is ready.
+
+        Raises:
+            FunctionInvalid: The file is not usable, its triggers have changed, or a new worker does not come up.
+        """
+        spec = load_function(self._file, self._config, check_handler=True)
+        old = self._pools[0].spec
+        if [one.model_dump() for one in spec.triggers] != [one.model_dump() for one in old.triggers]:
+            raise FunctionInvalid(f"{self._file}: the triggers have changed: start the process again, or undo that")
+        for pool in self._pools:
+            await pool.reload(spec)
+
+    async def _watch(self) -> None:
+        seen = await run_blocking(self._stamps)
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            found = await run_blocking(self._stamps)
+            if found == seen:
+                continue
+            seen = found
+            try:
+                await self.reload()
+            except HeadraceError as cause:
+                log.error("%s: the old workers stay: %s", self.name, cause.description)
+
+    def _stamps(self) -> Mapping[Path, tuple[int, int]]:
+        found: dict[Path, tuple[int, int]] = {}
+        folder = self._pools[0].spec.folder
+        for path in folder.rglob("*"):
+            if not any(part.startswith(_IGNORED) for part in path.relative_to(folder).parts):
+                with contextlib.suppress(OSError):  # it was removed in this moment
+                    stat = path.stat()
+                    found[path] = stat.st_mtime_ns, stat.st_size
+        return found

@@ -38,7 +38,7 @@ def print_much():
 
 
 def write_without_end():
-    for _ in range(2000):
+    for _ in range(200):
         os.write(2, b"x" * 65_536)
 
 
@@ -109,7 +109,7 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
         tmp_path,
         WAYS,
         ordering="key",
-        spec={"eventTimeout": "2s"},
+        spec={"eventTimeout": "3s"},
         trigger={"numWorkers": 3, "workerTerminationTimeout": "2s"},
         attributes={"workerMemoryLimit": "120Mi", "workerAllocationMode": allocation},
     )

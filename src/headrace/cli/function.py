@@ -34,12 +34,15 @@ def function() -> None:
 def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, output: str) -> int:
     """Run one function in the foreground, as `headrace run` does, and nothing else that headrace.yaml names.
 
-    A change that does not load keeps the old workers, and the log has the reason.
+    A handler that cannot be called ends it with code 78. A change that does not load keeps the old workers, and the
+    log has the reason.
 
     Example: headrace function run orders/function.yaml --reload
     """
     from headrace.app import run as run_everything
 
+    with collected_warnings():  # the start logs them
+        load_function(file, cluster.file, check_handler=True)
     settings = cluster.file or HeadraceConfig()
     alone: dict[str, Any] = {"kafka": cluster.kafka, "functions": [file], "reactive_consumers": {}, "pipelines": []}
     alone |= {"watched_functions": [], "functions_reload": reload or settings.functions_reload}

@@ -1,4 +1,4 @@
-"""`headrace function validate`."""
+"""`headrace function validate`, and what `run` refuses before it starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.cli.main import main
 FILE = """\
 spec:
   handler: main:handler
+  targetCPU: 75
   maxReplicas: 4
   triggers:
     orders:
@@ -40,7 +41,7 @@ def test_a_usable_file_is_ok_with_warnings_and_advice(capsys: pytest.CaptureFixt
     assert headrace("function", "validate", "--partitions", "16") == 0
     out, err = capsys.readouterr()
     assert out == "function.yaml: ok (main:handler, triggers: orders)\n"
-    assert "function.yaml:3: spec.maxReplicas: is checked and not used yet" in err
+    assert "function.yaml:1: spec: without effect in Headrace: targetCPU" in err
     assert "advice: orders: numWorkers is 2: 16 partitions over 4 replicas advise 5" in err
 
 
@@ -66,3 +67,41 @@ def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pyt
     err = capsys.readouterr().err
     assert "advice: orders: heartbeatInterval is 5s: write 3.33s or less" in err
     assert "workers and replicas are not compared with partitions" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "handler", "problem"),
+    [
+        ("", "absent:handler", "function.yaml:2: spec.handler: names module absent, which is neither in"),
+        ("def handler(context, event)\n    pass", "main:handler", "main.py:1: expected ':'. Correct this line"),
+        ("\ndef handler(event): ...", "main:handler", "main.py:2: handler takes event: write handler(context, event)"),
+        ("def handler(c, e): ...", "main:handlr", "did you mean main:handler?"),
+        (
+            "def handler(c, e): ...\ndef init_context(): ...",
+            "main:handler",
+            "takes nothing: write init_context(context)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_a_handler_that_cannot_be_called_has_its_line_and_the_fix(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: str, handler: str, problem: str
+) -> None:
+    """The exit code is 78, and nothing of the module has run."""
+    (folder / "function.yaml").write_text(FILE.replace("main:handler", handler))
+    (folder / "main.py").write_text(code + "\nopen('ran', 'w')\n")
+    assert headrace("function", command) == 78
+    assert problem in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_a_file_that_cannot_be_read_names_the_fix(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str
+) -> None:
+    """Tabs are no YAML; a file that is not there."""
+    (folder / "function.yaml").write_text("spec:\n\thandler: main:handler\n")
+    assert headrace("function", command) == 78
+    assert "function.yaml:2: is not YAML" in capsys.readouterr().err
+    assert headrace("function", command, "other.yaml") == 78
+    assert "other.yaml: cannot be read: No such file or directory. Check the path" in capsys.readouterr().err

@@ -1,8 +1,11 @@
 """Bare loops over the client: what the machine can do without Headrace, each in a process of its own.
 
-usage: python -m bench.bare produce|produce-kb|tick|tick-slowly|consume|post|post-one BOOTSTRAP TOPIC RECORDS [PORT]
-`produce` writes values of 100 bytes, `produce-kb` of 1,000.
-`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms.
+usage: python -m bench.bare LOOP BOOTSTRAP TOPIC RECORDS [PORT]
+`produce` writes values of 100 bytes, `produce-kb` of 1,000, `produce-json` JSON objects of 100 bytes.
+`consume` reads values, `consume-json` parses them, `relay` writes each to the topic TOPIC-out, `pool` parses them in
+a pool of two processes.
+`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms,
+`steady` 1,000 a second, of which none waits for the one before.
 `post` sends 100 records per request, 8 requests in flight; `post-one` one record, 64 in flight. Requests are made by
 the client of the reactive consumer.
 Prints JSON: records, seconds.
@@ -12,9 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import sys
 import time
 import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any
 
 import confluent_kafka
 import msgspec
@@ -26,7 +34,11 @@ PER_POST = {"post": (100, 8), "post-one": (1, 64)}
 """Records of a request, and requests in flight."""
 
 
-def produce(servers: str, topic: str, records: int, value_bytes: int = 100) -> float:
+JSON = b'{"id": 12345678, "name": "%s", "amount": 12.5, "tags": ["a", "b"], "active": true}' % (b"x" * 20)
+"""100 bytes."""
+
+
+def producer(servers: str, topic: str) -> confluent_kafka.Producer:
     client = confluent_kafka.Producer(
         {
             "bootstrap.servers": servers,
@@ -38,9 +50,11 @@ def produce(servers: str, topic: str, records: int, value_bytes: int = 100) -> f
         }
     )
     client.list_topics(topic)
-    value = b'"' + b"x" * (value_bytes - 2) + b'"'
-    start = time.perf_counter()
-    for number in range(records):
+    return client
+
+
+def write(client: confluent_kafka.Producer, topic: str, values: Iterable[bytes | None]) -> None:
+    for number, value in enumerate(values):
         while True:
             try:
                 client.produce(topic, value)
@@ -49,12 +63,22 @@ def produce(servers: str, topic: str, records: int, value_bytes: int = 100) -> f
                 client.poll(0.01)
         if not number % 1000:
             client.poll(0)
+
+
+def produce(servers: str, topic: str, records: int, value: bytes = b'"' + b"x" * 98 + b'"') -> float:
+    client = producer(servers, topic)
+    start = time.perf_counter()
+    write(client, topic, repeat(value, records))
     client.flush()
     return time.perf_counter() - start
 
 
 def produce_kb(servers: str, topic: str, records: int) -> float:
-    return produce(servers, topic, records, 1000)
+    return produce(servers, topic, records, b'"' + b"x" * 998 + b'"')
+
+
+def produce_json(servers: str, topic: str, records: int) -> float:
+    return produce(servers, topic, records, JSON)
 
 
 def consumer(servers: str, topic: str) -> confluent_kafka.Consumer:
@@ -72,21 +96,64 @@ def consumer(servers: str, topic: str) -> confluent_kafka.Consumer:
     return client
 
 
-def consume(servers: str, topic: str, records: int) -> float:
+def consume(
+    servers: str, topic: str, records: int, use: Callable[[list[bytes]], object] = len, end: Callable[[], object] = bool
+) -> float:
     client, seen, start = consumer(servers, topic), 0, 0.0
     while seen < records:
         batch = client.consume(500, 1)
         start = start or (time.perf_counter() if batch else 0.0)
-        for record in batch:
-            record.value()
+        use([record.value() for record in batch])
         seen += len(batch)
+    end()
     seconds = time.perf_counter() - start
     client.close()
     return seconds
 
 
+def parse(values: list[bytes]) -> None:
+    for value in values:
+        json.loads(value)
+
+
+def consume_json(servers: str, topic: str, records: int) -> float:
+    return consume(servers, topic, records, parse)
+
+
+def pool(servers: str, topic: str, records: int) -> float:
+    with multiprocessing.get_context("spawn").Pool(2) as workers:
+        workers.map(parse, [[], []])
+        pending: deque[Any] = deque()
+
+        def use(values: list[bytes]) -> None:
+            pending.append(workers.apply_async(parse, (values,)))
+            while len(pending) > 8:
+                pending.popleft().get()
+
+        return consume(servers, topic, records, use, lambda: [each.get() for each in pending])
+
+
+def relay(servers: str, topic: str, records: int) -> float:
+    target = f"{topic}-out"
+    client = producer(servers, target)
+    return consume(servers, topic, records, lambda values: write(client, target, values), client.flush)
+
+
 def tick_slowly(servers: str, topic: str, records: int) -> float:
     return tick(servers, topic, records, 0.2)
+
+
+def steady(servers: str, topic: str, records: int) -> float:
+    client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    client.list_topics(topic)
+    start = time.monotonic()
+    for number in range(records):
+        if (ahead := start + number / 1000 - time.monotonic()) > 0:
+            time.sleep(ahead)
+        client.produce(topic, b"%d" % time.monotonic_ns(), partition=number % 8)
+        client.poll(0)
+    client.flush()
+    return 1.0
 
 
 def tick(servers: str, topic: str, records: int, pause_seconds: float = 0.02) -> float:
@@ -146,7 +213,8 @@ if __name__ == "__main__":
     if what in PER_POST:
         elapsed = uvloop.run(post(what, servers, topic, int(count), int(sys.argv[5])))
     else:
-        loops = {"produce": produce, "produce-kb": produce_kb, "consume": consume, "tick": tick}
-        loops["tick-slowly"] = tick_slowly
+        loops: dict[str, Callable[[str, str, int], float]] = {"produce": produce, "consume": consume, "tick": tick}
+        loops |= {"produce-kb": produce_kb, "produce-json": produce_json, "consume-json": consume_json, "pool": pool}
+        loops |= {"relay": relay, "tick-slowly": tick_slowly, "steady": steady}
         elapsed = loops[what](servers, topic, int(count))
     print(json.dumps({"records": int(count), "seconds": elapsed}))

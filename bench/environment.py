@@ -103,6 +103,18 @@ class Bench:
         got = self.module("bench.bare", *words)
         return float(got["records"] / got["seconds"])
 
+    @contextlib.contextmanager
+    def loop(self, what: str, topic: str, records: int) -> Iterator[None]:
+        """Run a bare loop meanwhile, and wait for its end."""
+        words = ["bench.bare", what, self.cluster.bootstrap_servers, topic, str(records)]
+        process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL)
+        try:
+            yield
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+
     def module(self, name: str, *words: str) -> dict[str, Any]:
         """Run a module of this package in a process of its own and return the JSON that it prints."""
         done = subprocess.run([sys.executable, "-m", name, *words], stdout=subprocess.PIPE, check=True)

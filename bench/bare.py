@@ -20,7 +20,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -97,7 +97,11 @@ def consumer(servers: str, topic: str) -> confluent_kafka.Consumer:
 
 
 def consume(
-    servers: str, topic: str, records: int, use: Callable[[list[bytes]], object] = len, end: Callable[[], object] = bool
+    servers: str,
+    topic: str,
+    records: int,
+    use: Callable[[Sequence[Any]], object] = len,
+    end: Callable[[], object] = bool,
 ) -> float:
     client, seen, start = consumer(servers, topic), 0, 0.0
     while seen < records:
@@ -111,7 +115,7 @@ def consume(
     return seconds
 
 
-def parse(values: list[bytes]) -> None:
+def parse(values: Sequence[Any]) -> None:
     for value in values:
         json.loads(value)
 
@@ -125,7 +129,7 @@ def pool(servers: str, topic: str, records: int) -> float:
         workers.map(parse, [[], []])
         pending: deque[Any] = deque()
 
-        def use(values: list[bytes]) -> None:
+        def use(values: Sequence[Any]) -> None:
             pending.append(workers.apply_async(parse, (values,)))
             while len(pending) > 8:
                 pending.popleft().get()

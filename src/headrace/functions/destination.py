@@ -172,20 +172,21 @@ class FunctionDestination:
 
     async def _settle(self, records: RecordBatch, results: Sequence[wire.Result | None]) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended."""
-        replies: list[Reply] = []
+        replies = [ACK] * len(records)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         topic = self._trigger.output_topic
+        emitted = {output.topic for result in results if result for output in result.outputs if output.topic}
+        internal = {each for each in emitted if self._kind_of(each)}
         for index, (key, result) in enumerate(zip(records.keys, results, strict=True)):
             if result is None:
-                replies.append(ACK)
                 continue
-            replies.append(_reply(result))
+            if result.error:
+                replies[index] = _reply(result)
             if result.stack:
                 self._failures.add(records[index], result)
-            internal = next((each.topic for each in result.outputs if each.topic and self._kind_of(each.topic)), "")
-            if internal:
-                text = f"the handler emits to {internal}, an internal topic that only Headrace or Kafka writes"
+            if internal and (refused := [output.topic for output in result.outputs if output.topic in internal]):
+                text = f"the handler emits to {refused[0]}, an internal topic that only Headrace or Kafka writes"
                 replies[index] = Reply("TopicInternal", text, permanent=True)
                 continue
             for output in result.outputs:
@@ -198,15 +199,15 @@ class FunctionDestination:
                 owners.append(index)
         if not outgoing:
             return replies
-        for index, record, written in zip(owners, outgoing, await self._write(outgoing), strict=True):
-            if isinstance(written, Produced):
-                continue
-            if not isinstance(written, RecordTooLarge):
+        written = zip(owners, outgoing, await self._write(outgoing), strict=True)
+        problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
+        for index, record, problem in problems:
+            if not isinstance(problem, RecordTooLarge):
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
                 # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
                 # The whole of it, or a later output of a key would be followed by an earlier one.
-                raise _unavailable(written, record.topic) from written
-            replies[index] = Reply("RecordTooLarge", f"its output: {written.description}")
+                raise _unavailable(problem, record.topic) from problem
+            replies[index] = Reply("RecordTooLarge", f"its output: {problem.description}")
         return replies
 
     async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
@@ -291,12 +292,9 @@ def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
 
 
 def _failures(answer: wire.Done | wire.Results) -> int:
-    return sum(1 for one in answer.results if one and one.error) if isinstance(answer, wire.Results) else 0
+    return len([1 for one in answer.results if one and one.error]) if isinstance(answer, wire.Results) else 0
 
 
 def _reply(result: wire.Result) -> Reply:
-    if not result.error:
-        return ACK
-    bad = result.undecodable
-    shared = result.shared
+    bad, shared = result.undecodable, result.shared
     return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ class FakeWorkers:
             name="k", kind="kafka", kafka=KafkaAttributes(topics=["t"], group="g"), output_topic="out"
         )
         self.triggers, self.workers, self.spec = [trigger], range(1), SimpleNamespace(name="fn")
+        self.metrics = SimpleNamespace(handled={"k": Counter[str]()})
         self.answer = answer
         self.frames: list[list[int]] = []
 

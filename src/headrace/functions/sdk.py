@@ -212,7 +212,7 @@ class Logger:
 
     def __init__(self, sink: Sink | None = None, fields: dict[str, Any] | None = None, level: str = "debug") -> None:
         """Write to a sink; without one, to standard error."""
-        self._sink = sink or _print
+        self._sink = sink or print_line
         self._fields = fields or {}
         self._least = _LEVELS[level]
 
@@ -343,6 +343,7 @@ class Context:
         self._emit(topic, key, value, headers, event)
 
 
-def _print(level: str, message: str, fields: dict[str, Any]) -> None:
+def print_line(level: str, message: str, fields: dict[str, Any]) -> None:
+    """Write one log line to standard error."""
     extra = "".join(f" {name}={value!r}" for name, value in fields.items())
     sys.stderr.write(f"{level} {message}{extra}\n")

@@ -12,6 +12,7 @@ import errno
 import functools
 import logging
 import resource
+import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,6 +27,7 @@ from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
 from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
+from headrace.web.exchange import AsgiApp
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.produce_stream import StreamProduceRoute
 
@@ -37,6 +39,7 @@ _KEEP_ALIVE = (
     ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
 )
 _GRACE_SECONDS = 1
+_ALONE_SECONDS = 20
 _LOOK_SECONDS = 1.0
 _OTHER_FILES: Final = 256
 """File descriptors for Kafka, backends, workers and files."""
@@ -169,6 +172,29 @@ class WebService(Service):
                 raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
             text = f"{cause.strerror or cause}. Correct http.host and http.port"
             raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause
+
+
+async def serve_alone(application: AsgiApp, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve one application until SIGTERM or SIGINT, and let requests in progress end.
+
+    Args:
+        application: What answers every path.
+        host: Where it listens.
+        port: 0 for a free one.
+        announce: Called with the URL once it listens.
+
+    Raises:
+        PortTaken: Another program listens there.
+    """
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as cause:
+        raise PortTaken(f"cannot listen on {host}:{port} ({cause.strerror or cause}): choose another port") from cause
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after its end
+        signal.signal(number, lambda *_: None)
+    announce(f"http://{host}:{listener.getsockname()[1]}")
+    config = uvicorn.Config(application, lifespan="off", log_config=None, timeout_graceful_shutdown=_ALONE_SECONDS)
+    await uvicorn.Server(config).serve([listener])
 
 
 class _Server(uvicorn.Server):

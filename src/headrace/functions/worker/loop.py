@@ -102,6 +102,23 @@ async def _called(function: Any, arguments: Any) -> None:
         await answer
 
 
+def prepare(setup: wire.Setup, context: Context, progress: mmap.mmap) -> tuple[_Plain | _OnEventLoop, Serving]:
+    """Load the handler, call `init_context`, and return what serves frames.
+
+    Raises:
+        Unusable: One of them failed.
+    """
+    handler, init_context = load_handler(setup.handler, setup.folder)
+    runs = _OnEventLoop() if is_async(handler) or is_async(init_context) else _Plain()
+    serving = Serving(handler, context, setup, progress)
+    if init_context is not None:
+        try:
+            runs.call(init_context, context)
+        except BaseException as cause:  # boundary to user code: readiness and log show the trace
+            raise Unusable(f"init_context failed: {trace_of(cause)}") from cause
+    return runs, serving
+
+
 class Worker:
     """One worker process's life."""
 
@@ -142,12 +159,7 @@ class Worker:
     def work(self, setup: wire.Setup, context: Context) -> int:
         """Load the handler, serve until the end, and return the exit code."""
         try:
-            handler, init_context = load_handler(setup.handler, setup.folder)
-            if is_async(handler) or is_async(init_context):
-                self._runs = _OnEventLoop()
-            serving = Serving(handler, context, setup, self._progress)
-            if init_context is not None:
-                self._set_up(init_context, context)
+            self._runs, serving = prepare(setup, context, self._progress)
             self._serve(serving, context.platform)
         except Unusable as cause:
             self._send(wire.Unfit(str(cause)))
@@ -155,12 +167,6 @@ class Worker:
         finally:
             self._runs.close()
         return 0
-
-    def _set_up(self, init_context: Any, context: Context) -> None:
-        try:
-            self._runs.call(init_context, context)
-        except BaseException as cause:  # boundary to user code: readiness and log show the trace
-            raise Unusable(f"init_context failed: {trace_of(cause)}") from cause
 
     def _serve(self, serving: Serving, platform: Platform) -> None:
         self._report_callback(platform)

@@ -1,0 +1,53 @@
+"""A function in the foreground: its handler is called in this process, where a debugger stops in it."""
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headrace.errors import FunctionInvalid
+from headrace.functions import wire
+from headrace.functions.frames import Answer
+from headrace.functions.sdk import print_line
+from headrace.functions.service import FunctionService
+from headrace.functions.worker.handler import Unusable, context_of
+from headrace.functions.worker.loop import prepare
+from headrace.lifecycle import run_blocking
+from headrace.records import TopicPartition
+
+
+class ForegroundFunction(FunctionService):
+    """Serves each frame on a thread of this process; no limit holds there, and a crash ends the process."""
+
+    async def serve(
+        self,
+        candidates: Sequence[int],
+        partition: TopicPartition,
+        frame: bytearray,
+        records: int,
+        schemas: Mapping[int, wire.Schema],
+    ) -> Answer:
+        """Load the handler, let it do one encoded frame of work, and return its answer.
+
+        Raises:
+            FunctionInvalid: The handler cannot be loaded, or `init_context` failed.
+        """
+        # Not on the loop's thread, where a handler could not run a loop of its own.
+        return await run_blocking(self._serve, bytes(frame), schemas)
+
+    def _serve(self, frame: bytes, schemas: Mapping[int, wire.Schema]) -> Answer:
+        setup = msgspec.structs.replace(self._setup(0), log_level="debug")
+        os.environ.update(setup.env)
+        try:
+            runs, serving = prepare(setup, context_of(setup, print_line), mmap.mmap(-1, mmap.PAGESIZE))
+        except Unusable as cause:
+            raise FunctionInvalid(str(cause)) from cause
+        for schema in schemas.values():
+            serving.bodies.learn(schema)
+        [work] = wire.FrameReader(wire.decode_to_worker).feed(frame)
+        assert isinstance(work, wire.Work)
+        [answer] = wire.FrameReader(wire.decode_to_parent).feed(bytes(runs.serve(serving, work)))
+        assert isinstance(answer, wire.Done | wire.Results)
+        runs.close()
+        return answer

@@ -1,0 +1,153 @@
+"""A handler that is called in this process, and one that answers a reactive consumer's requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from headrace.functions.backend import FunctionBackend
+from headrace.testing.forked import run_command
+
+Write = Callable[..., Path]
+Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+
+HANDLER = """
+    import asyncio
+
+    def init_context(context):
+        asyncio.run(asyncio.sleep(0))
+
+    def handler(context, event):
+        context.logger.info_with("called", thing=5)
+        context.emit("seen", event.key, event.headers.get("h", b"none"))
+        if event.body == b"raise":
+            raise ValueError("no")
+        if event.body == b"refuse":
+            return 422, "bad"
+        return event.body
+"""
+
+
+def call(folder: Path, *words: str, code: int = 0) -> Any:
+    """Run `headrace function test` in a folder, and check its exit code."""
+    done = run_command(folder, "function", "test", *words)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_a_handler_is_called_in_the_foreground(write_function: Write, tmp_path: Path) -> None:
+    """Its end, outputs and log lines are printed; a plain handler may run an event loop of its own."""
+    folder = write_function(HANDLER, outputTopic="out")
+    done = call(folder, "--value", "ä", "--key", "k")
+    assert done.stdout.splitlines() == [
+        "output: seen key=k headers=[] none",
+        "output: out key=k headers=[] ä",
+        "succeeded",
+    ]
+    assert "info called worker_id='0' thing=5 event_id='flights-0-0'" in done.stderr
+    assert call(folder, "--value", "raise", code=1).stdout == "failed: ValueError: no\n"
+    assert call(folder, "--value", "refuse", code=1).stdout == "failed: status 422: bad\n"
+    (tmp_path / "value").write_bytes(b"\xff")
+    found = json.loads(call(folder, "--value-file", str(tmp_path / "value"), "--output", "json").stdout)
+    assert (found["ok"], found["outputs"][1]["value"]) == (True, "\\xff")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--record", "flights"), "--record is flights: write TOPIC:PARTITION:OFFSET"),
+        (("--trigger", "none"), "--trigger is none, which the file does not have: it has kafka"),
+    ],
+)
+def test_wrong_arguments_say_what_to_write(write_function: Write, words: tuple[str, ...], problem: str) -> None:
+    """Before the handler is loaded."""
+    assert problem in call(write_function(HANDLER), *words, code=1).stderr
+
+
+async def ask(backend: FunctionBackend, body: bytes, method: str = "POST") -> tuple[int, Any]:
+    sent: list[Any] = []
+    parts = [{"body": body[:5], "more_body": True}, {"body": body[5:]}]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await backend({"method": method}, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def request(*values: Any, **fields: Any) -> bytes:
+    entries = [
+        {"topic": "flights", "partition": 3, "offset": n, "timestamp": 5, "deliveryId": f"g:flights:3:{n}", **fields}
+        for n, value in enumerate(values)
+    ]
+    return json.dumps([e | ({} if v is None else {"value": v}) for e, v in zip(entries, values, strict=True)]).encode()
+
+
+def test_a_backend_answers_per_record(write_function: Write, running: Run) -> None:
+    """Values and keys are the bytes that Kafka has; the consumer's own header is not the record's."""
+    code = HANDLER.replace('"seen", event.key, event.headers.get("h", b"none")', '"seen", None, str(event.headers)')
+
+    async def run() -> None:
+        async with running(write_function(code, outputTopic="out")) as function:
+            await function.ready()
+            backend = FunctionBackend(function.destination, ("string", "binary"), lambda: "")
+            headers = {"h": "ä", "X-Correlation-Id": "g:flights:3:0"}
+            found = await ask(backend, request("Z28=", "cmFpc2U=", None, "cmVmdXNl", key="k", headers=headers))
+            assert found[0] == 200
+            assert [entry["processed"] for entry in found[1]] == [True, False, True, False]
+            assert found[1][1]["stacktrace"].endswith("ValueError: no")
+            assert found[1][3]["stacktrace"] == "status 422: bad"
+            assert [each.value for each in function.written if each.topic == "out"] == [b"go"]
+            assert function.written[0].key == b"k"
+            assert function.written[0].value == str({"h": "ä".encode()}).encode()
+            assert await ask(backend, b"", "GET") == (200, {"ready": True, "reason": ""})
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"[{]", b'[{"topic": 1}]', request("no base64"), request({"a": 1}), b"\xff\xff"]
+)
+def test_a_request_that_does_not_fit_is_sent_again(write_function: Write, running: Run, body: bytes) -> None:
+    """Status 503: the settings are wrong, and no record becomes a dead letter for that."""
+
+    async def run() -> None:
+        async with running(write_function(HANDLER)) as function:
+            backend = FunctionBackend(function.destination, ("binary", "binary"), lambda: "no worker")
+            status, answer = await ask(backend, body)
+            assert status == 503
+            assert "set backend.mode: results" in answer["error"]
+            assert await ask(backend, b"[]") == (200, [])
+            assert (await ask(backend, b"", "GET"))[0] == 503
+
+    uvloop.run(run())
+
+
+def test_headers_in_bulk_and_not_utf_8_reach_the_handler(write_function: Write, running: Run) -> None:
+    """And an output may have as many; null bodies and headers are None."""
+    code = """
+        def handler(context, event):
+            assert event.body is None and event.headers["n"] is None and event.size == 0
+            context.emit("out", value=None, headers=event.headers)
+            return {"body": [object(), float("nan"), {1: b"x"}, (1, None)]}
+    """
+    headers: list[Any] = [(f"h{n}", b"\xff\xfe%d" % n) for n in range(1000)] + [("n", None)]
+
+    async def run() -> None:
+        async with running(write_function(code, outputTopic="out")) as function:
+            (reply,) = await function.deliver(None, read_headers=lambda: headers)
+            assert not reply.error, reply
+            first, second = function.written
+            assert (first.value, first.headers) == (None, headers)
+            assert json.loads(second.value)["body"][1] == "NaN"
+
+    uvloop.run(run())

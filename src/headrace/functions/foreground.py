@@ -37,7 +37,7 @@ class ForegroundFunction(FunctionService):
         return await run_blocking(self._serve, bytes(frame), schemas)
 
     def _serve(self, frame: bytes, schemas: Mapping[int, wire.Schema]) -> Answer:
-        setup = msgspec.structs.replace(self._setup(0), log_level="debug")
+        setup = msgspec.structs.replace(self._setup(0, self.spec), log_level="debug")
         os.environ.update(setup.env)
         try:
             runs, serving = prepare(setup, context_of(setup, print_line), mmap.mmap(-1, mmap.PAGESIZE))

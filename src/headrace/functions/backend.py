@@ -8,7 +8,7 @@ import msgspec
 from headrace.delivery.protocols import Delivery, Reply
 from headrace.errors import DestinationUnavailable, HeadraceError
 from headrace.functions.destination import FunctionDestination
-from headrace.records import Record, TopicPartition
+from headrace.records import Header, Record, TopicPartition
 
 _OWN_HEADER = "X-Correlation-Id"
 _NONE = msgspec.Raw(b"")
@@ -86,7 +86,9 @@ class FunctionBackend:
 
     def _record(self, entry: _Entry) -> Record:
         pairs = entry.headers.items()  # the consumer adds the one whose value is the id of the delivery
-        headers = [(name, text.encode()) for name, text in pairs if (name, text) != (_OWN_HEADER, entry.delivery_id)]
+        headers: list[Header] = [
+            (name, text.encode()) for name, text in pairs if (name, text) != (_OWN_HEADER, entry.delivery_id)
+        ]
         key, value = map(_bytes_of, (entry.key, entry.value), self._formats)
         return Record(entry.topic, entry.partition, entry.offset, entry.timestamp, key, value, lambda: headers)
 

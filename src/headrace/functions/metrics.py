@@ -6,15 +6,15 @@ Triggers that share their workers share all series but those of handled events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.lifecycle.gauge_registry import DurationHistogram, Measured, register_gauge, unregister_gauge
 
-_RESULTS = ("success", "failure")
-_ALLOCATIONS = ("success_immediate", "success_after_wait", "error_timeout")
+_Labels = Mapping[str, str]
+_NUCLIO = "nuclio_processor_"
 
 
 class WorkerMetrics:
@@ -28,12 +28,11 @@ class WorkerMetrics:
         """Choices of a worker by their result."""
         self._idle_percent = 0.0
         self._event, self._frame, self._wait = DurationHistogram(), DurationHistogram(), DurationHistogram()
-        self._worker_seconds, self._worker_events = [0.0] * workers, [0] * workers
+        self._milliseconds, self._events = [0.0] * workers, [0] * workers
         self._own = {"kind": "function", "consumer": f"{spec.name}.{name}"}
-        self._nuclio = {"namespace": spec.namespace, "function": spec.name}
-        self._names = {name: triggers[0].kind} | {trigger.name: trigger.kind for trigger in triggers}
-        self._pool = name
-        self._registered: list[tuple[str, Mapping[str, str]]] = []
+        self._nuclio = {"namespace": spec.namespace, "function": spec.name, "trigger_kind": triggers[0].kind}
+        self._pool = {**self._nuclio, "trigger_id": name}
+        self._published: list[tuple[str, _Labels]] = []
 
     def allocated(self, waited_seconds: float, waited: bool, idle_part: float) -> None:
         """Count the choice of a worker, and which part of the workers was idle before it."""
@@ -48,41 +47,37 @@ class WorkerMetrics:
     def worked(self, worker: int, events: int, seconds: float) -> None:
         """Count the events of a frame by their time in the handler."""
         self._event.add(seconds / events, events)
-        self._worker_seconds[worker] += seconds
-        self._worker_events[worker] += events
+        self._milliseconds[worker] += seconds * 1000
+        self._events[worker] += events
 
     def publish(self, more: Mapping[str, Callable[[], float]]) -> None:
         """Publish every number, and further ones by the name of their metric."""
-        for histogram, name in ((self._event, "event"), (self._frame, "frame"), (self._wait, "wait")):
-            self._register(f"headrace_function_{name}_seconds", partial(copy, histogram), self._own)
-        for metric, read in more.items():
-            self._register(metric, read, self._own)
-        for name, counts in self.handled.items():
-            for result in _RESULTS:
-                metric = "nuclio_processor_handled_events_total"
-                self._register(metric, partial(counts.__getitem__, result), self._of(name), result=result)
-        pool = self._of(self._pool)
-        for worker in range(len(self._worker_events)):
-            prefix, index = "nuclio_processor_handled_events_duration_milliseconds_", str(worker)
-            milliseconds = partial(lambda number: self._worker_seconds[number] * 1000, worker)
-            self._register(prefix + "sum", milliseconds, pool, worker_index=index)
-            self._register(prefix + "count", partial(self._worker_events.__getitem__, worker), pool, worker_index=index)
-        prefix = "nuclio_processor_worker_allocation_"
-        for result in _ALLOCATIONS:
-            self._register(f"{prefix}total", partial(self.allocations.__getitem__, result), pool, result=result)
-        self._register(f"{prefix}count", self.allocations.total, pool)
-        self._register(f"{prefix}wait_duration_milliseconds_sum", lambda: self._wait.seconds * 1000, pool)
-        self._register(f"{prefix}workers_available_percentage", lambda: self._idle_percent, pool)
+        for metric, labels, read in [*self._series(), *((metric, self._own, read) for metric, read in more.items())]:
+            register_gauge(metric, read, **labels)
+            self._published.append((metric, labels))
 
     def withdraw(self) -> None:
         """Publish nothing of it any longer."""
-        for metric, labels in self._registered:
+        for metric, labels in self._published:
             unregister_gauge(metric, **labels)
-        self._registered.clear()
 
-    def _of(self, name: str) -> Mapping[str, str]:
-        return {**self._nuclio, "trigger_id": name, "trigger_kind": self._names[name]}
-
-    def _register(self, metric: str, read: Callable[[], Measured], labels: Mapping[str, str], **more: str) -> None:
-        register_gauge(metric, read, **labels, **more)
-        self._registered.append((metric, {**labels, **more}))
+    def _series(self) -> Iterator[tuple[str, _Labels, Callable[[], Measured]]]:
+        for name, histogram in (("event", self._event), ("frame", self._frame), ("wait", self._wait)):
+            yield f"headrace_function_{name}_seconds", self._own, partial(copy, histogram)
+        for name, handled in self.handled.items():
+            for result in ("success", "failure"):
+                labels = {**self._nuclio, "trigger_id": name, "result": result}
+                yield f"{_NUCLIO}handled_events_total", labels, partial(handled.__getitem__, result)
+        for worker in range(len(self._events)):
+            prefix, labels = (
+                f"{_NUCLIO}handled_events_duration_milliseconds",
+                {**self._pool, "worker_index": str(worker)},
+            )
+            yield f"{prefix}_sum", labels, partial(self._milliseconds.__getitem__, worker)
+            yield f"{prefix}_count", labels, partial(self._events.__getitem__, worker)
+        prefix = f"{_NUCLIO}worker_allocation"
+        for result in ("success_immediate", "success_after_wait", "error_timeout"):
+            yield f"{prefix}_total", {**self._pool, "result": result}, partial(self.allocations.__getitem__, result)
+        yield f"{prefix}_count", self._pool, self.allocations.total
+        yield f"{prefix}_wait_duration_milliseconds_sum", self._pool, lambda: self._wait.seconds * 1000
+        yield f"{prefix}_workers_available_percentage", self._pool, lambda: self._idle_percent

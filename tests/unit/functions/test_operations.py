@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +179,30 @@ async def test_a_reload_waits_for_the_event_at_work(
         assert [record.value for record in function.written] == [b"old"]
         assert (tmp_path / "calls").read_text() == "x"
         assert await reply(function) == b"new"
+
+
+async def test_a_busy_function_does_not_hold_up_another(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Frames of 2,000 records are always at hand for one function, and each event of the other ends meanwhile."""
+    both = [tmp_path.parent / f"{tmp_path.name}-{name}" for name in ("busy", "other")]
+    for folder in both:
+        shutil.copytree(write_function("def handler(context, event):\n    pass\n", workers=2), folder)
+    async with running(both[0]) as busy, running(both[1]) as other:
+        frames, ends = 0, False
+
+        async def flood(partition: int) -> None:
+            nonlocal frames
+            while not ends:
+                await busy.deliver(*[b"x" * 100] * 2000, partition=partition)
+                frames += 1
+
+        floods = [busy.service.spawn(flood(partition), f"flood {partition}") for partition in range(4)]
+        await busy.until(lambda: frames > 4)
+        async with asyncio.timeout(120):
+            for number in range(50):
+                before = frames
+                assert [reply.error for reply in await other.deliver(b"", first=number)] == [""]
+                await busy.until(lambda before=before: frames > before)
+        ends = True
+        await asyncio.gather(*floods)

@@ -127,7 +127,7 @@ class Allocator:
         best = min(ready, key=lambda number: len(self._frames[number]), default=None)
         return best if best is not None and len(self._frames[best]) < FRAMES_PER_WORKER else None
 
-    def _share(self) -> None:
+    def _share(self, again: bool = True) -> None:
         """Have second frames taken back that idle workers can begin."""
         idle = [number for number in self._up if not self._frames[number]]
         if self._sharing or not self._take_back or not idle:
@@ -135,7 +135,10 @@ class Allocator:
         self._sharing = True
         for worker, frames in enumerate(self._frames):
             if idle and len(frames) > 1 and any(number in [*frames.values()][-1] for number in idle):
-                idle = idle[self._take_back(worker) :]
+                if self._take_back(worker):
+                    idle = idle[1:]
+                elif again:  # its caller was given the worker in this turn of the loop, and sends the frame in the next
+                    asyncio.get_running_loop().call_soon(self._share, False)
         self._sharing = False
 
 

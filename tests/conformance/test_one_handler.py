@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -165,3 +166,25 @@ def test_a_handler_has_the_same_ends(
     assert emitted == {(b"other", where), (b"k3 \xff", "é".encode()), (b"tombstone", None)}
     dead_letters = [record.key for record in site.records(f"{source}.dlq")]
     assert sorted(key or b"" for key in dead_letters) == [b"k4 \xff", b"k5 \xff", b"k6 \xff", BROKEN]
+
+
+def test_a_record_of_kafka_is_called_in_the_foreground(site: Scene, topic: Any, tmp_path: Path) -> None:
+    """The handler sees what the record is; nothing is written, and no group exists afterwards."""
+    source, target = topic(2), topic()
+    attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}
+    trigger = {"kind": "kafka-cluster", "attributes": attributes}
+    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
+    (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+    (tmp_path / "work.py").write_text(
+        "def handler(context, event):\n"
+        "    return {'id': event.id, 'h': event.headers['h'].decode(), 'of': event.num_shards, 'is': event.body}\n"
+    )
+    site.write(source, *(OutgoingRecord(source, b"k", b"v%d" % n, [("h", b"%d" % n)], 1) for n in range(3)))
+    done = site.cli("function", "test", ".", "--record", f"{source}:1:1", "--output", "json")
+    (output,) = json.loads(done.stdout)["outputs"]
+    seen = {"id": f"{source}-1-1", "h": "1", "of": 2, "is": "djE="}
+    assert (output["topic"], output["key"], json.loads(output["value"])) == (target, "k", seen)
+    assert site.records(target) == []
+    assert site.committed(f"{source}-work") == {}
+    problem = site.cli("function", "test", ".", "--record", f"{source}:1:3", code=1).stderr
+    assert f"offset 3 is not in {source}-1: it holds 0 to 2" in problem

@@ -13,7 +13,7 @@ from bench.machine import PROC, Meter, running_processes
 from bench.measured import HEAD, Measured, cells, delivered_records, median_of, table
 from headrace.devcluster import HeadraceProcess
 
-ROUNDS = 1
+ROUNDS = 3
 POLL_SECONDS, START_SECONDS = 0.25, 0.02
 """A look at the counter takes the loop of Headrace ten milliseconds."""
 PATIENCE_SECONDS = 180.0

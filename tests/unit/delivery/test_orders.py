@@ -112,6 +112,20 @@ async def test_a_delivery_in_order_of_keys_has_one_record_per_key() -> None:
     await bed.pump.stop()
 
 
+async def test_a_delivery_in_order_of_keys_has_no_more_than_it_may_and_ascends() -> None:
+    """A record that waited for its key comes after later ones of others, and goes before them in its delivery."""
+    bed = await opened(Bed(ordering="key", max_in_flight=1, batch=BatchConfig(max_records=2)))
+    bed.feed("aabc")
+    await bed.clock.advance(1)
+    assert bed.delivered() == [[0, 2], [1, 3]]
+    await bed.pump.stop()
+    bed = await opened(Bed(ordering="key", max_in_flight=1, batch=BatchConfig(max_bytes=10)))
+    bed.pump.on_records(P0, 1, [Record(*P0, n, 0, b"%d" % n, None, size_bytes=4) for n in range(5)])
+    await bed.clock.advance(1)
+    assert bed.delivered() == [[0, 1], [2, 3], [4]]
+    await bed.pump.stop()
+
+
 async def test_a_failed_record_holds_only_its_key() -> None:
     """The later record of its key waits for the retry, all others do not, and nobody waits in its place."""
     bed = await opened(Bed(ordering="key", max_in_flight=1))

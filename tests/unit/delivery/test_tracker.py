@@ -58,7 +58,7 @@ def test_another_epoch_is_ignored_and_counted() -> None:
     assert (offset_of(tracker), tracker.stale) == (1, 1)
 
 
-@pytest.mark.parametrize("offsets", [[2], [7]])
+@pytest.mark.parametrize("offsets", [[2], [7], [2, 3]])
 def test_what_is_not_open_cannot_end(offsets: list[int]) -> None:
     """Ending a record twice, or one that never came, is a defect and raises."""
     tracker = AckTracker(1)

@@ -148,7 +148,7 @@ def tick_slowly(servers: str, topic: str, records: int) -> float:
 
 
 def steady(servers: str, topic: str, records: int) -> float:
-    client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    client = confluent_kafka.Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 1})
     client.list_topics(topic)
     start = time.monotonic()
     for number in range(records):

@@ -84,10 +84,10 @@ class Bench:
             process.kill()
             process.wait()
 
-    def topic(self, name: str, partitions: int = PARTITIONS, suffix: str = "") -> str:
-        """Create a topic with a name of its own."""
+    def topic(self, name: str, partitions: int = PARTITIONS, suffix: str = "", appended: bool = False) -> str:
+        """Create a topic with a name of its own; `appended`: its timestamps are those of the broker."""
         unique = f"{name}-{time.time_ns()}{suffix}"
-        self.cluster.create_topic(unique, partitions)
+        self.cluster.create_topic(unique, partitions, {"message.timestamp.type": "LogAppendTime"} if appended else None)
         return unique
 
     def full(self, records: int, loop: str = "produce") -> str:

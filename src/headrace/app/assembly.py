@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.app.context import ProcessContext
+from headrace.app.context import ProcessContext, inner_settings, transactional_id
 from headrace.app.retry_path import RetryPath
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
@@ -22,13 +22,15 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
-from headrace.functions.destination import FunctionDestination
+from headrace.functions.destination import FunctionDestination, Produce
+from headrace.functions.exactly_once import TransactionalPump
+from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
 from headrace.functions.record_size_limit import RecordSizeLimit
 from headrace.functions.reload import FunctionReload
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
-from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy, Subscription
+from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -49,6 +51,9 @@ _INTERNAL = "is an internal topic (dead letters, audit, control ...) that only H
 _TIERS_OF_OTHER_CLUSTER = (
     "retry.tiers are topics of the cluster of headrace.yaml, and this trigger reads another one or with a login of its "
     "own: remove them, or raise retry.max_delay_seconds"
+)
+_IN_TRANSACTIONS = (
+    "its outputs and its group's offsets are committed together (delivery: exactly_once), and a replay commits none"
 )
 _OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
@@ -195,21 +200,28 @@ class Assembly:
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         context, config, label = self._context, self._config, f"function {spec.name}.{trigger.name}"
         self.formats |= {trigger.key_format, trigger.value_format}
-        destination, hooks = self._workers_of(trigger, workers)
+        held = HeldOutputs() if trigger.delivery == "exactly_once" else None
+        destination, hooks = self._workers_of(trigger, workers, held)
         if trigger.output_topic and config.kafka.create_topics:
             self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, trigger.topics[0])
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
-        dead_letters = self._dead_letters(trigger.dead_letters, trigger.topics)
+        dead_letters = self._dead_letters(trigger.dead_letters, trigger.topics, held.produce if held else None)
         kafka = trigger.kafka
         admin = self._admin_of(kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
         if trigger.retry.tiers and (kafka.security or not config.kafka.is_at(kafka.brokers)):
             raise FunctionInvalid(f"{spec.name}.{trigger.name}: {_TIERS_OF_OTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
+        policy = policy._replace(transactional=held is not None)
         early, topics, group = policy._replace(reset="earliest"), trigger.topics, trigger.group
-        made = self._pumps(label, group, topics, delivery, destination, dead_letters, hooks, policy=early)
-        pump, retry_pump, retries = made
+        if held:
+            pump, retry_pump, retries = self._exactly_once(
+                label, trigger, delivery, destination, held, dead_letters, hooks
+            )
+        else:
+            made = self._pumps(label, group, topics, delivery, destination, dead_letters, hooks, policy=early)
+            pump, retry_pump, retries = made
         flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
         consumer = self._consumer(label, pump, topics, policy, flow=flow, admin=admin)
         watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
@@ -228,11 +240,43 @@ class Assembly:
             flow=flow,
             kafka=admin.config,
             admin=admin,
+            no_replay=_IN_TRANSACTIONS if held else "",
         )
         self._add(running)
         return [*retries, pump, consumer, watch]
 
-    def _workers_of(self, trigger: KafkaTrigger, workers: FunctionService) -> tuple[Destination, PumpHooks]:
+    def _exactly_once(
+        self,
+        label: str,
+        trigger: KafkaTrigger,
+        delivery: DeliveryConfig,
+        destination: Destination,
+        held: HeldOutputs,
+        dead_letters: DeadLetterTopic | None,
+        hooks: PumpHooks,
+    ) -> tuple[Pump, None, list[Service]]:
+        """Make the pump of a trigger whose outputs and offsets are committed together, and its producer."""
+        context, held.dead_letters = self._context, dead_letters
+        name = f"{transactional_id(self._config)}-{trigger.group}-{label.removeprefix('function ')}"
+        transactions = GroupTransactions(context.admin, inner_settings(self._config), name, label)
+        audit = context.audit
+        pump = TransactionalPump(
+            f"{label} delivery",
+            trigger.group,
+            destination,
+            held if dead_letters else None,
+            delivery=delivery,
+            clock=context.clock,
+            hooks=hooks,
+            held=held,
+            transactions=transactions,
+            **({"on_written": functools.partial(audit.produced, audit_type="STREAMING_PRODUCER")} if audit else {}),
+        )
+        return pump, None, [transactions]
+
+    def _workers_of(
+        self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
+    ) -> tuple[Destination, PumpHooks]:
         """Make the destination of a trigger, and what its pump calls."""
         context, limit = self._context, trigger.kafka.fetch_max
         function = FunctionDestination(
@@ -243,6 +287,7 @@ class Assembly:
             registry=context.registry,
             topics=context.topics,
             kind_of=self.internal.kind_of,
+            held=held,
         )
         hooks = PumpHooks(
             on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
@@ -297,12 +342,14 @@ class Assembly:
         for pump in consumer.pumps:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
 
-    def _dead_letters(self, dead_letter: DeadLetterConfig, topics: Sequence[str]) -> DeadLetterTopic | None:
+    def _dead_letters(
+        self, dead_letter: DeadLetterConfig, topics: Sequence[str], produce: Produce | None = None
+    ) -> DeadLetterTopic | None:
         if not dead_letter.enabled:
             return None
         creates, context = self._config.kafka.create_topics, self._context
         ensure = context.admin.ensure_topic_like if creates else None
-        dead_letters = DeadLetterTopic(dead_letter.topic, context.audited_produce(), ensure)
+        dead_letters = DeadLetterTopic(dead_letter.topic, produce or context.audited_produce(), ensure)
         if creates:
             created = [InternalTopic(dead_letters.topic_for(topic), topic) for topic in topics]
             self.created_topics.update({topic.name: topic for topic in created})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import socket
 from collections.abc import Sequence
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
+from headrace.config.producer import ProducerConfig
 from headrace.delivery.protocols import OnEnded, Outcome, Reply
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
@@ -75,9 +77,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
     admin = Admin(config.kafka, reachability)
     producer = inner = Producer(config.kafka, config.producer, admin=admin, refuses=True)
     if config.reactive_consumers or config.functions or config.registrations.backends:
-        # Its records may be larger: a dead letter is a record that Kafka took, and headers.
-        lasting = config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
-        inner = Producer(config.kafka, lasting, "inner_producer", admin)
+        inner = Producer(config.kafka, inner_settings(config), "inner_producer", admin)
     registry, registry_tls = make_registry(config.schema_registry, clock)
     audit, audit_producer = _audit(config, admin, metrics, clock)
     return ProcessContext(
@@ -94,6 +94,16 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
         audit,
         audit_producer,
     )
+
+
+def inner_settings(config: HeadraceConfig) -> ProducerConfig:
+    """Return how outputs and dead letters are written; a dead letter is a record that Kafka took, and headers."""
+    return config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
+
+
+def transactional_id(config: HeadraceConfig) -> str:
+    """Return the start of the names of this process's transactional producers."""
+    return config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
 
 
 def make_registry(settings: SchemaRegistryConfig, clock: Clock) -> tuple[SchemaRegistry, ClientTlsFiles | None]:

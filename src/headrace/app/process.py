@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from headrace.app.assembly import Assembly
-from headrace.app.context import ProcessContext, make_context
+from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
@@ -198,7 +198,7 @@ class App:
     def _writing(self, produce: ProduceService) -> Writing:
         """Make what serves transactions and idempotency keys."""
         context, config = self.context, self.context.config
-        name = config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
+        name = transactional_id(config)
         producers = TransactionalProducers(config.kafka, config.producer, name, admin=context.admin)
         transactions = Transactions(config.producer, produce, producers, context.audit)
         idempotency = Idempotency(

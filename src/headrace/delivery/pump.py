@@ -299,10 +299,14 @@ class Pump(Service):
             if commit := self._lanes[partition].tracker.commit:
                 commits[partition] = commit
         looked_at = marked - len(self._dirty)
-        if commits and self.source:
+        if commits:
             self.counts.commits += len(commits)
-            self.source.commit(commits)
+            self._commit(commits)
         return looked_at
+
+    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        if self.source:
+            self.source.commit(offsets)
 
     # -----------------------------------------------------------------------------------------------------------------
 

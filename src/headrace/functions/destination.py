@@ -18,6 +18,7 @@ from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
+from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
@@ -52,12 +53,14 @@ class FunctionDestination:
         registry: SchemaRegistry,
         topics: TopicDirectory,
         kind_of: Callable[[str], str] = kind_by_name,
+        held: HeldOutputs | None = None,
     ) -> None:
+        """Prepare; with `held` the outputs are not written, but held for a transaction."""
         self._workers = workers
         self._trigger, self._trigger_index = trigger, workers.triggers.index(trigger)
         self._partition_workers = PartitionWorkers(len(workers.workers))
         self._clock = clock
-        self._produce = produce
+        self._produce, self._held = produce, held
         self._registry = registry
         self._topics = topics
         self._kind_of = kind_of
@@ -141,6 +144,8 @@ class FunctionDestination:
         handled["failure"] += failures
         handled["success"] += len(records) - failures
         replies = [ACK] * len(records)
+        if self._held:
+            await self._held.begin(records)
         if isinstance(answer, wire.Results):
             replies = await self._settle(records, answer.results)
         if self._crashes:
@@ -199,7 +204,12 @@ class FunctionDestination:
                 owners.append(index)
         if not outgoing:
             return replies
-        written = zip(owners, outgoing, await self._write(outgoing), strict=True)
+        if self._held:
+            offsets = [records.offsets[index] for index in owners]
+            results_of = self._held.hold(records.topic_partition, offsets, outgoing)
+        else:
+            results_of = await self._write(outgoing)
+        written = zip(owners, outgoing, results_of, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
         for index, record, problem in problems:
             if not isinstance(problem, RecordTooLarge):

@@ -337,6 +337,11 @@ class KafkaTrigger(Trigger):
                 "delivery is exactly_once, and explicitAckMode explicitOnly, which commits apart from the outputs: "
                 "write disable, or delivery: at_least_once"
             )
+        if self.delivery == "exactly_once" and self.retry_settings.tiers:
+            raise ValueError(
+                "delivery is exactly_once, and retry.tiers is set: a retry topic commits apart from the outputs; "
+                "remove retry.tiers, or write delivery: at_least_once"
+            )
         if self.delivery == "exactly_once" and self.kafka.member.isolation_level == "read_uncommitted":
             raise ValueError(
                 "delivery is exactly_once, and consumer.isolation_level read_uncommitted, which reads records of "

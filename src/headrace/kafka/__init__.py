@@ -11,7 +11,7 @@ from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
 from headrace.kafka.transaction_offsets import GroupOffsets
-from headrace.kafka.transactions import TransactionalProducers, TransactionSession
+from headrace.kafka.transactions import GroupTransactions, TransactionalProducers, TransactionSession
 
 __all__ = [
     "JSON_OBJECTS",
@@ -20,6 +20,7 @@ __all__ = [
     "CompactedTable",
     "Consumer",
     "GroupOffsets",
+    "GroupTransactions",
     "InternalTopic",
     "Lease",
     "PartitionInfo",

@@ -135,6 +135,10 @@ class Commits:
             if epoch is not None and epoch == self._epoch_of.get(partition):
                 self._newest[partition] = epoch, at
 
+    def is_open(self, partition: TopicPartition) -> bool:
+        """Return whether a commit of a partition waits or is in flight; for any thread."""
+        return partition in self._newest or partition in self._sent
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the offsets of partitions that are no longer assigned."""
         gone = list(partitions)
@@ -157,8 +161,8 @@ class Commits:
         """Send the offsets, unless a commit is in flight or has just failed."""
         if not self._newest or self.in_flight or self._clock.monotonic() < self._retry_at:
             return
-        newest, self._newest = self._newest, {}
-        self._sent = {partition: epoch for partition, (epoch, _) in newest.items()}
+        newest = self._newest
+        self._sent, self._newest = {partition: epoch for partition, (epoch, _) in newest.items()}, {}
         reach("commit.before")
         try:
             client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
@@ -196,6 +200,7 @@ class Commits:
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
         else:
             self._problems.report(_COMMITS, "")
+        self._sent = {}
 
     def _report_failure(self, error: Any, topics: Collection[str]) -> None:
         if not is_refused(error):

@@ -24,7 +24,7 @@ from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
 from headrace.kafka.renewal import ClientSecurity
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_offsets import GroupOffsets, metadata_in
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 from headrace.records import Committed, TopicPartition
 
@@ -244,7 +244,26 @@ class Consumer(Service):
         """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         metadata: Any = await self._answered(lambda poll, answer: poll.group_metadata(epochs, answer))
-        return GroupOffsets(offsets, metadata, self._admin.config, self._group) if metadata else None
+        return GroupOffsets(offsets, lambda: metadata, self._admin.config, self._group) if metadata else None
+
+    def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> GroupOffsets:
+        """Return offsets of the present assignments for a transaction, which reads the generation when it sends them.
+
+        They must not be committed in another way.
+        """
+        poll, epochs = self._poll, {partition: self._epochs.get(partition, 0) for partition in offsets}
+        assert poll
+        return GroupOffsets(offsets, lambda: metadata_in(poll.member, epochs), self._admin.config, self._group)
+
+    def is_committing(self, partition: TopicPartition) -> bool:
+        """Return whether a commit of a partition, as of the offset it starts at, waits or is in flight."""
+        return self._poll is not None and self._poll.commits.is_open(partition)
+
+    def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Deliver again what the group has not committed of these assignments."""
+        assert self._poll
+        self._commands.append(functools.partial(self._poll.rewind, dict(epochs)))
+        self._commands.wake()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions from now on, without membership in the group."""

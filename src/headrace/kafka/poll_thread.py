@@ -91,6 +91,8 @@ class PollThread:
         self.resolver = resolver
         self._problems = problems
         self._clock = clock
+        self.member: tuple[bytes, Mapping[TopicPartition, int]] = b"", {}
+        """For transactions: the client's metadata of the last turn, and the epochs then; for any thread."""
         self._use(security.make())
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         self._by_hand: list[TopicPartition] = []
@@ -145,6 +147,7 @@ class PollThread:
         self._commands.run()
         self.commits.send_due(client)
         self._resolve_positions()
+        self._read_member()
         if self._problems.refused:
             self._fetch_refused()
         self._pause_and_resume()
@@ -242,6 +245,19 @@ class PollThread:
             answer(self._client.consumer_group_metadata() if current else None)
 
         self.commits.when_settled(epochs, settled)
+
+    def _read_member(self) -> None:
+        # Only here: the client's call may block for ever while another thread polls.
+        if self.resolver.policy.transactional:
+            self.member = self._client.consumer_group_metadata(), self.epochs.copy()
+
+    def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Begin these assignments anew, at what the group has committed; those that have ended are left out."""
+        partitions = [partition for partition, epoch in epochs.items() if self.epochs.get(partition) == epoch]
+        self._forget(partitions)
+        self._client.pause(_plain(partitions))
+        for partition, start in self.resolver.starts(self._client, partitions).items():
+            self._start_at(partition, start)
 
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, also if its offsets have passed the present positions already."""
@@ -451,6 +467,7 @@ class PollThread:
         seconds = min(_DRAIN_SECONDS, leave_by.remaining_seconds) if leave_by else self.resolver.policy.drain_seconds
         deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
         listener = self.loop.listener
+        self._read_member()  # a generation may have begun, in which nobody else has these partitions yet
 
         async def drain() -> Mapping[TopicPartition, Committed]:
             return await listener.on_revoked(partitions, deadline)

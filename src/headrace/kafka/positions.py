@@ -48,6 +48,8 @@ class ReadPolicy(NamedTuple):
     """Returns where the group resumes, if Kafka does not keep its offsets."""
     replaces_client: bool = True
     """Whether the client leaves and joins again with changed certificates. A lease would be lost by that."""
+    transactional: bool = False
+    """Whether offsets are committed in transactions, which need the metadata of the member at any time."""
     drain_seconds: float = 20.0
     """How long a revoked partition waits for its records in flight."""
     advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"

@@ -5,7 +5,8 @@ Source: KIP-447.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka
@@ -18,6 +19,8 @@ from headrace.kafka.positions import to_client
 from headrace.records import Committed, TopicPartition
 
 _SECONDS: Final = 10.0
+_FRAME: Final = b"CGMDv2:"
+"""Before the generation, in a member's metadata as the client writes it."""
 _MEMBER_GONE: Final = {
     confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID,
     confluent_kafka.KafkaError.FENCED_INSTANCE_ID,
@@ -30,12 +33,24 @@ _GENERATION_OVER: Final = {
 }
 
 
+def metadata_in(member: tuple[bytes, Mapping[TopicPartition, int]], epochs: Mapping[TopicPartition, int]) -> Any:
+    """Return the metadata of a member with these partitions in these epochs, or None if it did not have them.
+
+    Without a generation there is none either, because Kafka then accepts offsets of any member.
+    """
+    metadata, assigned = member
+    generation = int.from_bytes(metadata[len(_FRAME) :][:4], sys.byteorder, signed=True)
+    current = all(assigned.get(partition) == epoch for partition, epoch in epochs.items())
+    return metadata if current and metadata.startswith(_FRAME) and generation >= 0 else None
+
+
 class GroupOffsets(NamedTuple):
     """Offsets that a transaction commits for a consumer group."""
 
     offsets: Mapping[TopicPartition, Committed]
-    metadata: Any
-    """The client's object for one member and generation: Kafka refuses the offsets after another one began."""
+    member: Callable[[], Any]
+    """Returns the client's object for the member and its generation, or None if it does not have the partitions any
+    more. Called on the producer's thread. Kafka refuses the offsets after another generation began."""
 
     kafka: KafkaConfig = KafkaConfig()
     """How its client is set."""
@@ -43,8 +58,10 @@ class GroupOffsets(NamedTuple):
 
     def send(self, client: confluent_kafka.Producer) -> errors.HeadraceError | None:
         """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
+        if not (member := self.member()):
+            return errors.CommitRefused(f"{', '.join(map(str, self.offsets))}: assigned to this member no more")
         try:
-            client.send_offsets_to_transaction(to_client(self.offsets), self.metadata, _SECONDS)
+            client.send_offsets_to_transaction(to_client(self.offsets), member, _SECONDS)
         except confluent_kafka.KafkaException as cause:
             return self._error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
         return None

@@ -29,22 +29,20 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig, TransactionsConfig
 from headrace.kafka.access import Right
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import refused_records, repeat_error, to_error, write_error
+from headrace.kafka.error_map import refused_records, to_error
 from headrace.kafka.producer import ProduceResult
-from headrace.kafka.producer_limits import Batches, BatchLimits, wire_bytes
+from headrace.kafka.producer_limits import Batches, BatchLimits
 from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_guard import TransactionGuard
+from headrace.kafka.transaction_job import Receipt, TransactionJob
 from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
-from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.records import OutgoingRecord, TopicPartition
 
 log = logging.getLogger(__name__)
-
-Receipt = Callable[[list[Produced]], OutgoingRecord]
-"""Makes a last record of a transaction from the offsets of the others. Called on a producer's thread."""
 
 _STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
@@ -54,80 +52,8 @@ _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
 _THREAD_STOP_SECONDS: Final = 5.0
-_INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
-"""Errors of records that failed only because another record did."""
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 """What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
-
-
-class _Job:
-    """A request: the loop owns it until a thread claims it, then that thread until it is posted back."""
-
-    def __init__(
-        self,
-        records: Sequence[OutgoingRecord],
-        receipt: Receipt | None,
-        group: GroupOffsets | None = None,
-        kafka: KafkaConfig = KafkaConfig(),  # noqa: B008 it never changes
-    ) -> None:
-        self.records = list(records)
-        self.receipt = receipt
-        self.group = group
-        self.record_count = len(self.records)
-        self.results: list[Any] = []
-        self.in_doubt = False
-        self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
-        self.limit: asyncio.TimerHandle | None = None
-        self.kafka = kafka
-        self._claimed = threading.Lock()
-
-    def claim(self) -> bool:
-        """Return whether the caller is the first, and so owns the request."""
-        return self._claimed.acquire(blocking=False)
-
-    def send(self, client: confluent_kafka.Producer, first: int, batches: Batches) -> None:
-        """Pass the records from an index on to the client; a refused record gets its error as result."""
-        self.results[first:] = [None] * (len(self.records) - first)
-        for index, record in enumerate(self.records[first:], first):
-            try:
-                batches.before(record.topic, wire_bytes(record.key, record.value, record.headers))
-                client.produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    -1 if record.partition is None else record.partition,
-                    functools.partial(self._reported, index, batches),
-                    None,
-                    record.timestamp_ms,
-                    record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
-                )
-            except BufferError:
-                self.results[index] = errors.ProducerQueueFull(
-                    "the transactional client's queue is full: send it again"
-                )
-                return
-            except confluent_kafka.KafkaException as cause:
-                if cause.args[0].code() not in _INNOCENT:
-                    self.results[index] = write_error(cause, self.kafka, record.topic)
-                return
-
-    def _reported(self, index: int, batches: Batches, error: confluent_kafka.KafkaError | None, record: Any) -> None:
-        if error is None:
-            offset = record.offset()
-            self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
-        elif error.code() not in _INNOCENT:
-            self.results[index] = batches.refusal(error, record) or write_error(error, self.kafka, str(record.topic()))
-
-    @property
-    def written(self) -> bool:
-        """Whether every record is in the log, visible or not."""
-        return len(self.results) == len(self.records) and all(type(result) is Produced for result in self.results)
-
-    def fail(self, reason: errors.HeadraceError) -> None:
-        """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
-        found = self.results[: self.record_count] or [None] * self.record_count
-        final = [isinstance(result, errors.HeadraceError) and not result.retriable for result in found]
-        self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
 
 
 class _Writer:
@@ -139,8 +65,8 @@ class _Writer:
         self,
         kafka: KafkaConfig,
         security: ClientSecurity[dict[str, Any]],
-        jobs: queue.SimpleQueue[_Job],
-        post: Callable[[_Job], None],
+        jobs: queue.SimpleQueue[TransactionJob],
+        post: Callable[[TransactionJob], None],
         limits: BatchLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -152,7 +78,7 @@ class _Writer:
         self._jobs, self._post = jobs, post
         self._client: confluent_kafka.Producer | None = None
         self._guard = TransactionGuard()
-        self._in_doubt: list[_Job] = []
+        self._in_doubt: list[TransactionJob] = []
         self._problem = ""
 
     def run(self, stop_requested: threading.Event) -> None:
@@ -213,9 +139,9 @@ class _Writer:
         except _BROKEN as cause:
             self._close_if(f"it failed: {cause}")
 
-    def _take(self) -> list[_Job]:
+    def _take(self) -> list[TransactionJob]:
         """Return waiting requests, as many as one transaction takes; wait a moment for the first."""
-        jobs: list[_Job] = []
+        jobs: list[TransactionJob] = []
         with contextlib.suppress(queue.Empty):
             while sum(job.record_count for job in jobs) < _TOGETHER_RECORDS:
                 job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=_STATISTICS_SECONDS)
@@ -223,7 +149,7 @@ class _Writer:
                     jobs.append(job)
         return jobs
 
-    def _write(self, jobs: list[_Job]) -> None:
+    def _write(self, jobs: list[TransactionJob]) -> None:
         client = self._usable_client()
         if client is None:
             self._fail(jobs, errors.KafkaUnavailable("no transactional producer could be opened: send it again"))
@@ -253,14 +179,14 @@ class _Writer:
                 return self._client
         return None
 
-    def _send(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+    def _send(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         """Write the records, then their receipts. The client's own time limit ends it."""
         for topic in {record.topic for job in jobs for record in job.records}:
             self._limits.learn_from_thread(topic, self._loop)
         batches = Batches(self._limits, self._properties["batch.size"], client.flush)
         for job in jobs:
             job.records = job.records[: job.record_count]
-            job.results = []
+            job.problem, job.results = None, []
             job.send(client, 0, batches)
         client.flush()
         if all(job.written for job in jobs):
@@ -272,9 +198,9 @@ class _Writer:
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.group and (error := job.group.send(client)):
-                    job.results = [error] * len(job.records)
+                    job.problem, job.results = error, [error] * len(job.records)
 
-    def _commit(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+    def _commit(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         try:
             client.commit_transaction()
         except _BROKEN as cause:  # whatever it is: the first request may have been carried out
@@ -286,12 +212,12 @@ class _Writer:
         for job in jobs:
             self._post(job)
 
-    def _doubted(self, jobs: list[_Job]) -> None:
+    def _doubted(self, jobs: list[TransactionJob]) -> None:
         for job in jobs:
             job.in_doubt = True
         self._in_doubt += jobs
 
-    def _abort(self, client: confluent_kafka.Producer, jobs: list[_Job]) -> None:
+    def _abort(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         """Abort a transaction; each of several requests in it is then written alone."""
         failed = [result for job in jobs for result in job.results if isinstance(result, errors.HeadraceError)]
         if len(jobs) == 1:
@@ -308,7 +234,7 @@ class _Writer:
             for job in jobs:
                 self._write([job])
 
-    def _fail(self, jobs: list[_Job], reason: errors.HeadraceError) -> None:
+    def _fail(self, jobs: list[TransactionJob], reason: errors.HeadraceError) -> None:
         for job in jobs:
             job.fail(reason)
             self._post(job)
@@ -333,8 +259,8 @@ class TransactionalProducers(Service):
         self._kafka = kafka
         self._settings = settings
         self._id_prefix = id_prefix
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._open_jobs: set[_Job] = set()
+        self._jobs: queue.SimpleQueue[TransactionJob] = queue.SimpleQueue()
+        self._open_jobs: set[TransactionJob] = set()
         self._idle = asyncio.Event()
         self._threads: list[OwnedThread] = []
 
@@ -381,7 +307,7 @@ class TransactionalProducers(Service):
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = _Job(records, receipt, group, self._kafka)
+        job = TransactionJob(records, receipt, group, self._kafka)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)
@@ -403,21 +329,22 @@ class TransactionalProducers(Service):
         await super().stop()
         unknown = errors.KafkaTimeout("this process stops before the outcome of the transaction is known")
         for job in list(self._open_jobs):
+            job.problem = unknown
             self._settle(job, [unknown] * job.record_count)
 
-    def _withdraw(self, job: _Job) -> None:
+    def _withdraw(self, job: TransactionJob) -> None:
         if not job.answer.done() and job.claim():
             job.fail(errors.KafkaUnavailable("no transactional producer was free or open in time: send it again"))
             self._settle(job, job.results)
 
-    def _finish(self, jobs: list[_Job]) -> None:
+    def _finish(self, jobs: list[TransactionJob]) -> None:
         for job in jobs:
             if job.in_doubt:
                 self.spawn(self._look_up(job), "look up")
             else:
                 self._settle(job, job.results)
 
-    async def _look_up(self, job: _Job) -> None:
+    async def _look_up(self, job: TransactionJob) -> None:
         """Find out how a transaction has ended: its last record is visible, or skipped."""
         last, written = job.records[-1], job.results[-1]
         partition = TopicPartition(last.topic, written.partition)
@@ -439,12 +366,11 @@ class TransactionalProducers(Service):
             job.fail(errors.TransactionAborted())
         self._settle(job, job.results)
 
-    def _settle(self, job: _Job, results: list[ProduceResult]) -> None:
+    def _settle(self, job: TransactionJob, results: list[ProduceResult]) -> None:
         self._open_jobs.discard(job)
         if job.limit:
             job.limit.cancel()  # it holds the records
-        if not job.answer.done():
-            job.answer.set_result(results[: job.record_count])
+        job.answer_with(results)
         if not self._open_jobs:
             self._idle.set()
 
@@ -476,7 +402,7 @@ class _SessionWriter(_Writer):
             self._fail(jobs, over)
         return False
 
-    def _doubted(self, jobs: list[_Job]) -> None:
+    def _doubted(self, jobs: list[TransactionJob]) -> None:
         unknown = errors.KafkaTimeout("a commit was not confirmed: the next session finds out whether it was made")
         for job in jobs:
             job.results = [unknown] * job.record_count
@@ -498,3 +424,23 @@ class TransactionSession(TransactionalProducers):
         """Prepare; the next session of the same name fences this one."""
         settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
         super().__init__(admin.config, settings, name, f"session {name}", admin)
+
+
+class GroupTransactions(TransactionalProducers):
+    """Writes the transactions of one member of a group, one after the other, each with offsets of the group.
+
+    An outcome in doubt is answered with `KafkaTimeout` when the next client is open. By then Kafka has ended the
+    transaction, and the committed offsets of the group show how.
+    """
+
+    _gauge = ""
+
+    def __init__(self, admin: Admin, settings: ProducerConfig, name: str, label: str) -> None:
+        """Prepare; the next process with the same name fences this one."""
+        one = settings.transactions.model_copy(update={"producers": 1})
+        settings = settings.model_copy(update={"transactions": one})
+        super().__init__(admin.config, settings, name, f"{label} transactions", admin)
+
+    async def _look_up(self, job: TransactionJob) -> None:
+        job.fail(errors.KafkaTimeout("a commit was not confirmed: the offsets of the group show whether it was made"))
+        self._settle(job, [job.problem or errors.KafkaTimeout()] * job.record_count)

@@ -12,6 +12,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
 from headrace.kafka import Admin, transactions
+from headrace.kafka.transaction_job import TransactionJob
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced
 
@@ -29,7 +30,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: 
 
     async def main() -> Any:
         producers = transactions.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
-        job = transactions._Job([RECORD], (lambda results: RECORD) if closing else None)
+        job = TransactionJob([RECORD], (lambda results: RECORD) if closing else None)
         job.records += [RECORD] * closing
         job.results = [Produced(0, n) for n in range(len(job.records))]
         job.in_doubt = True

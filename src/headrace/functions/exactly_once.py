@@ -1,0 +1,184 @@
+"""Exactly once: the outputs of records and the offsets of these records are committed in one transaction, or neither.
+
+Each trigger has one transactional producer, and one transaction at a time. So the offsets of a partition are never in
+two open transactions, whichever worker has the partition. Source: KIP-98, KIP-447.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from headrace.delivery.lane import Lane
+from headrace.delivery.protocols import Membership, Outcome, Reply, Source
+from headrace.delivery.pump import Pump
+from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull, RecordTooLarge
+from headrace.functions.held_outputs import HeldOutput, HeldOutputs
+from headrace.kafka import Consumer, GroupTransactions
+from headrace.lifecycle import Deadline, Readiness
+from headrace.records import Committed, OutgoingRecord, Record, RecordBatch, TopicPartition
+
+log = logging.getLogger(__name__)
+
+_COMMIT_SECONDS: Final = 0.1
+_HANDLERS_PART: Final = 0.6
+"""The part of a drain's time that handlers have; the rest is for the transaction."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 10.0
+
+Written = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
+"""Called with records that are committed, and where each is."""
+
+
+class TransactionalPump(Pump):
+    """Commits what has ended in transactions, with its outputs; after one that failed its records are delivered again.
+
+    An offset is taken together with the outputs of what ended below it, in one turn of the loop.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        held: HeldOutputs,
+        transactions: GroupTransactions,
+        on_written: Written = lambda records, results: None,
+        **others: Any,
+    ) -> None:
+        """Prepare; the arguments of `Pump`, and what holds the outputs and writes the transactions."""
+        super().__init__(*arguments, **others)
+        self._held, self._transactions, self._on_written = held, transactions, on_written
+        self._consumer: Consumer | None = None
+        self._next: dict[TopicPartition, Committed] = {}
+        """Offsets for the next transaction."""
+        self._one_at_a_time = asyncio.Lock()
+        self._failures = 0
+        """Transactions that failed in a row."""
+        self._problem = ""
+
+    def connect(self, source: Source, member: Membership | None = None) -> None:
+        super().connect(source, member)
+        assert isinstance(source, Consumer)
+        self._consumer = source
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, f"transactions fail: {self._problem}") if self._problem else super().readiness()
+
+    def on_assigned(
+        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
+    ) -> None:
+        self._drop(partitions)  # of an assignment before
+        super().on_assigned(partitions, committed)
+
+    async def on_revoked(
+        self, partitions: Sequence[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, Committed]:
+        """End the transaction of these partitions; the consumer itself has nothing to commit."""
+        await super().on_revoked(partitions, deadline)
+        self._drop(partitions)
+        return {}
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        super().on_lost(partitions)
+        self._drop(partitions)
+
+    async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
+        """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek."""
+        handlers = Deadline(self._context.clock, deadline.remaining_seconds * _HANDLERS_PART)
+        await super().drain_lanes(lanes, handlers, why, fenced)
+        committing = self.spawn(self._commit_ended(), "commit")
+        await asyncio.wait([committing], timeout=None if fenced else deadline.remaining_seconds)
+
+    def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
+        self._held.ended(RecordBatch.of(records), how)
+        super().report(records, size_bytes, how, replies)
+
+    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self._next.update(offsets)
+
+    async def _commit_often(self) -> None:
+        self._transactions.open()  # which ends what a process before has left open
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_COMMIT_SECONDS):
+                    await self._held.early.wait()
+            await self._commit_ended()
+
+    async def _commit_ended(self) -> None:
+        """Commit what has ended by now in one transaction, and wait for its outcome."""
+        async with self._one_at_a_time:
+            assert self._consumer
+            self.commit_now()
+            # A commit of the position at the start must not follow the transaction.
+            ready = [partition for partition in self._next if not self._consumer.is_committing(partition)]
+            offsets = {partition: self._next.pop(partition) for partition in ready}
+            if self._next:
+                self._changed.set()
+            if offsets:
+                outputs = [(partition, output) for partition in offsets for output in self._held.take(partition)]
+                failure = await self._write(offsets, outputs)
+                self._held.release(output for _, output in outputs)
+                self._ended_with(failure, outputs)
+
+    async def _write(
+        self, offsets: Mapping[TopicPartition, Committed], outputs: Sequence[tuple[TopicPartition, HeldOutput]]
+    ) -> HeadraceError | None:
+        """Write a transaction, again while Kafka cannot be reached; return why it is not known to be committed."""
+        assert self._consumer
+        records = [output.record for _, output in outputs]
+        group, epochs = self._consumer.group_offsets(offsets), {p: self.epoch_of(p) for p in offsets}
+        while True:
+            try:
+                results = await self._transactions.submit(records, group=group)
+                failure = next((result for result in results if isinstance(result, HeadraceError)), None)
+                if failure is None:
+                    self._on_written(records, results)
+                for (partition, output), result in zip(outputs, results, strict=True):
+                    if isinstance(result, RecordTooLarge):
+                        self._held.refuse(partition, output, result)
+            except HeadraceError as cause:
+                failure = cause
+            if not isinstance(failure, KafkaUnavailable | ProducerQueueFull):
+                return failure
+            self._failed(failure)  # nothing was written, so handlers need not run again
+            await self._context.clock.sleep(self._pause_seconds)
+            if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
+                return failure
+
+    def _ended_with(self, failure: HeadraceError | None, outputs: Sequence[Any]) -> None:
+        if failure is None:
+            self._failures, self._problem = 0, ""
+            return
+        self._failed(failure)
+        lanes = list(self._lanes.values())
+        epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
+        why = f"the transaction of {len(outputs)} outputs failed, and its records are delivered again"
+        log.warning("%s: %s: %s", self.name, why, failure.description)
+        self._fence(lanes, why)
+        self._forget(lanes)
+        self._drop(epochs)
+        self.spawn(self._rewind(epochs), "rewind")
+
+    def _failed(self, failure: HeadraceError) -> None:
+        self._failures += 1
+        self._problem = failure.description if self._failures > 1 else ""
+
+    async def _rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Begin these assignments again after a pause, at what the group has committed."""
+        assert self._consumer
+        if self._failures > 1:
+            await self._context.clock.sleep(self._pause_seconds)
+        self._consumer.rewind(epochs)
+
+    @property
+    def _pause_seconds(self) -> float:
+        return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 20))
+
+    def _drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what is not committed of partitions, which comes again here or elsewhere."""
+        self._held.drop(partitions)
+        for partition in partitions:
+            self._next.pop(partition, None)

@@ -1,0 +1,126 @@
+"""The outputs and dead letters of an exactly-once trigger, held until the offsets of their records are committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.protocols import DeadLetter, Outcome
+from headrace.errors import HeadraceError, RecordTooLarge
+from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
+
+_EARLY_BYTES: Final = 4_194_304
+"""Outputs of ended records, above which the transaction does not wait for its time."""
+_MOST_BYTES: Final = 33_554_432
+"""Outputs of ended records, above which frames wait until a transaction has ended."""
+_RECORD_BYTES: Final = 100
+"""What an output counts for, besides its own bytes."""
+_MAX_REFUSED: Final = 1000
+_HELD: Final = Produced(-1, NO_OFFSET)
+_OF: ContextVar[Record] = ContextVar("the record whose dead letter is written")
+
+
+class HeldOutput(NamedTuple):
+    """An output or dead letter, and the offset of its record."""
+
+    offset: int
+    record: OutgoingRecord
+
+
+class HeldOutputs:
+    """The outputs and dead letters of one trigger by their record; also writes its dead letters, for the pump.
+
+    An output is pending until its record has ended. A record that is delivered again makes its outputs again.
+    """
+
+    def __init__(self) -> None:
+        self.dead_letters: DeadLetterTopic | None = None
+        """Makes the dead letters; its `produce` is that of this object."""
+        self.early = asyncio.Event()
+        """Set while so much has ended that it should be committed now."""
+        self._pending: dict[TopicPartition, dict[int, list[OutgoingRecord]]] = {}
+        self._ended: dict[TopicPartition, list[HeldOutput]] = {}
+        self._size_bytes = 0
+        self._space = asyncio.Event()
+        self._space.set()
+        self._refused: dict[tuple[TopicPartition, int, str], tuple[int, RecordTooLarge]] = {}
+        """Sizes that Kafka refused, by the record and the topic of its output."""
+
+    async def begin(self, records: RecordBatch) -> None:
+        """Drop what an earlier attempt of these records has left; wait while too much is held."""
+        await self._space.wait()
+        if pending := self._pending.get(records.topic_partition):
+            for offset in records.offsets:
+                pending.pop(offset, None)
+
+    def hold(
+        self, partition: TopicPartition, offsets: Sequence[int], outputs: Sequence[OutgoingRecord]
+    ) -> Sequence[Produced | HeadraceError]:
+        """Hold outputs of records with these offsets; an output that Kafka has refused is refused again."""
+        pending = self._pending.setdefault(partition, {})
+        for offset, output in zip(offsets, outputs, strict=True):
+            pending.setdefault(offset, []).append(output)
+        if not self._refused:
+            return [_HELD] * len(outputs)
+        return [self._refusal(partition, *each) or _HELD for each in zip(offsets, outputs, strict=True)]
+
+    async def write(self, dead_letters: Sequence[DeadLetter]) -> None:
+        """Hold dead letters; see `DeadLetterWriter`."""
+        assert self.dead_letters
+        for dead_letter in dead_letters:
+            _OF.set(dead_letter.record)
+            await self.dead_letters.write([dead_letter])
+
+    async def produce(self, records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        """Hold the dead letter of the record that `write` has begun; it replaces the outputs of the record."""
+        partition, offset = _OF.get().topic_partition, _OF.get().offset
+        self._pending.get(partition, {}).pop(offset, None)
+        return self.hold(partition, [offset] * len(records), records)
+
+    def ended(self, records: RecordBatch, how: Outcome) -> None:
+        """Take the outputs of records that have ended; they are to be committed with their offsets."""
+        partition = records.topic_partition
+        pending = self._pending.get(partition)
+        if not pending:
+            return
+        ended = self._ended.setdefault(partition, [])
+        for offset in records.offsets:
+            outputs = pending.pop(offset, ())
+            if how is Outcome.DELIVERED or how is Outcome.DEAD_LETTER:
+                ended += [HeldOutput(offset, output) for output in outputs]
+                self._count(outputs, 1)
+
+    def take(self, partition: TopicPartition) -> list[HeldOutput]:
+        """Return and remove the outputs of ended records of a partition; they count until `release`."""
+        return self._ended.pop(partition, [])
+
+    def release(self, outputs: Iterable[HeldOutput]) -> None:
+        """Count outputs no more, which are committed or given up."""
+        self._count([output.record for output in outputs], -1)
+
+    def drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what is held of partitions: their records are delivered again."""
+        for partition in partitions:
+            self._pending.pop(partition, None)
+            self.release(self.take(partition))
+
+    def refuse(self, partition: TopicPartition, output: HeldOutput, error: RecordTooLarge) -> None:
+        """Keep that Kafka takes no output of that size, so that its record fails instead of the next transaction."""
+        self._refused[partition, output.offset, output.record.topic] = output.record.size_bytes, error
+        while len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def _refusal(self, partition: TopicPartition, offset: int, output: OutgoingRecord) -> RecordTooLarge | None:
+        size_bytes, error = self._refused.get((partition, offset, output.topic), (0, None))
+        return error if error and output.size_bytes >= size_bytes else None
+
+    def _count(self, outputs: Iterable[OutgoingRecord], sign: int) -> None:
+        self._size_bytes += sign * sum([_RECORD_BYTES + output.size_bytes for output in outputs])
+        for event, is_set in (
+            (self.early, self._size_bytes > _EARLY_BYTES),
+            (self._space, self._size_bytes < _MOST_BYTES),
+        ):
+            event.set() if is_set else event.clear()

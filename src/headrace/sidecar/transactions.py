@@ -12,7 +12,7 @@ import msgspec
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
-from headrace.kafka.transactions import Receipt
+from headrace.kafka.transaction_job import Receipt
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.requests import Position

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,3 +65,114 @@ def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any)
     assert transactions < 300, "markers between the outputs"
     assert process.terminate() == 0
     assert "Traceback" not in process.output
+
+
+def committed_records(site: Any, source: str) -> int:
+    """Return how many records of the input are committed."""
+    return sum(site.committed(f"{source}-work").values())
+
+
+def check(site: Any, source: str, target: str) -> None:
+    """Check that what is visible is the function of the input, each output once."""
+    wrong = violations(site.records(source), site.records(target), site.committed(f"{source}-work"), by_id)
+    assert wrong == []
+
+
+SLOW = """
+import time
+def handler(context, event):
+    time.sleep(0.002)
+    return event.id
+"""
+
+
+def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
+    """Its transaction is aborted, and the records of it come again; the others have their outputs once."""
+    source, target = topic(3), topic(1, max_message_bytes=2000)
+    fill(site, source, 60)
+    code = "def handler(context, event):\n    return 'x' * 5000 if int(event.body) % 20 == 0 else event.id\n"
+    process = function(source, target, code, attempts=1)
+    site.wait_until(lambda: committed_records(site, source) == 60, "every record committed")
+
+    def expected(record: Record) -> list[bytes | None]:
+        return [record.value] if int(record.value or b"") % 20 == 0 else by_id(record)
+
+    outputs = site.records(target) + site.records(f"{source}.dlq")
+    assert violations(site.records(source), outputs, site.committed(f"{source}-work"), expected) == []
+    assert "its records are delivered again" in process.output
+
+
+def test_kills_of_the_process_repeat_and_lose_nothing(site: Any, topic: Any, function: Any) -> None:
+    """SIGKILL at random moments under load; what was open is aborted by the next process with the name."""
+    source, target = topic(3), topic(3)
+    process = function(source, target, SLOW)
+    moments = random.Random(1)
+    for wave in range(4):
+        fill(site, source, 1500)
+        site.wait_until(lambda w=wave: committed_records(site, source) > w * 1500, "progress")
+        threading.Event().wait(moments.uniform(0, 0.4))
+        process.kill()
+        process.start()
+        process.wait_ready()
+    site.wait_until(lambda: committed_records(site, source) == 6000, "every record committed")
+    check(site, source, target)
+
+
+def test_a_worker_that_is_killed_repeats_and_loses_nothing(site: Any, topic: Any, function: Any) -> None:
+    """The worker dies in the middle of frames, by its own hand at some records, at the first attempt."""
+    source, target = topic(3), topic(3)
+    code = SLOW.replace(
+        "    time.sleep(0.002)\n",
+        "    flag = pathlib.Path(__file__).with_name(f'died-{event.id}')\n"
+        "    if int(event.body) % 500 == 7 and not flag.exists():\n"
+        "        flag.touch()\n"
+        "        os.kill(os.getpid(), 9)\n",
+    ).replace("import time\n", "import os, pathlib\n")
+    process = function(source, target, code)
+    fill(site, source, 3000)
+    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
+    check(site, source, target)
+    assert "SIGKILL" in process.output
+
+
+def test_members_join_and_leave_under_load(site: Any, topic: Any, function: Any) -> None:
+    """Partitions move while transactions are open; a process that leaves ends its transaction first."""
+    source, target = topic(4), topic(2)
+    fill(site, source, 6000, 4)
+    first = function(source, target, SLOW)
+    site.wait_until(lambda: committed_records(site, source) > 500, "progress")
+    function(source, target, SLOW)
+    at = committed_records(site, source)
+    site.wait_until(lambda: committed_records(site, source) > min(at + 1000, 5000), "progress of both")
+    assert first.terminate() == 0
+    fill(site, source, 2000, 4)
+    site.wait_until(lambda: committed_records(site, source) == 8000, "every record committed")
+    check(site, source, target)
+
+
+def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(site: Any, topic: Any, function: Any) -> None:
+    """Its transaction carries the generation of a member that is gone; it joins again."""
+    source, target = topic(3), topic(3)
+    fill(site, source, 6000)
+    frozen = function(source, target, SLOW, sessionTimeout="6s", heartbeatInterval="1s")
+    site.wait_until(lambda: committed_records(site, source) > 300, "progress")
+    frozen.server.signal(signal.SIGSTOP)
+    try:
+        function(source, target, SLOW, sessionTimeout="6s", heartbeatInterval="1s")
+        site.wait_until(lambda: committed_records(site, source) == 6000, "every record committed by the peer")
+    finally:
+        frozen.server.signal(signal.SIGCONT)
+    fill(site, source, 600)
+    site.wait_until(lambda: committed_records(site, source) == 6600, "the later records committed")
+    check(site, source, target)
+
+
+def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(site: Any, topic: Any, function: Any) -> None:
+    """The one that is fenced opens its producer again, and the log names the setting."""
+    source, target = topic(4), topic(2)
+    more = {"producer": {"transactions": {"id": f"one-name-{source}"}}}
+    processes = [function(source, target, SLOW, more) for _ in range(2)]
+    fill(site, source, 3000, 4)
+    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
+    check(site, source, target)
+    assert any("producer.transactions.id" in process.output for process in processes)

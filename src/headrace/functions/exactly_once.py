@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 _COMMIT_SECONDS: Final = 0.1
 _HANDLERS_PART: Final = 0.6
 """The part of a drain's time that handlers have; the rest is for the transaction."""
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 10.0
-
-Written = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
-"""Called with records that are committed, and where each is."""
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 
 
 class TransactionalPump(Pump):
@@ -43,7 +40,7 @@ class TransactionalPump(Pump):
         *arguments: Any,
         held: HeldOutputs,
         transactions: GroupTransactions,
-        on_written: Written = lambda records, results: None,
+        on_written: Callable[[Sequence[OutgoingRecord], Sequence[Any]], None] = lambda records, results: None,
         **others: Any,
     ) -> None:
         """Prepare; the arguments of `Pump`, and what holds the outputs and writes the transactions."""
@@ -139,12 +136,13 @@ class TransactionalPump(Pump):
                 for (partition, output), result in zip(outputs, results, strict=True):
                     if isinstance(result, RecordTooLarge):
                         self._held.refuse(partition, output, result)
+                        self._failures = 0  # the next transaction is without it
             except HeadraceError as cause:
                 failure = cause
             if not isinstance(failure, KafkaUnavailable | ProducerQueueFull):
                 return failure
             self._failed(failure)  # nothing was written, so handlers need not run again
-            await self._context.clock.sleep(self._pause_seconds)
+            await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
             if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
                 return failure
 
@@ -170,12 +168,8 @@ class TransactionalPump(Pump):
         """Begin these assignments again after a pause, at what the group has committed."""
         assert self._consumer
         if self._failures > 1:
-            await self._context.clock.sleep(self._pause_seconds)
+            await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
         self._consumer.rewind(epochs)
-
-    @property
-    def _pause_seconds(self) -> float:
-        return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 20))
 
     def _drop(self, partitions: Collection[TopicPartition]) -> None:
         """Forget what is not committed of partitions, which comes again here or elsewhere."""

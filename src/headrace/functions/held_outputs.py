@@ -50,7 +50,7 @@ class HeldOutputs:
         """Sizes that Kafka refused, by the record and the topic of its output."""
 
     async def begin(self, records: RecordBatch) -> None:
-        """Drop what an earlier attempt of these records has left; wait while too much is held."""
+        """Drop what an earlier attempt of these records has left; wait while the outputs are too large."""
         await self._space.wait()
         if pending := self._pending.get(records.topic_partition):
             for offset in records.offsets:
@@ -102,7 +102,7 @@ class HeldOutputs:
         self._count([output.record for output in outputs], -1)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what is held of partitions: their records are delivered again."""
+        """Forget the outputs of partitions: their records are delivered again."""
         for partition in partitions:
             self._pending.pop(partition, None)
             self.release(self.take(partition))

@@ -467,7 +467,7 @@ class PollThread:
         seconds = min(_DRAIN_SECONDS, leave_by.remaining_seconds) if leave_by else self.resolver.policy.drain_seconds
         deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
         listener = self.loop.listener
-        self._read_member()  # a generation may have begun, in which nobody else has these partitions yet
+        self._read_member()  # a generation may have begun, and no other member has these partitions yet
 
         async def drain() -> Mapping[TopicPartition, Committed]:
             return await listener.on_revoked(partitions, deadline)

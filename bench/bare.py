@@ -4,8 +4,8 @@ usage: python -m bench.bare LOOP BOOTSTRAP TOPIC RECORDS [PORT]
 `produce` writes values of 100 bytes, `produce-kb` of 1,000, `produce-json` JSON objects of 100 bytes.
 `consume` reads values, `consume-json` parses them, `relay` writes each to the topic TOPIC-out, `pool` parses them in
 a pool of two processes.
-`tick` writes one record at a time, each holding the moment, with 20 ms between them, `tick-slowly` with 200 ms,
-`steady` 1,000 a second, of which none waits for the one before.
+`tick` writes a record every 20 ms, each holding the moment, `tick-slowly` every 200 ms.
+`steady` writes 1,000 a second, of which none waits for the one before.
 `post` sends 100 records per request, 8 requests in flight; `post-one` one record, 64 in flight. Requests are made by
 the client of the reactive consumer.
 Prints JSON: records, seconds.

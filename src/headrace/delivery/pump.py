@@ -65,8 +65,8 @@ class Pump(Service):
         """
         super().__init__(name)
         hooks = hooks or PumpHooks()
-        hooks = hooks._replace(on_ended=shares_with.hooks.on_ended) if shares_with and not hooks.on_ended else hooks
-        self.hooks: PumpHooks = hooks
+        ended = hooks.on_ended or (shares_with.hooks.on_ended if shares_with else None)
+        self.hooks: PumpHooks = hooks._replace(on_ended=ended)
         self.source: Source | None = None
         self._lanes: dict[TopicPartition, Lane] = {}
         self._shared, self._retries = shares_with, list[Pump]()
@@ -75,8 +75,7 @@ class Pump(Service):
             self._context,
             destination,
             dead_letters,
-            # Deliveries of a replay carry the epoch of the live assignment.
-            epoch_of=(shares_with.epoch_of if shares_with else no_epoch) if hooks.replay else None,
+            epoch_of=(shares_with.epoch_of if shares_with else no_epoch) if hooks.replay else None,  # the live one's
             spawn=self.spawn,
             on_ended=self._ended,
             replay=hooks.replay,
@@ -84,7 +83,7 @@ class Pump(Service):
         )
         self._max_records = delivery.batch.max_records
         self._pauses: dict[TopicPartition | None, str] = {}
-        self.moves = Moves(self, self._lanes, self._context, hooks)
+        self.moves = Moves(self, self._lanes, self._context, self.hooks)
         """Seeks and skips."""
         self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()

@@ -28,7 +28,7 @@ from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
 from headrace.functions.record_size_limit import RecordSizeLimit
 from headrace.functions.reload import FunctionReload
-from headrace.functions.service import FunctionService
+from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.lifecycle import Service
@@ -187,11 +187,17 @@ class Assembly:
 
     def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:
         made: list[Service] = []
-        pools = [FunctionService(spec, triggers, self._context.clock) for triggers in spec.worker_pools]
+        acknowledgers: dict[str, Acknowledge] = {}
+        clock = self._context.clock
+        pools = [FunctionService(spec, triggers, clock, acknowledgers) for triggers in spec.worker_pools]
         for workers in pools:
             made.append(workers)
             for trigger in workers.triggers:
                 made += self._trigger(spec, trigger, workers)
+                if trigger.explicit_ack_mode != "disable":
+                    pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
+                    acknowledge = functools.partial(pump.acknowledge, up_to=up_to)
+                    acknowledgers.update(dict.fromkeys(trigger.topics, acknowledge))
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
 
@@ -292,8 +298,12 @@ class Assembly:
         hooks = PumpHooks(
             on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
             on_assigned=function.assigned,
+            on_draining=function.draining,
             on_drained=function.drained,
             most_records=lambda: function.frame_records,
+            commit_seconds=trigger.kafka.commit_interval,
+            ack_window=trigger.kafka.ack_window_size,
+            ack_wait_seconds=trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,
         )
         return RecordSizeLimit(function, limit) if limit else function, hooks
 

@@ -79,7 +79,10 @@ class RetryPath:
             clock=self._context.clock,
             shares_with=live,
             hooks=PumpHooks(
-                unblock=self.writer.end, delayed=self.writer.delayed, original=lambda copy: delayed_of(copy).origin
+                unblock=self.writer.end,
+                delayed=self.writer.delayed,
+                original=lambda copy: delayed_of(copy).origin,
+                on_drained=live.hooks.on_drained,
             ),
         )
 

@@ -62,6 +62,8 @@ class PumpHooks(NamedTuple):
 
     on_ended: OnEnded | None = None
     """Called with what has ended."""
+    on_draining: Callable[[Collection[TopicPartition]], None] | None = None
+    """Called with partitions that are about to be given up, when nothing of them begins any more."""
     on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
     """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
     on_assigned: Callable[[Collection[TopicPartition]], None] | None = None
@@ -80,6 +82,12 @@ class PumpHooks(NamedTuple):
     """Id of the replay job; empty for deliveries of the group."""
     drain_seconds: float = 20.0
     """What is in flight when a seek or skip begins may take so long to end."""
+    commit_seconds: float = 0.2
+    """Time from one commit to the next."""
+    ack_window: int = 0
+    """Records by which the committed offset stays behind what has ended."""
+    ack_wait_seconds: float = 0.0
+    """The longest wait for explicit acknowledgements before partitions are given up."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,6 +113,8 @@ class PumpContext:
     """In a pump of retry topics: decodes a record. Such records are delivered one by one, when they are due."""
     portion: Callable[[], int] | None
     """Returns how many records the destination takes at a time now; None for as many as `batch` allows."""
+    ack_window: int = 0
+    """Records by which the committed offset stays behind what has ended."""
 
     @property
     def most_records(self) -> int:

@@ -18,6 +18,8 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.policy import Judged, judge, last_error
 from headrace.delivery.protocols import (
     ACK,
+    HELD,
+    NOT_BEGUN,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
@@ -35,7 +37,7 @@ log = logging.getLogger(__name__)
 _RESERVED = 4
 """One in so many slots is reserved for partitions with nothing in flight."""
 _SLOW_SECONDS = 5.0
-_ENDED = (Outcome.DELIVERED, Outcome.DELEGATED, Outcome.SKIPPED)
+_ENDED = (Outcome.DELIVERED, Outcome.HELD, Outcome.DELEGATED, Outcome.SKIPPED)
 
 
 class Deliverer:
@@ -215,11 +217,18 @@ class Deliverer:
         if lane.is_fenced:
             context.counts.late += len(records)
             return None
-        if replies.count(ACK) == (count := len(records)):
-            context.breaker.answered(attempt_id, count)
-            lane.succeeded(batch)
-            self._end(lane, records, Outcome.DELIVERED)
-            return None
+        if lane.condition.is_ending and NOT_BEGUN in replies:  # its records are fetched again by the next owner
+            begun = [index for index, reply in enumerate(replies) if reply != NOT_BEGUN]
+            records, replies = records.select(begun), [replies[index] for index in begun]
+            batch = batch._replace(records=records)
+        count = len(records)
+        for success, outcome in ((ACK, Outcome.DELIVERED), (HELD, Outcome.HELD)):
+            if replies.count(success) == count:
+                if count:
+                    context.breaker.answered(attempt_id, count)
+                    lane.succeeded(batch)
+                    self._end(lane, records, outcome)
+                return None
         return self._settle(lane, batch, attempt_id, replies)
 
     def _refused(self, lane: Lane, batch: Batch, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
@@ -268,7 +277,7 @@ class Deliverer:
     def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:
         """Report replies to the breaker; return whether the destination is to blame for the failures."""
         breaker, why = self._context.breaker, last_error(replies)
-        succeeded = len(judged.get(Outcome.DELIVERED, ())) + len(judged.get(Outcome.SKIPPED, ()))
+        succeeded = sum(len(judged.get(how, ())) for how in (Outcome.DELIVERED, Outcome.HELD, Outcome.SKIPPED))
         if unavailable := judged.get(Outcome.UNAVAILABLE):
             if succeeded:
                 breaker.answered(attempt_id, succeeded)
@@ -283,7 +292,7 @@ class Deliverer:
         return not breaker.answered(attempt_id, succeeded, failures, why)
 
     def _end(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
-        self._context.counts.ended[how] += len(records)
+        self._context.counts.ended[Outcome.DELIVERED if how is Outcome.HELD else how] += len(records)
         self._on_ended(lane, records, how, replies)
 
     # Dead letters ----------------------------------------------------------------------------------------------------

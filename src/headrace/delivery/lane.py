@@ -81,7 +81,7 @@ class Lane:
     ) -> None:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition
-        self.tracker = AckTracker(epoch, committed)
+        self.tracker = AckTracker(epoch, committed, context.ack_window)
         self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
         """What has not begun."""
         self.retries = RetryQueue()
@@ -203,6 +203,16 @@ class Lane:
             self.retries.due.append(halves.pop())
         if self._beyond:
             self._admit()
+
+    def acknowledge(self, offset: int, *, up_to: bool) -> bool:
+        """Take an explicit acknowledgement, as the tracker does; return whether the commit offset moved."""
+        columns = [work.records.offsets for work, _ in self.in_flight.values()] if up_to else []
+        before = [each for column in columns for each in column[: bisect_left(column, offset)]]
+        moved = self.tracker.acknowledge(offset, up_to=up_to, in_flight=before)
+        if moved:
+            self.head_since = self._context.clock.time()
+            self._admit()
+        return moved
 
     def succeeded(self, batch: Batch) -> None:
         """Record that the destination took a whole batch."""
@@ -336,9 +346,8 @@ class Lane:
         self._linger()
         if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
-            self.delay(
-                f"offset {head} has not ended, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun"
-            )
+            what = "waits for its explicit acknowledgement" if head in self.tracker.held else "has not ended"
+            self.delay(f"offset {head} {what}, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun")
 
     def _is_due(self, record: Record, received_at: float) -> bool:
         """Return whether a record may be delivered by now; if not, the lane wakes when it may."""

@@ -37,6 +37,7 @@ def judge(
     for record, reply in zip(records, replies, strict=True):
         if not reply.error:
             outcome = Outcome.DELIVERED if reply.reached else Outcome.DELEGATED
+            outcome = Outcome.HELD if reply.held else outcome
         else:
             action = action_of(reply, retry)
             if action == "unavailable":

@@ -23,6 +23,8 @@ class Outcome(enum.StrEnum):
 
     DELIVERED = "delivered"
     """Ended: the destination took it."""
+    HELD = "held"
+    """Delivered, and open until it is acknowledged explicitly."""
     DELEGATED = "delegated"
     """Ended without a delivery: it is blocked by its key, was delivered before, or was not requested."""
     SKIPPED = "skipped"
@@ -64,10 +66,16 @@ class Reply(NamedTuple):
     """Whether another attempt cannot succeed."""
     shared: bool = False
     """Whether it is about several records, of which it blames none; a status of several records is so, too."""
+    held: bool = False
+    """Whether a success stays open until it is acknowledged explicitly."""
 
 
 ACK = Reply()
 """A success; compared by identity on the hot path."""
+HELD = Reply(held=True)
+"""A success that does not end the record."""
+NOT_BEGUN = Reply("not begun", reached=False)
+"""The record was given back because its partition is about to be given up."""
 DELEGATED = Reply(reached=False)
 """The record has ended here without a delivery: it waits in a retry topic, or was not requested."""
 

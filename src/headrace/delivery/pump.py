@@ -24,7 +24,7 @@ from headrace.records import Committed, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
 
-_COMMIT_SECONDS = 0.2
+_ACK_LOOK_SECONDS = 0.01
 _COMMIT_TURN_SECONDS, _COMMIT_PAUSE_SECONDS = 0.01, 0.03
 """Time of the loop for commits, and the pause after it: the map of a partition with many open records takes a
 millisecond."""
@@ -83,8 +83,7 @@ class Pump(Service):
         )
         self._max_records = delivery.batch.max_records
         self._pauses: dict[TopicPartition | None, str] = {}
-        self.moves = Moves(self, self._lanes, self._context, self.hooks)
-        """Seeks and skips."""
+        self.moves = Moves(self, self._lanes, self._context, self.hooks)  # seeks and skips
         self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
         self._changed = asyncio.Event()
 
@@ -114,6 +113,7 @@ class Pump(Service):
             self._later,
             delayed,
             self.hooks.most_records,
+            self.hooks.ack_window,
         )
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
@@ -141,9 +141,14 @@ class Pump(Service):
         return self._lanes
 
     def numbers(self) -> dict[str, int]:
-        """Return the counts by name, the number of `open` records, and whether the breaker is open."""
-        open_records = sum(lane.tracker.open_records for lane in self._lanes.values())
-        return {**self.counts.read(), "open": open_records, "breaker_open": int(bool(self.breaker.waits_for))}
+        """Return the counts by name, the numbers of `open` and `held` records, and whether the breaker is open."""
+        trackers = [lane.tracker for lane in self._lanes.values()]
+        numbers = {
+            "open": sum(tracker.open_records for tracker in trackers),
+            "held": sum(len(tracker.held) for tracker in trackers),
+            "breaker_open": int(bool(self.breaker.waits_for)),
+        }
+        return {**self.counts.read(), **numbers}
 
     async def start(self) -> None:
         self.spawn(self._commit_often(), "commit")
@@ -210,10 +215,15 @@ class Pump(Service):
         """Drain first, fence second: what is in flight may end until the deadline, then late results are ignored."""
         lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
         self.counts.assignment_changes += bool(lanes)
+        for lane in lanes:
+            lane.drain()
+        if lanes and self.hooks.on_draining:
+            self.hooks.on_draining(partitions)
         await self.drain_lanes(lanes, deadline)
         if lanes and self.hooks.on_drained:
             await self.hooks.on_drained(partitions, deadline)
-        commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.commit)}
+        await self._wait_for_acks(lanes, deadline)
+        commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.to_commit)}
         self.counts.commits += len(commits)
         self._forget(lanes)
         return commits
@@ -226,6 +236,35 @@ class Pump(Service):
         if lanes and self.hooks.on_drained:
             deadline = Deadline(self._context.clock, self.hooks.drain_seconds)
             self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
+
+    def acknowledge(self, partition: TopicPartition, offset: int, *, up_to: bool) -> str:
+        """Take an explicit acknowledgement; return why that is not possible, empty if it is.
+
+        Args:
+            partition: Of the record.
+            offset: Of the record; what has ended already may be acknowledged again.
+            up_to: Whether it counts for the delivered records before it, too.
+        """
+        lane = self._lanes.get(partition)
+        if lane is None:
+            return f"{partition} is not assigned to this process any more: its next owner is delivered the record again"
+        tracker = lane.tracker
+        open_here = tracker.is_open(offset) and offset not in tracker.held
+        if offset >= (tracker.position or 0) or (open_here and not lane.begun(offset)):
+            return f"offset {offset} of {partition} was not delivered yet: acknowledge it when the handler has it"
+        if lane.acknowledge(offset, up_to=up_to):
+            self._deliverer.offer(lane)
+        self._mark(partition)
+        return ""
+
+    async def _wait_for_acks(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
+        """Wait for late explicit acknowledgements, and end what was acknowledged in flight."""
+        clock = self._context.clock
+        until = clock.monotonic() + min(self.hooks.ack_wait_seconds, deadline.remaining_seconds)
+        while any(lane.tracker.held for lane in lanes) and clock.monotonic() < until:
+            await clock.sleep(_ACK_LOOK_SECONDS)
+        for lane in lanes:
+            lane.tracker.end_acked()
 
     # Live control ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +334,7 @@ class Pump(Service):
         while self._dirty and (not commits or clock.monotonic() < until):
             partition = next(iter(self._dirty))
             del self._dirty[partition]
-            if commit := self._lanes[partition].tracker.commit:
+            if commit := self._lanes[partition].tracker.to_commit:
                 commits[partition] = commit
         looked_at = marked - len(self._dirty)
         if commits:
@@ -347,13 +386,14 @@ class Pump(Service):
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
     def _ended(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply]) -> None:
-        if lane.tracker.done(records.offsets, lane.tracker.epoch):
+        tracker, held = lane.tracker, how is Outcome.HELD
+        if tracker.done(tracker.hold(records.offsets) if held else records.offsets, tracker.epoch):
             lane.head_since = self._context.clock.time()
         reach("ended.after")
         lane.ended(records)
         self._release(lane.partition, records)
         if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
-            self.report(records, records.size_bytes, how, replies)
+            self.report(records, records.size_bytes, Outcome.DELIVERED if held else how, replies)
         self._mark(lane.partition)
         self.moves.begin_skips(lane)
 
@@ -390,4 +430,4 @@ class Pump(Service):
             left = len(self._dirty)  # what is marked from now on waits for the next round
             while self._dirty and (left := left - self.commit_now(most)) > 0:
                 await self._context.clock.sleep(_COMMIT_PAUSE_SECONDS)
-            await self._context.clock.sleep(_COMMIT_SECONDS)
+            await self._context.clock.sleep(self.hooks.commit_seconds)

@@ -7,8 +7,8 @@ holes, and a hole has ended as soon as a higher record was delivered.
 from __future__ import annotations
 
 import operator
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import compress, islice
 
 from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
@@ -26,11 +26,22 @@ class AckTracker:
     a byte search, so a completion costs a bisection and no walk over what is open.
     """
 
-    def __init__(self, epoch: int, committed: Committed | None = None) -> None:
-        """Begin at what the group has committed; records that the offset map has ended are not open again."""
+    def __init__(self, epoch: int, committed: Committed | None = None, window: int = 0) -> None:
+        """Begin at what the group has committed; records that the offset map has ended are not open again.
+
+        Args:
+            epoch: Of the assignment.
+            committed: By the group.
+            window: Records by which `to_commit` stays behind what has ended.
+        """
         self.epoch = epoch
         self.stale = 0
         """Completions of another epoch, which were ignored."""
+        self.held: set[int] = set()
+        """Open records that were delivered and wait for their explicit acknowledgement."""
+        self._acked: dict[int, bool] = {}  # acknowledged before their delivery has ended; whether by their own offset
+        self._window = window
+        self._floor = committed.offset if committed else None  # `to_commit` is never below it
         self._offsets: list[int] = []
         self._status = bytearray()
         self._first_open = 0
@@ -89,6 +100,49 @@ class AckTracker:
         open_offsets = list(compress(islice(offsets, first, stop), is_open))
         return Committed(self._commit, encode(self._commit, end, open_offsets + unseen))
 
+    @property
+    def to_commit(self) -> Committed | None:
+        """What to commit: `commit`, or without a map as many records before it as the window has."""
+        if not self._window or self._commit is None or self._floor is None:
+            return self.commit
+        behind = self._first_open - self._window
+        offset = max(self._floor, self._offsets[behind]) if behind >= 0 else self._floor
+        return self.commit if offset == self._commit else Committed(offset)
+
+    def hold(self, offsets: Sequence[int]) -> list[int]:
+        """Keep records open until they are acknowledged; return those that were acknowledged before."""
+        early = [offset for offset in offsets if offset in self._acked] if self._acked else []
+        self.held.update(offsets)
+        return early
+
+    def acknowledge(self, offset: int, *, up_to: bool, in_flight: Iterable[int] = ()) -> bool:
+        """Take the explicit acknowledgement of a record that has begun or ended.
+
+        Args:
+            offset: Of the record.
+            up_to: Whether it counts for the delivered records before it, too.
+            in_flight: Offsets before it that are in flight; they end with their delivery, if that succeeds.
+
+        Returns:
+            Whether the commit offset moved.
+        """
+        ends = [offset] if offset in self.held else []
+        if up_to:
+            known = islice(self._offsets, self._first_open, bisect_right(self._offsets, offset))
+            ends = [each for each in known if each in self.held]
+            self._acked = dict.fromkeys(in_flight, False) | self._acked
+        if offset not in self.held and self.is_open(offset):
+            self._acked[offset] = True
+        moved = bool(ends) and self.done(ends, self.epoch)
+        if self._floor is not None and self._commit is not None:
+            self._floor = max(self._floor, min(self._commit, offset + 1))
+        return moved
+
+    def end_acked(self) -> None:
+        """End what was acknowledged by its own offset although its delivery has not ended."""
+        if ends := sorted(offset for offset, own in self._acked.items() if own and self.is_open(offset)):
+            self.done(ends, self.epoch)
+
     def delivered(self, offsets: Sequence[int]) -> frozenset[int]:
         """Take offsets in the order of arrival.
 
@@ -105,7 +159,7 @@ class AckTracker:
             first = [*map(operator.le, offsets, before)].index(True)
             raise ValueError(f"offset {offsets[first]} follows {before[first]}")
         if self._commit is None:
-            self._commit = offsets[0]
+            self._commit = self._floor = offsets[0]
         elif self._first_open == len(self._offsets):
             # Nothing was open, so no record exists between the last commit point and this one.
             self._commit = max(self._commit, offsets[0])
@@ -131,6 +185,10 @@ class AckTracker:
         if epoch != self.epoch:
             self.stale += len(offsets)
             return False
+        if self.held or self._acked:
+            self.held.difference_update(offsets)
+            for offset in self._acked.keys() & set(offsets):
+                del self._acked[offset]
         index, count = self._first_open, len(offsets)
         if offsets and index < len(self._offsets) and self._offsets[index] != offsets[0]:
             index = bisect_left(self._offsets, offsets[0])
@@ -191,13 +249,13 @@ class AckTracker:
             commit = self._offsets[found]
         moved = commit != self._commit
         self._commit = commit
-        if self._first_open >= _PRUNE_RECORDS:
+        if self._first_open >= _PRUNE_RECORDS + self._window:
             self._prune()
         return moved
 
     def _prune(self) -> None:
-        # One finished offset stays, so that `delivered` still sees the last one.
-        keep = self._first_open - 1
-        del self._offsets[:keep]
-        del self._status[:keep]
-        self._first_open = 1
+        # The window stays, and one finished offset, so that `delivered` still sees the last one.
+        gone = self._first_open - 1 - self._window
+        del self._offsets[:gone]
+        del self._status[:gone]
+        self._first_open -= gone

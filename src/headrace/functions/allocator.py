@@ -26,14 +26,14 @@ class Allocator:
 
     def __init__(self, workers: int, take_back: Callable[[int], bool] | None = None) -> None:
         """Prepare; `take_back` takes the second frame of a worker back for an idle one; returns whether it could."""
-        self._frames: list[dict[asyncio.Future[int], Sequence[int]]] = [{} for _ in range(workers)]
+        self._frames: list[dict[asyncio.Future[int | None], Sequence[int]]] = [{} for _ in range(workers)]
         """Per worker: what it was given, oldest first, and which workers could have had it."""
         self._take_back = take_back
         self._sharing = False
         self._up: dict[int, None] = {}
         """The one first that was given a frame longest ago."""
         self._down: dict[int, str] = {}
-        self._waiters: list[tuple[Sequence[int], asyncio.Future[int]]] = []
+        self._waiters: list[tuple[Sequence[int], asyncio.Future[int | None], TopicPartition | None]] = []
 
     @property
     def waiting(self) -> int:
@@ -49,16 +49,16 @@ class Allocator:
         """Return whether a caller would get one of these workers at once."""
         return not self._waiters and self._best(candidates) is not None
 
-    async def acquire(self, candidates: Sequence[int]) -> int:
+    async def acquire(self, candidates: Sequence[int], partition: TopicPartition | None = None) -> int | None:
         """Return a worker, which then has one frame more; the longest waiting caller is first.
 
-        If cancelled, none was taken.
+        It is None if the partition is given up before there is one. If cancelled, none was taken.
 
         Raises:
             DestinationUnavailable: Every candidate is down; the text has the reason.
         """
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiters.append((candidates, waiter))
+        waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((candidates, waiter, partition))
         self._assign()
         try:
             return await waiter
@@ -69,6 +69,13 @@ class Allocator:
             self._waiters = [each for each in self._waiters if each[1] is not waiter]
             self._assign()
             raise
+
+    def give_up(self, partitions: Collection[TopicPartition]) -> None:
+        """Let callers for these partitions wait no longer."""
+        for _, waiter, partition in self._waiters:
+            if partition in partitions and not waiter.done():
+                waiter.set_result(None)
+        self._assign()
 
     def started(self, worker: int) -> None:
         """Record that a worker is up and idle."""
@@ -103,7 +110,7 @@ class Allocator:
         """Give each waiting caller, in order, a worker of its candidates, or refuse it if all of them are down."""
         free = sum(len(self._frames[worker]) < FRAMES_PER_WORKER for worker in self._up)
         waiters, self._waiters = self._waiters, []
-        for index, (candidates, waiter) in enumerate(waiters):
+        for index, (candidates, waiter, partition) in enumerate(waiters):
             if not free and not self._down:
                 self._waiters += waiters[index:]
                 break
@@ -118,7 +125,7 @@ class Allocator:
             elif all(number in self._down for number in candidates):
                 waiter.set_exception(DestinationUnavailable(self._down[candidates[0]]))
             else:
-                self._waiters.append((candidates, waiter))
+                self._waiters.append((candidates, waiter, partition))
         self._share()
 
     def _best(self, candidates: Sequence[int]) -> int | None:

@@ -1,10 +1,10 @@
 """A function as a destination: deliveries become frames of work, answers become replies and outputs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 
 from headrace.config.internal_topics import kind_by_name
-from headrace.delivery.protocols import ACK, REPLAY, Delivery, Reply, not_taken
+from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Reply, not_taken
 from headrace.errors import (
     DeliveryError,
     DestinationUnavailable,
@@ -68,6 +68,8 @@ class FunctionDestination:
         self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
         self._partition_counts: dict[str, int] = {}
         self._schemas: dict[int, wire.Schema] = {}
+        self._ending: set[TopicPartition] = set()
+        """Partitions that are about to be given up."""
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
         """Records that were in progress when a worker died, and how often."""
 
@@ -79,11 +81,18 @@ class FunctionDestination:
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Choose the workers of partitions that are assigned from now on."""
         self._partition_workers.assigned(partitions)
+        self._ending.difference_update(partitions)
+
+    def draining(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin no more records of partitions that are about to be given up."""
+        self._ending.update(partitions)
+        self._workers.stop_partitions(partitions)
 
     async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Let the drain callbacks of workers run before these partitions are given up; return by the deadline."""
-        await self._workers.call_drain_callbacks(partitions, deadline)
+        """End what workers still do for these partitions, and run their drain callbacks; return by the deadline."""
+        await self._workers.give_up(partitions, deadline)
         self._partition_workers.given_up(partitions)
+        self._ending.difference_update(partitions)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records, partition = RecordBatch.of(delivery.records), delivery.partition
@@ -108,10 +117,13 @@ class FunctionDestination:
     ) -> Sequence[Reply]:
         """Deliver records to one of these workers and return a reply for each."""
         replies: list[Reply] = []
+        ending = frozenset[TopicPartition]() if delivery.replay else self._ending
         while len(replies) < len(records):
+            if delivery.partition in ending:
+                return replies + [NOT_BEGUN] * (len(records) - len(replies))
             part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
             try:
-                replies += await self._attempt(workers, delivery, partitions, part)
+                replies += await self._attempt(workers, delivery, partitions, part, ending)
             except DeliveryError as cause:
                 if not replies:
                     raise
@@ -128,26 +140,38 @@ class FunctionDestination:
         return records
 
     async def _attempt(
-        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: RecordBatch
+        self,
+        workers: Sequence[int],
+        delivery: Delivery,
+        partitions: int,
+        records: RecordBatch,
+        ending: Set[TopicPartition],
     ) -> Sequence[Reply]:
+        """Deliver records as one frame; return a reply for each that was begun."""
         schemas, partition = await self._schemas_of(records), delivery.partition
         work = _work(delivery, partitions, records)
         work.trigger = self._trigger_index
         frame = wire.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
-            answer = await self._workers.serve(workers, partition, frame, len(records), schemas)
+            answer = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
         except WorkerLost as lost:
             handled["failure"] += 1
             return self._blame(partition, records, lost)
+        if answer is None:
+            return []
+        if isinstance(answer, wire.Results):
+            records = records[: len(answer.results)]
         failures = _failures(answer)
         handled["failure"] += failures
         handled["success"] += len(records) - failures
-        replies = [ACK] * len(records)
         if self._held:
             await self._held.begin(records)
+        mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
+        replies = [_success(mode)] * len(records)
         if isinstance(answer, wire.Results):
-            replies = await self._settle(records, answer.results)
+            settled = await self._settle(records, answer.results)
+            replies = [reply if reply.error else _success(mode, reply) for reply in settled]
         if self._crashes:
             for offset in records.offsets:
                 self._crashes.pop((partition, offset), None)
@@ -188,6 +212,8 @@ class FunctionDestination:
                 continue
             if result.error:
                 replies[index] = _reply(result)
+            elif result.held:
+                replies[index] = HELD
             if result.stack:
                 self._failures.add(records[index], result)
             if internal and (refused := [output.topic for output in result.outputs if output.topic in internal]):
@@ -303,6 +329,13 @@ def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
 
 def _failures(answer: wire.Done | wire.Results) -> int:
     return len([1 for one in answer.results if one and one.error]) if isinstance(answer, wire.Results) else 0
+
+
+def _success(mode: str, reply: Reply = ACK) -> Reply:
+    """Return whether a success ends its record in this `explicitAckMode`."""
+    if mode == "disable":
+        return ACK
+    return HELD if mode == "explicitOnly" else reply
 
 
 def _reply(result: wire.Result) -> Reply:

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -27,6 +27,7 @@ class ForegroundFunction(FunctionService):
         frame: bytearray,
         records: int,
         schemas: Mapping[int, wire.Schema],
+        ending: Set[TopicPartition] = frozenset(),
     ) -> Answer:
         """Load the handler, let it do one encoded frame of work, and return its answer.
 

@@ -7,11 +7,12 @@ import contextlib
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from typing import NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
+from headrace.records import TopicPartition
 
 Answer = wire.Done | wire.Results
 
@@ -26,6 +27,7 @@ class Frame(NamedTuple):
 
     number: int
     records: int
+    partition: TopicPartition
     answer: asyncio.Future[Answer | None]
     """None if the frame was taken back."""
 
@@ -34,16 +36,21 @@ class FramesInFlight:
     """The frames of one worker, oldest first.
 
     The worker counts the records that it has begun in memory that both processes share. Before it begins a frame, it
-    reads the frame's number from a pipe. If the parent reads the number first, the worker skips the frame.
+    reads the frame's number from a pipe. If the parent reads the number first, the worker skips the frame. The parent
+    stops a frame between two records by a word in the same memory.
     """
 
     def __init__(self, progress: mmap.mmap) -> None:
-        """Begin without a frame; the first 8 bytes of `progress` are the worker's count of records begun."""
+        """Begin without a frame.
+
+        The first 8 bytes of `progress` are the worker's count of records begun. The next 8 are one more than the number
+        of the frame to stop.
+        """
         self.served = 0
         """Frames answered."""
         self.claims, self._claims_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """The pipe of numbers; the worker has its reading end too."""
-        self._progress, self._begun = progress, memoryview(progress).cast("Q")
+        self._progress, self._shared = progress, memoryview(progress).cast("Q")
         self._ended_records = 0
         self._frames: deque[Frame] = deque()
         self._number = 0
@@ -54,30 +61,37 @@ class FramesInFlight:
         """Numbers of the frames in flight."""
         return {frame.number for frame in self._frames}
 
-    def add(self, records: int) -> asyncio.Future[Answer | None]:
+    def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Answer | None]:
         """Count a frame that is about to be sent, and return its answer."""
         if not self._frames:
             self.look_anew()
         self._number = (self._number + 1) % _NUMBERS
         os.write(self._claims_end, bytes((self._number,)))
-        frame = Frame(self._number, records, asyncio.get_running_loop().create_future())
+        frame = Frame(self._number, records, partition, asyncio.get_running_loop().create_future())
         self._frames.append(frame)
         return frame.answer
 
     def answered(self, answer: Answer) -> int:
-        """End the oldest frame; return its records.
+        """End the oldest frame; return its records that were begun.
 
         Raises:
             WireBroken: No frame is in flight, or the answer does not have a result for each of its records.
         """
-        if not self._frames or (isinstance(answer, wire.Results) and len(answer.results) != self._frames[0].records):
+        if not self._frames:
             raise wire.WireBroken("an answer without a request")
-        frame = self._frames.popleft()
-        self._ended_records += frame.records
+        frame = self._frames[0]
+        records = len(answer.results) if isinstance(answer, wire.Results) else frame.records
+        stopped = self._shared[1] == frame.number + 1
+        if records != frame.records and not (stopped and records < frame.records):
+            raise wire.WireBroken("an answer without a request")
+        self._frames.popleft()
+        if stopped:
+            self._shared[1] = 0
+        self._ended_records += records
         self.served += 1
         if not frame.answer.done():
             frame.answer.set_result(answer)
-        return frame.records
+        return records
 
     def take_back(self) -> int:
         """Take back the frames that the worker has not begun; return how many."""
@@ -91,14 +105,30 @@ class FramesInFlight:
                 frame.answer.set_result(None)
         return len(taken)
 
+    def stop(self, partitions: Collection[TopicPartition]) -> Frame | None:
+        """Let the worker stop between two records, if it is at work on these partitions; return the frame at work.
+
+        Frames that it has not begun must be taken back before.
+        """
+        frame = self._frames[-1] if self._frames else None
+        if frame is None or frame.partition not in partitions:
+            return None
+        self._shared[1] = frame.number + 1
+        return frame
+
+    def has(self, partitions: Collection[TopicPartition]) -> bool:
+        """Return whether a frame of these partitions is in flight."""
+        return any(frame.partition in partitions for frame in self._frames)
+
     def lose(self, lost: Callable[[int], WorkerLost]) -> None:
         """End every frame because the process has ended; `lost` makes the error for so many records begun."""
-        begun = self._begun[0] - self._ended_records
+        begun = self._shared[0] - self._ended_records
         while self._frames:
             frame = self._frames.popleft()
             if not frame.answer.done():
                 # More than its own means that it had ended and that its answer was cut off.
                 frame.answer.set_exception(lost(begun if begun <= frame.records else 0))
+                frame.answer.exception()  # retrieved here, or asyncio would log it if its caller was cancelled
             begun = max(0, begun - frame.records)
 
     def look_anew(self) -> None:
@@ -107,14 +137,14 @@ class FramesInFlight:
 
     def is_stuck(self, now: float, limit_seconds: float) -> bool:
         """Return whether the worker has been at the same record for longer than the limit; call again and again."""
-        if self._begun[0] != self._seen[0]:
-            self._seen = (self._begun[0], now)
+        if self._shared[0] != self._seen[0]:
+            self._seen = (self._shared[0], now)
         return now - self._seen[1] >= limit_seconds
 
     def close(self) -> None:
         """Close the pipe and the shared memory, which has a descriptor too."""
         if self._claims_end >= 0:
-            self._begun.release()
+            self._shared.release()
             self._progress.close()
             os.close(self.claims)
             os.close(self._claims_end)

@@ -295,12 +295,12 @@ class _FunctionFile:
         other = {"attributes": "trigger", "trigger": "attributes"}.get(known, "")
         if written == "security":
             self._wrong(path, "is a section of headrace.yaml: write tls and sasl here")
-        elif misspelt:
-            prefix = str(path[-1]).removesuffix(written)
-            self._wrong(path, f"is not known; did you mean {prefix}{misspelt}?")
         elif other and near(written, _KEYS[other]["read"], 1.0):
             where = "under attributes" if other == "attributes" else "one level up, at the trigger"
             self._wrong(path, f"has no effect here: write it {where}")
+        elif misspelt:
+            prefix = str(path[-1]).removesuffix(written)
+            self._wrong(path, f"is not known; did you mean {prefix}{misspelt}?")
         else:
             likely = difflib.get_close_matches(written.lower(), names, 1)
             hint = f"; did you mean {names[likely[0]]}?" if likely else ""

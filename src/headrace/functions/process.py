@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
-from headrace.functions.frames import Answer, FramesInFlight
+from headrace.functions.frames import Answer, Frame, FramesInFlight
 from headrace.functions.worker_log import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
 from headrace.lifecycle.memory import memory_bytes
@@ -80,6 +80,9 @@ class _Kill(NamedTuple):
 
 class WorkerProcess(asyncio.Protocol):
     """A started worker. It serves one frame at a time, and has the next one at hand."""
+
+    acknowledge: Callable[[wire.Ack], str] = staticmethod(lambda _: "the function has no trigger with explicitAckMode")
+    """Takes an explicit acknowledgement; returns why that is not possible, else an empty text."""
 
     def __init__(self, label: str, on_ended: Callable[[int, float], None]) -> None:
         """Prepare.
@@ -192,12 +195,12 @@ class WorkerProcess(asyncio.Protocol):
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(wire.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
-        answer = self._frames.add(records)
+        answer = self._frames.add(records, partition)
         self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
         self._transport.write(frame)
         try:
-            return await answer
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
             self.take_back()
             raise
@@ -208,6 +211,28 @@ class WorkerProcess(asyncio.Protocol):
         for _ in range(taken):
             self._frame_left(0, 0.0)
         return taken > 0
+
+    def stop_frames(self, partitions: Collection[TopicPartition]) -> Frame | None:
+        """Let the worker begin no more records of these partitions; return its frame of them that is at work."""
+        if self.ended.done() or not self._frames or not self._frames.has(partitions):
+            return None
+        self.take_back()
+        return self._frames.stop(partitions)
+
+    async def give_up(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """End what it does for these partitions, then run the drain callback, if that is due; return by the deadline.
+
+        A worker that is still at an event of theirs by then is killed. That event is to blame for nothing.
+        """
+        ends = [self._end_frame(frame, deadline)] if (frame := self.stop_frames(partitions)) else []
+        ends += [self.call_drain_callback(deadline)] if self.must_drain(partitions) else []
+        await asyncio.gather(*ends)
+
+    async def _end_frame(self, frame: Frame, deadline: Deadline) -> None:
+        """Wait for the end of a frame, and kill the process if it does not end in time."""
+        await asyncio.wait([frame.answer], timeout=deadline.remaining_seconds)
+        if not frame.answer.done():
+            self.kill(f"an event of {frame.partition} was still running when the partition had to be given up")
 
     def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether the drain callback is due before these partitions are given up: not while it serves a frame of
@@ -284,6 +309,9 @@ class WorkerProcess(asyncio.Protocol):
         if isinstance(message, Answer):
             assert self._frames  # the wire is opened after it
             self._frame_left(self._frames.answered(message), message.seconds)
+        elif isinstance(message, wire.Ack):
+            answer = wire.Acked(message.number, self.acknowledge(message))
+            self._transport.write(wire.encode_frame(answer))
         elif isinstance(message, wire.HasDrainCallback):
             self._drain_callback.exists = True
         elif isinstance(message, wire.Drained):

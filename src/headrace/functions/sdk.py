@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partialmethod
 from types import GenericAlias, SimpleNamespace
@@ -239,6 +239,10 @@ class Logger:
     error = error_with = partialmethod(_write, "error")
 
 
+class NotAcknowledged(Exception):
+    """A record cannot be acknowledged; the text says why."""
+
+
 class Platform:
     """The platform, and the callbacks of the function."""
 
@@ -247,6 +251,28 @@ class Platform:
         self.namespace = namespace
         self.on_drain: Callback | None = None
         self.on_termination: Callback | None = None
+
+        self.acknowledged: list[Any] = []
+        """Without a worker, as in handlers' own tests: what was acknowledged explicitly."""
+        self._acknowledge: Callable[[str, int, int], Awaitable[str]] | None = None
+
+    async def explicit_ack(self, qualified_offset: Any) -> None:
+        """Acknowledge a record explicitly, and as `explicitAckEnds` says those before it; return when that is taken.
+
+        A plain handler writes `asyncio.run(context.platform.explicit_ack(qualified_offset))`.
+
+        Args:
+            qualified_offset: Topic, partition and offset; that of any earlier event of the function.
+
+        Raises:
+            NotAcknowledged: Its partition is not assigned here any more, or the record was not delivered yet.
+        """
+        if self._acknowledge is None:
+            self.acknowledged.append(qualified_offset)
+            return
+        topic, partition, offset = (getattr(qualified_offset, name) for name in ("topic", "partition", "offset"))
+        if problem := await self._acknowledge(str(topic), int(partition), int(offset)):
+            raise NotAcknowledged(problem)
 
     def set_drain_callback(self, callback: Callback) -> None:
         """Call this, plain or async, before partitions are given up, and before the worker ends.

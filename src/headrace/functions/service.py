@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
 from headrace.functions import wire
@@ -17,6 +18,9 @@ from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Servic
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
+
+Acknowledge = Callable[[TopicPartition, int], str]
+"""Takes an explicit acknowledgement of an offset; returns why that is not possible, else an empty text."""
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -53,7 +57,14 @@ class FunctionService(Service):
     A worker that ends is replaced at once, one that keeps ending after growing pauses. The others continue meanwhile.
     """
 
-    def __init__(self, spec: FunctionSpec, triggers: Sequence[AnyTrigger], clock: Clock) -> None:
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        triggers: Sequence[AnyTrigger],
+        clock: Clock,
+        acknowledgers: Mapping[str, Acknowledge] = MappingProxyType({}),
+    ) -> None:
+        """Prepare; `acknowledgers` take explicit acknowledgements, by the topic that a trigger reads."""
         name = triggers[0].name if len(triggers) == 1 else triggers[0].allocator_name
         super().__init__(f"function {spec.name}.{name}")
         self.spec = spec
@@ -63,6 +74,7 @@ class FunctionService(Service):
         self.restarts = 0
         """Workers that ended by themselves, or were killed, and were replaced."""
         self._clock = clock
+        self._acknowledgers = acknowledgers
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._take_back)
         self._stopping, self._reloading = False, set[WorkerProcess]()
@@ -104,15 +116,30 @@ class FunctionService(Service):
             if slot.process:
                 await asyncio.wait_for(slot.process.at_rest.wait(), deadline.remaining_seconds)
 
-    async def call_drain_callbacks(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Let the drain callbacks run before these partitions are given up; return by the deadline.
+    def stop_partitions(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin no more records of these partitions; those at work may end."""
+        self._allocator.give_up(partitions)
+        for process in self._processes:
+            process.stop_frames(partitions)
 
-        A worker that is busy with others and has had no event of these since its last call is left alone.
+    async def give_up(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """Let events of these partitions end, then the drain callbacks run; return by the deadline.
+
+        A worker whose event has not ended by then is replaced. One that is busy with others, and has had no event of
+        these since its last callback, is left alone.
         """
-        processes = [slot.process for slot in self._slots if slot.process and slot.up]
-        due = [process for process in processes if process.must_drain(partitions)]
-        if calls := [self.spawn(process.call_drain_callback(deadline), "drain callback") for process in due]:
-            await asyncio.wait(calls)
+        if ends := [self.spawn(each.give_up(partitions, deadline), "drain callback") for each in self._processes]:
+            await asyncio.wait(ends)
+
+    @property
+    def _processes(self) -> list[WorkerProcess]:
+        return [slot.process for slot in self._slots if slot.process and slot.up]
+
+    def acknowledge(self, ack: wire.Ack) -> str:
+        """Take an explicit acknowledgement of any worker; return why that is not possible, else an empty text."""
+        if acknowledge := self._acknowledgers.get(ack.topic):
+            return acknowledge(TopicPartition(ack.topic, ack.partition), ack.offset)
+        return f"no trigger of {self.spec.name} reads {ack.topic} with explicitAckMode enable or explicitOnly"
 
     async def stop(self) -> None:
         self._stopping = True
@@ -130,8 +157,11 @@ class FunctionService(Service):
         frame: bytearray,
         records: int,
         schemas: Mapping[int, wire.Schema],
-    ) -> Answer:
+        ending: Set[TopicPartition] = frozenset(),
+    ) -> Answer | None:
         """Let one of these workers do one encoded frame of work and return its answer.
+
+        It is None if no worker has begun the frame before the partition was one of those that are `ending`.
 
         A frame that its worker has not begun goes to another worker if the first ends, or if the other is idle.
         If cancelled, a frame that was begun still ends, and its answer is dropped.
@@ -140,8 +170,10 @@ class FunctionService(Service):
             WorkerLost: The worker ended in the middle of the frame; parameters as in `WorkerProcess.serve`.
             DestinationUnavailable: No worker that may serve this partition is up.
         """
-        while True:
-            number = await self._choose(candidates)
+        while partition not in ending:
+            number = await self._choose(candidates, partition)
+            if number is None:
+                continue
             process, began = self._slots[number].process, self._clock.monotonic()
             assert process is not None
             try:
@@ -155,11 +187,12 @@ class FunctionService(Service):
             if answer is not None:
                 self.metrics.answered(self._clock.monotonic() - began)
                 return answer
+        return None
 
-    async def _choose(self, candidates: Sequence[int]) -> int:
+    async def _choose(self, candidates: Sequence[int], partition: TopicPartition) -> int | None:
         began, idle, immediate = self._clock.monotonic(), self._allocator.idle, self._allocator.can_serve(candidates)
         try:
-            number = await self._allocator.acquire(candidates)
+            number = await self._allocator.acquire(candidates, partition)
         except DestinationUnavailable:
             self.metrics.allocations["error_timeout"] += 1
             raise
@@ -201,6 +234,7 @@ class FunctionService(Service):
     async def _live(self, number: int, slot: _Slot) -> str:
         """Run one process from its start to its end and return why it ended."""
         process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
+        process.acknowledge = self.acknowledge
         slot.process = process
         limit = self.spec.readiness_timeout_seconds
         try:

@@ -103,6 +103,7 @@ def _version(text: str) -> str:
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
 AnyCase = BeforeValidator(_lower)
 AckMode = BeforeValidator(lambda mode: "explicitOnly" if _lower(mode) == "explicitonly" else _lower(mode))
+AckEnds = BeforeValidator(lambda value: {"upto": "upTo"}.get(_lower(value), _lower(value)))
 LevelName = BeforeValidator(lambda level: "warning" if _lower(level) == "warn" else _lower(level))
 OnFailure = BeforeValidator(lambda value: {"deadletter": "deadLetter"}.get(_lower(value), _lower(value)))
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
@@ -169,6 +170,8 @@ class KafkaAttributes(_Part):
     channel_buffer_size: Annotated[int, Field(ge=0, le=256), Number] = 256
     ack_window_size: Whole = 0
     """Records by which the committed offset stays behind what has ended."""
+    commit_interval: Annotated[float, Field(ge=0.01, le=3600), Duration] = 1.0
+    """Time from one commit to the next. A setting of Headrace; Nuclio's is 1s too."""
     log_level: Annotated[int, Number] = 0
     version: Annotated[str, AfterValidator(_version)] = "3.5.2"
     admin_timeout: Limit | None = None
@@ -267,6 +270,9 @@ class Trigger(_Part):
     """Whether a record ends with its handler, with an explicit acknowledgement, or with either."""
     explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
     """The longest wait for acknowledgements before a partition is given up."""
+    explicit_ack_ends: Annotated[Literal["upTo", "one"], AckEnds] = "upTo"
+    """What an explicit acknowledgement ends: its record and those before it, as in Nuclio, or its record. A setting
+    of Headrace."""
     batch: HandlerBatch = HandlerBatch()
     delivery: Annotated[Literal["at_least_once", "exactly_once"], AnyCase] = "at_least_once"
     """Whether outputs and offsets are committed in one transaction."""
@@ -331,6 +337,11 @@ class KafkaTrigger(Trigger):
             raise ValueError(
                 f"explicitAckMode is {self.explicit_ack_mode}, and workerAllocationMode pool: write static or key, "
                 "so that the worker that acknowledges a record is the one that has it"
+            )
+        if self.explicit_ack_mode != "disable" and self.retry.tiers:
+            raise ValueError(
+                f"explicitAckMode is {self.explicit_ack_mode}, and retry.tiers are set: a record in a retry topic has "
+                "left the topic by whose offset it is acknowledged: remove tiers"
             )
         if self.delivery == "exactly_once" and self.explicit_ack_mode == "explicitOnly":
             raise ValueError(
@@ -397,6 +408,13 @@ class FunctionSpec(_Part):
         least, most = self.replica_bounds
         if least > most:
             raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")
+        acknowledging = [trigger for trigger in self.triggers if trigger.explicit_ack_mode != "disable"]
+        topics = [topic for trigger in acknowledging for topic in trigger.topics]
+        if twice := next((topic for topic in topics if topics.count(topic) > 1), ""):
+            raise ValueError(
+                f"triggers has two with explicitAckMode that read {twice}, and an acknowledgement names no trigger: "
+                "move one of them to a function of its own"
+            )
         return self
 
     @property

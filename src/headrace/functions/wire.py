@@ -3,8 +3,8 @@
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
 `Drain`. The worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
 per `Drain`. It answers no `Work` that the parent has taken back. It sends `HasDrainCallback` once if there is a
-callback. A `Work` is many records of one partition as columns, because per-record cost decides the throughput. Standard
-library and msgspec only.
+callback, and `Ack` at any time; the parent answers each by one `Acked`. A `Work` is many records of one partition as
+columns, because per-record cost decides the throughput. Standard library and msgspec only.
 """
 
 from collections.abc import Callable
@@ -90,6 +90,14 @@ class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
     """Partitions are about to be given up: call the drain callback."""
 
 
+class Acked(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """The answer to an `Ack`."""
+
+    number: int
+    problem: str = ""
+    """Why the record cannot be acknowledged; empty if it is."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """The handler is loaded and `init_context` has returned."""
 
@@ -132,10 +140,13 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The traceback; empty if nothing was raised."""
     shared: bool = False
     """The call had several records, and this does not say which of them failed."""
+    held: bool = False
+    """Whether the record stays open until it is acknowledged."""
 
 
 class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """One entry per record of the frame; None is success without output."""
+    """One entry per record of the frame, or of the first ones if the parent has stopped it; None is success without
+    output."""
 
     results: list[Result | None]
     seconds: float = 0.0
@@ -153,8 +164,17 @@ class Drained(msgspec.Struct, array_like=True, tag=6, frozen=True):
     """The exception that it raised; empty if it returned."""
 
 
-ToWorker = Setup | Schema | Work | Drain
-ToParent = Ready | Unfit | Done | Results | HasDrainCallback | Drained
+class Ack(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """The handler acknowledges a record."""
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+
+
+ToWorker = Setup | Schema | Work | Drain | Acked
+ToParent = Ready | Unfit | Done | Results | HasDrainCallback | Drained | Ack
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_worker: Callable[[memoryview], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode

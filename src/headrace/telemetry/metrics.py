@@ -92,6 +92,7 @@ DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
     "abandoned": ("headrace_abandoned_records_total", ()),
     "late": ("headrace_late_records_total", ()),
     "open": ("headrace_open_records", ()),
+    "held": ("headrace_held_records", ()),
     "breaker_open": (_BREAKER, ()),
     "commits": ("headrace_commits_total", ()),
     "assignment_changes": ("headrace_assignment_changes_total", ()),

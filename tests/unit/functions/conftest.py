@@ -117,6 +117,7 @@ def write_function(tmp_path: Path) -> Callable[..., Path]:
         trigger = {
             "kind": "kafka-cluster",
             "numWorkers": workers,
+            **attributes.pop("trigger", {}),
             "attributes": {"topics": ["flights"], "consumerGroup": "g", **attributes},
         }
         function = {

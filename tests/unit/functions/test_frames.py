@@ -11,7 +11,10 @@ import pytest
 from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.frames import FramePace, FramesInFlight
+from headrace.records import TopicPartition
 from headrace.testing.bed import Bed, running
+
+P = TopicPartition("t", 0)
 
 
 def lost(begun: int) -> WorkerLost:
@@ -32,7 +35,7 @@ async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, ex
     """Only that one has a record to blame."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     frames = FramesInFlight(memory)
-    answers = [frames.add(2), frames.add(3), frames.add(2)]
+    answers = [frames.add(2, P), frames.add(3, P), frames.add(2, P)]
     memoryview(memory).cast("Q")[0] = 2
     frames.answered(wire.Done())
     assert isinstance(await answers[0], wire.Done)
@@ -49,7 +52,7 @@ async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> 
     """Who reads its number first has it."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     for _ in range(600):  # numbers begin anew after 256
-        first, second = frames.add(1), frames.add(1)
+        first, second = frames.add(1, P), frames.add(1, P)
         number = os.read(frames.claims, 1)[0]
         assert frames.take_back() == 1
         assert (first.done(), await second) == (False, None)
@@ -65,7 +68,7 @@ async def test_answers_that_do_not_fit_are_no_answers() -> None:
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     with pytest.raises(wire.WireBroken):
         frames.answered(wire.Done())
-    frames.add(2)
+    frames.add(2, P)
     with pytest.raises(wire.WireBroken):
         frames.answered(wire.Results([None]))
     frames.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +49,7 @@ class FakeWorkers:
         frame: bytearray,
         records: int,
         schemas: Mapping[int, wire.Schema],
+        ending: Collection[TopicPartition] = (),
     ) -> wire.Done | wire.Results:
         [work] = wire.FrameReader(wire.decode_to_worker).feed(bytes(frame))
         assert isinstance(work, wire.Work) and len(work.offsets) == records

@@ -172,8 +172,6 @@ def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytes
     annotations = ", ".join(f"{name}: '1'" for name in names)
     load(tmp_path, f"metadata: {{annotations: {{{annotations}}}}}\n" + with_attributes())
     assert sorted(told(caplog)) == [
-        "metadata.annotations.custom.nuclio.io/kafka-window-size: is checked and not used yet: "
-        "the commit follows the last record that has ended",
         "metadata.annotations.nuclio.io/kafka-admin-retry-max: has no effect in Headrace: "
         "the client repeats a request by itself until its time is over",
         "metadata.annotations.nuclio.io/kafka-colour: is not known and has no effect",

@@ -260,11 +260,10 @@ def test_a_drain_callback_follows_both_frames(write_function: Write, running: Ru
 
     async def run(folder: Path) -> None:
         async with running(folder) as function:
+            assert await function.deliver(b"early", partition=5) == [ACK]
             first, _ = await two_frames(function, folder)
             third = function.begin(b"wait2", partition=4)
-            given_up = function.service.call_drain_callbacks(
-                [TopicPartition("flights", 2)], Deadline(function.clock, 60)
-            )
+            given_up = function.service.give_up([TopicPartition("flights", 5)], Deadline(function.clock, 60))
             drain, begun = function.service.spawn(given_up, "drain"), function.clock.monotonic()
             await function.until(lambda: function.service.restarts or function.clock.monotonic() > begun + 1)
             (folder / "go wait").touch()

@@ -129,13 +129,15 @@ class Answers:
             TypeError: The output format cannot hold the returned value.
         """
         outputs: list[Output] = []
+        held = False
         for reply in answer if type(answer) is list else (answer,):
             status, body, headers = _parts_of(reply)
             if status >= 400:
                 return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
             if body is not None and self._used:
                 outputs.append(Output(self.encode(body), headers))
-        return Result(outputs) if outputs else None
+            held = held or (hasattr(reply, "status_code") and sdk.has_no_ack(reply.headers))
+        return Result(outputs, held=held) if outputs or held else None
 
     def results_of(self, answer: Any, events: Sequence[sdk.Event]) -> list[Result | None]:
         """Return the results of a batch: a list has one reply per event, everything else is one reply for all.

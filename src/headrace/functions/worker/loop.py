@@ -12,12 +12,13 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Platform
+from headrace.functions.worker.acks import Acks
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
 from headrace.functions.worker.serving import Serving
 
@@ -33,15 +34,14 @@ _NUMBERS = 256
 class _Plain:
     """Runs a plain handler; coroutines that it returns run on an event loop of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], object] = lambda: None) -> None:
+        """Prepare; `read` waits for bytes of the parent and takes them."""
+        self.read = read
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def read(self, end: socket.socket) -> bytes:
-        return end.recv(_READ_BYTES)
-
-    def serve(self, serving: Serving, work: wire.Work) -> bytearray:
+    def serve(self, serving: Serving, work: wire.Work, stop: int = -1) -> bytearray:
         try:
-            serving.serve(work, self.resolve).send(None)
+            serving.serve(work, stop, self.resolve).send(None)
         except StopIteration as ended:
             answer: bytearray = ended.value
             return answer
@@ -67,20 +67,26 @@ class _Plain:
 class _OnEventLoop:
     """Runs an async handler, and everything else of the worker, on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker | None) -> None:
+        """Prepare; with a worker, read from its parent."""
         import asyncio  # here, so that plain handlers start without it
 
-        self._runner = asyncio.Runner()
+        self._runner, self._arrived = asyncio.Runner(), asyncio.Event()
+        if worker:
+            # It reads while the handler waits, too: perhaps for the answer to an acknowledgement.
+            self._runner.get_loop().add_reader(worker.end, self._take, worker)
 
-    def read(self, end: socket.socket) -> bytes:
-        end.setblocking(False)
-        try:
-            return self._runner.run(_received(end))
-        finally:
-            end.setblocking(True)
+    def _take(self, worker: Worker) -> None:
+        if not worker.read():
+            self._runner.get_loop().remove_reader(worker.end)
+        self._arrived.set()
 
-    def serve(self, serving: Serving, work: wire.Work) -> bytearray:
-        return self._runner.run(serving.serve(work))
+    def read(self) -> None:
+        self._arrived.clear()
+        self._runner.run(self._arrived.wait())
+
+    def serve(self, serving: Serving, work: wire.Work, stop: int = -1) -> bytearray:
+        return self._runner.run(serving.serve(work, stop))
 
     def call(self, function: Any, *arguments: Any) -> None:
         self._runner.run(_called(function, arguments))
@@ -90,26 +96,26 @@ class _OnEventLoop:
         self._runner.close()
 
 
-async def _received(end: socket.socket) -> bytes:
-    import asyncio
-
-    return await asyncio.get_running_loop().sock_recv(end, _READ_BYTES)
-
-
 async def _called(function: Any, arguments: Any) -> None:
     answer = function(*arguments)
     if type(answer) is CoroutineType:
         await answer
 
 
-def prepare(setup: wire.Setup, context: Context, progress: mmap.mmap) -> tuple[_Plain | _OnEventLoop, Serving]:
-    """Load the handler, call `init_context`, and return what serves frames.
+def prepare(
+    setup: wire.Setup, context: Context, progress: mmap.mmap, worker: Worker | None = None
+) -> tuple[_Plain | _OnEventLoop, Serving]:
+    """Load the handler, call `init_context`, and return what serves frames, of a worker if there is one.
 
     Raises:
         Unusable: One of them failed.
     """
     handler, init_context = load_handler(setup.handler, setup.folder)
-    runs = _OnEventLoop() if is_async(handler) or is_async(init_context) else _Plain()
+    runs: _Plain | _OnEventLoop = _Plain(worker.read) if worker else _Plain()
+    if is_async(handler) or is_async(init_context):
+        runs = _OnEventLoop(worker)
+    elif worker:
+        worker.acks.read = worker.read
     serving = Serving(handler, context, setup, progress)
     if init_context is not None:
         try:
@@ -123,14 +129,15 @@ class Worker:
     """One worker process's life."""
 
     def __init__(self, end: socket.socket, progress: mmap.mmap, claims: int) -> None:
-        self._end = end
+        self.end = end
         self._progress = progress
         self._claims = claims
         self._claimed: int | None = None  # the number that was read last, until its frame is received
         self._number = 0
         self._reader = wire.FrameReader(wire.decode_to_worker)
         self._received: deque[wire.ToWorker] = deque()
-        self._runs: _Plain | _OnEventLoop = _Plain()
+        self._runs: _Plain | _OnEventLoop = _Plain(self.read)
+        self.acks = Acks(self._send)
         self._idle = False
         self._stop_requested = False
         self._has_reported_callback = False
@@ -148,18 +155,17 @@ class Worker:
     def receive_setup(self) -> wire.Setup:
         """Wait for the first message."""
         while not self._received:
-            data = self._end.recv(_READ_BYTES)
-            if not data:
+            if not self.read():
                 sys.exit(0)
-            self._received.extend(self._reader.feed(data))
         setup = self._received.popleft()
         assert isinstance(setup, wire.Setup)
         return setup
 
     def work(self, setup: wire.Setup, context: Context) -> int:
         """Load the handler, serve until the end, and return the exit code."""
+        context.platform._acknowledge = self.acks.send
         try:
-            self._runs, serving = prepare(setup, context, self._progress)
+            self._runs, serving = prepare(setup, context, self._progress, self)
             self._serve(serving, context.platform)
         except Unusable as cause:
             self._send(wire.Unfit(str(cause)))
@@ -180,7 +186,7 @@ class Worker:
                 elif isinstance(message, wire.Work) and self._claim():
                     if self._stop_requested:
                         break  # the parent sees that it was not begun
-                    answer = self._runs.serve(serving, message)
+                    answer = self._runs.serve(serving, message, self._number + 1)
                     self._drained = False
                     self._report_callback(platform)
                     self._write(answer)
@@ -223,14 +229,25 @@ class Worker:
         while not self._received:
             # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
             self._idle = True
-            if self._stop_requested:
+            if self._stop_requested or self.acks.closed:
                 return None
-            data = self._runs.read(self._end)
+            self._runs.read()
             self._idle = False
-            if not data:
-                return None
-            self._received.extend(self._reader.feed(data))
         return self._received.popleft()
+
+    def read(self) -> bool:
+        """Take bytes of the parent, and wait for them; return whether there were any."""
+        data = b""
+        with contextlib.suppress(ConnectionError):  # the parent has ended
+            data = self.end.recv(_READ_BYTES)
+        for message in self._reader.feed(data):
+            if isinstance(message, wire.Acked):
+                self.acks.answered(message)
+            else:
+                self._received.append(message)
+        if not data:
+            self.acks.close()
+        return bool(data)
 
     def _send(self, message: wire.ToParent) -> None:
         self._write(wire.encode_frame(message))
@@ -238,4 +255,4 @@ class Worker:
     def _write(self, frame: bytearray) -> None:
         if os.getpid() != self._pid:
             sys.exit(1)  # a fork that returned from the handler: its answer would be taken for the next frame's
-        self._end.sendall(frame)
+        self.end.sendall(frame)

@@ -100,7 +100,7 @@ class Serving:
         """Prepare.
 
         The first 8 bytes of `progress` hold the number of records begun since the worker started. The parent reads it
-        to know which record a dead or hung worker was at.
+        to know which record a dead or hung worker was at. The next 8 bytes say which frame the parent stops.
         """
         self.bodies = Bodies()
         self._handler = handler
@@ -125,29 +125,39 @@ class Serving:
         """Outputs of the present frame by the index of their record."""
         context._emit, context._at_work = self._emit, self._at_work
 
-    async def serve(self, work: wire.Work, resolve: Callable[[Any], Any] | None = None) -> bytearray:
+    async def serve(self, work: wire.Work, stop: int = -1, resolve: Callable[[Any], Any] | None = None) -> bytearray:
         """Call the handler for each record or batch and return the answer.
 
         A coroutine that the handler returns is awaited, or run by `resolve`; with that, this one never waits.
+        The parent writes `stop` into shared memory to stop this frame between two records.
         """
         began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
-        await serve(self._events_of(work, results), results, resolve)
+        begun = await serve(self._events_of(work, results), results, stop, resolve)
+        del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
             if result is None or not result.error:
-                results[index] = wire.Result(outputs + (result.outputs if result else []))
+                outputs += result.outputs if result else []
+                results[index] = wire.Result(outputs, held=result is not None and result.held)
+        whole = len(results) == len(self._events)
         self._events, self._emitted = (), {}
         seconds = perf_counter() - began
-        return wire.encode_frame(wire.Results(results, seconds) if any(results) else wire.Done(seconds))
+        return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
 
     async def _serve_each(
-        self, events: list[Event | None], results: list[wire.Result | None], resolve: Callable[[Any], Any] | None
-    ) -> None:
+        self,
+        events: list[Event | None],
+        results: list[wire.Result | None],
+        stop: int,
+        resolve: Callable[[Any], Any] | None,
+    ) -> int:
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
         answers = self._triggers[self._trigger].answers
         for index, event in enumerate(events):
+            if progress[1] == stop:
+                return index
             progress[0] = begun + index + 1
             if event is None:
                 continue
@@ -159,12 +169,20 @@ class Serving:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
+        return len(events)
 
     async def _serve_batches(
-        self, events: list[Event | None], results: list[wire.Result | None], resolve: Callable[[Any], Any] | None
-    ) -> None:
+        self,
+        events: list[Event | None],
+        results: list[wire.Result | None],
+        stop: int,
+        resolve: Callable[[Any], Any] | None,
+    ) -> int:
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
         for first in range(0, len(known), trigger.batch_size):
+            if self._progress[1] == stop:
+                self._progress[0] = self._begun + known[first]
+                return known[first]
             indexes = known[first : first + trigger.batch_size]
             batch = [event for index in indexes if (event := events[index])]
             self._progress[0] = self._begun + indexes[0] + 1
@@ -178,6 +196,7 @@ class Serving:
             for index, result in zip(indexes, found, strict=True):
                 results[index] = result
         self._progress[0] = self._begun + len(events)
+        return len(events)
 
     def _at_work(self) -> Event | None:
         # The number of records begun says which one is at work, so that calls of the handler need no preparation.

@@ -52,6 +52,10 @@ class HeadraceConfig(Section):
     """Function files that other processes run. This one only knows their lag, for scale hints while none runs them."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""
+    functions_libraries: Literal["refuse", "install", "shared"] = "refuse"
+    """The libraries that a function names in `requirements.txt` or `build.commands`. `refuse`: a start without them
+    names the command that installs them. `install`: a start installs them, over the network. `shared`: handlers have
+    the libraries of Headrace."""
     functions_secrets_dir: Path | None = None
     """Folder with the secrets that function files mount (`spec.volumes`): a folder for each `secretName`, in which each
     key is a file; relative to this file."""

@@ -21,6 +21,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem, near
+from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.functions.trigger_security import (
     SETTINGS,
@@ -125,6 +126,7 @@ class _FunctionFile:
         self._list(spec, "env", "variable")
         self._list(spec, "loggerSinks", "sink")
         self._files = self._files._replace(mounts=self._mounts(spec))
+        spec.values["libraries"] = self._libraries(spec, folder)
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if trigger]
@@ -135,6 +137,21 @@ class _FunctionFile:
         if function and check_handler and (why := handler_problem(function.handler, folder)):
             self._wrong(spec.path_of("handler"), why)
         return function
+
+    def _libraries(self, spec: _Section, folder: Path) -> Libraries | None:
+        """Return the libraries of the function; refuse it, or leave them out, as the configuration says."""
+        commands = self._below(spec, "build").values.get("commands") or []
+        for command in (written := [str(command) for command in commands]):
+            if not is_install(command):
+                self._warn(spec.path_of("build"), f"has the command {command!r}: only `pip install ...` has an effect")
+        if not self._config or self._config.functions_libraries == "shared":
+            return None
+        state = self._config.state_dir.absolute() / "functions"
+        found = libraries_of(folder, [command for command in written if is_install(command)], state)
+        if found and self._config.functions_libraries == "refuse" and not found.folder.is_dir():
+            text = "functions_libraries: install in headrace.yaml does that at the start"
+            self._wrong(spec.path_of("build"), f"names libraries that are not installed: run {found.command}; {text}")
+        return found
 
     def _list(self, spec: _Section, name: str, known: str) -> None:
         """Read a list of mappings by their known names."""

@@ -14,7 +14,7 @@ from headrace.functions.metrics import WorkerMetrics
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker_log import logger_of
-from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket
+from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket, run_blocking
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -236,6 +236,9 @@ class FunctionService(Service):
         process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
         process.acknowledge = self.acknowledge
         slot.process = process
+        if why := await self._install(self.spec):
+            slot.problem = why
+            return f"{process.label}: {why}"
         limit = self.spec.readiness_timeout_seconds
         try:
             await process.start(self, self._setup(number, self.spec))
@@ -258,6 +261,9 @@ class FunctionService(Service):
         self._allocator.lost(number)
         return lost.description
 
+    async def _install(self, spec: FunctionSpec) -> str:
+        return await run_blocking(spec.libraries.install) if spec.libraries else ""
+
     def _frame_ended(self, number: int, records: int, seconds: float) -> None:
         if records:
             self.pace.learn(records, seconds)
@@ -268,6 +274,7 @@ class FunctionService(Service):
         return wire.Setup(
             handler=spec.handler,
             folder=str(spec.folder),
+            libraries=str(spec.libraries.folder) if spec.libraries else "",
             worker_id=str(number),
             triggers=[
                 wire.TriggerSetup(
@@ -329,6 +336,8 @@ class FunctionService(Service):
         Raises:
             FunctionInvalid: It does not come up; the old workers stay.
         """
+        if why := await self._install(spec):
+            raise FunctionInvalid(why)
         trial, limit = WorkerProcess(f"{self.name} worker trial", lambda *_: None), spec.readiness_timeout_seconds
         try:
             await trial.start(self, self._setup(0, spec))

@@ -29,6 +29,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
+from headrace.functions.libraries import Libraries
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
@@ -401,6 +402,8 @@ class FunctionSpec(_Part):
     disable_default_http_trigger: Annotated[bool, Field(alias="disableDefaultHTTPTrigger")] = True
     folder: Path
     """The folder of the file, which holds the handler's module."""
+    libraries: Libraries | None = None
+    """Libraries of its own; None for those of Headrace alone."""
     triggers: list[AnyTrigger]
 
     @model_validator(mode="after")

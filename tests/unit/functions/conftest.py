@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import Delivery, Reply
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import wire
@@ -131,12 +132,12 @@ def write_function(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def running() -> Callable[[Path], contextlib.AbstractAsyncContextManager[Running]]:
+def running() -> Callable[..., contextlib.AbstractAsyncContextManager[Running]]:
     """A factory of started functions, stopped at the end of the block."""
 
     @contextlib.asynccontextmanager
-    async def run(folder: Path) -> AsyncIterator[Running]:
-        function = Running(load_function(folder))
+    async def run(folder: Path, config: HeadraceConfig | None = None) -> AsyncIterator[Running]:
+        function = Running(load_function(folder, config))
         await function.service.start()
         try:
             yield function

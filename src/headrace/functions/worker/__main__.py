@@ -41,6 +41,8 @@ def main() -> int:
     setup = worker.receive_setup()
     os.environ.update(setup.env)
     sys.argv = [setup.handler]
+    if setup.libraries:
+        sys.path.insert(0, setup.libraries)
     return worker.work(setup, context_of(setup, _send_log))
 
 

@@ -1,0 +1,78 @@
+"""The libraries of a function, in a folder of their own that its contents name.
+
+Workers run with the interpreter of Headrace, and find this folder before its libraries. What the worker itself uses is
+loaded by then, so a version that the function pins cannot break its connection to the parent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.lifecycle import run_program
+
+_FILE = "requirements.txt"
+_LIMIT_SECONDS = 900.0
+
+
+class Libraries(NamedTuple):
+    """The folder of a function's libraries, and what fills it."""
+
+    folder: Path
+    arguments: Sequence[str]
+    """Of `pip install`."""
+
+    @property
+    def command(self) -> str:
+        """The command that installs them."""
+        return shlex.join(self._command(self.folder))
+
+    def _command(self, target: Path) -> list[str]:
+        return [sys.executable, "-m", "pip", "install", "--target", str(target), *self.arguments]
+
+    def install(self) -> str:
+        """Install them, unless another worker or process has; return why that failed, else an empty text."""
+        if self.folder.is_dir():
+            return ""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with self.folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            partial = self.folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            if not self.folder.is_dir():
+                code, output = run_program([*self._command(partial), "--no-input"], _LIMIT_SECONDS)
+                if code:
+                    return f"its libraries are not installed ({' '.join(output.split()[-60:])}): try {self.command}"
+                partial.rename(self.folder)
+        return ""
+
+
+def is_install(command: str) -> bool:
+    """Return whether a command of `spec.build.commands` installs libraries."""
+    return re.match(r"(python3? -m )?pip3? install ", command) is not None and not re.search(r"[;&|`$<>]", command)
+
+
+def libraries_of(folder: Path, commands: Sequence[str], state: Path) -> Libraries | None:
+    """Return the libraries of a function; None if it names none.
+
+    Args:
+        folder: The folder of the function file, which may have a `requirements.txt`.
+        commands: Those of `spec.build.commands` that install.
+        state: Where folders of libraries are.
+    """
+    arguments = [word for command in commands for word in shlex.split(command.partition(" install ")[2])]
+    if (folder / _FILE).is_file():
+        arguments += ["-r", str(folder / _FILE)]
+    if not arguments:
+        return None
+    # A file that others are read from is likely a text too.
+    texts = [path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.txt"))]
+    key = hashlib.sha256(repr((sys.version, sys.platform, arguments, texts)).encode()).hexdigest()[:32]
+    return Libraries(state / key, arguments)

@@ -351,7 +351,7 @@ class KafkaTrigger(Trigger):
             )
         if self.delivery == "exactly_once" and self.retry_settings.tiers:
             raise ValueError(
-                "delivery is exactly_once, and retry.tiers is set: a retry topic commits apart from the outputs; "
+                "delivery is exactly_once, and retry.tiers is set: a retry topic commits apart from the outputs: "
                 "remove retry.tiers, or write delivery: at_least_once"
             )
         if self.delivery == "exactly_once" and self.kafka.member.isolation_level == "read_uncommitted":

@@ -104,11 +104,11 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     """The warnings of consumers and functions, and the refusals that come up when the parts are put together."""
     consumer = "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {heartbeat_seconds: 9}}"
     (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
-    (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  build: {commands: []}\n")
+    (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  image: python\n")
     assert headrace("config", "check") == 0
     said = capsys.readouterr().err
     assert "warning: reactive a: heartbeat_seconds is 9, more than a third of session_timeout_seconds" in said
-    assert said.count("f.yaml:1: spec: without effect in Headrace: build") == 1
+    assert said.count("f.yaml:1: spec: without effect in Headrace: image") == 1
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]\nkafka: {security: {tls: {verify_certificate: false}}}")
     (folder / "p.yaml").write_text(PIPELINE)
     assert headrace("config", "check") == 78

@@ -86,7 +86,8 @@ def test_a_topic_that_was_created_anew_begins_though_its_leader_is_silent(monkey
         client.silent.add(P0)
         recreated(member)
         await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
-        assert (client.assigned[P0], client.asked) == (confluent_kafka.OFFSET_BEGINNING, [])
+        await member.until(lambda: client.assigned[P0] == confluent_kafka.OFFSET_BEGINNING, "the start")
+        assert client.asked == []
         await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
 
     with_member(monkeypatch, test)

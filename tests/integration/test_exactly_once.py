@@ -57,6 +57,7 @@ def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any)
     fill(site, source, 3000)
     process = function(source, target)
     site.wait_until(lambda: sum(site.committed(f"{source}-work").values()) == 3000, "every record committed")
+    site.wait_until(lambda: len(site.records(target)) >= 3000, "every output visible")
     outputs = site.records(target)
     committed = site.committed(f"{source}-work")
     assert violations(site.records(source), outputs, committed, by_id, ordered=True) == []
@@ -73,9 +74,13 @@ def committed_records(site: Any, source: str) -> int:
 
 
 def check(site: Any, source: str, target: str) -> None:
-    """Check that what is visible is the function of the input, each output once."""
-    wrong = violations(site.records(source), site.records(target), site.committed(f"{source}-work"), by_id)
-    assert wrong == []
+    """Check what is visible, once nothing is missing: Kafka may show offsets of a transaction before its outputs."""
+
+    def found() -> list[str]:
+        return violations(site.records(source), site.records(target), site.committed(f"{source}-work"), by_id)
+
+    site.wait_until(lambda: not [text for text in found() if text.endswith("missing")], "every output visible")
+    assert found() == []
 
 
 SLOW = """
@@ -167,6 +172,7 @@ def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(site: Any
     check(site, source, target)
 
 
+@pytest.mark.long
 def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(site: Any, topic: Any, function: Any) -> None:
     """The one that is fenced opens its producer again, and the log names the setting."""
     source, target = topic(4), topic(2)

@@ -249,6 +249,8 @@ class Deliverer:
         judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
         failed = judged.get(Outcome.DEAD_LETTER, ())
         again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
+        split = _records(judged.get(Outcome.SPLIT, ()))
+        lane.tracker.failed({record.offset for record in (*again, *split)})
         if self._is_to_blame(lane, batch, attempt_id, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:
@@ -268,7 +270,7 @@ class Deliverer:
             context.counts.redeliveries += len(again)
             text = f"offset {again[0].offset} failed {batch.attempt} of {context.retry.attempts} times"
             lane.try_later(Batch(RecordBatch.of(again), batch.attempt + 1, first), text)
-        if split := _records(judged.get(Outcome.SPLIT, ())):
+        if split:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)
         dead_letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]

@@ -206,9 +206,9 @@ class Lane:
 
     def acknowledge(self, offset: int, *, up_to: bool) -> bool:
         """Take an explicit acknowledgement, as the tracker does; return whether the commit offset moved."""
-        columns = [work.records.offsets for work, _ in self.in_flight.values()] if up_to else []
-        before = [each for column in columns for each in column[: bisect_left(column, offset)]]
-        moved = self.tracker.acknowledge(offset, up_to=up_to, in_flight=before)
+        columns = (work.records.offsets for work, _ in self.in_flight.values())
+        own = next((column for column in columns if offset in column), [])  # others may not be with the handler yet
+        moved = self.tracker.acknowledge(offset, up_to=up_to, in_flight=own[: bisect_left(own, offset)])
         if moved:
             self.head_since = self._context.clock.time()
             self._admit()

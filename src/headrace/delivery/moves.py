@@ -95,9 +95,9 @@ class Moves:
         """End a record without a delivery; the log has the reason.
 
         A skip is a seek to the same offset: its commit carries an offset map in which the record has ended. Attempts
-        that hold the record are cancelled; what else is in flight may end first. A record that is not read yet, or
-        beyond the span of the offset map, is skipped later, while the partition is assigned here. The request
-        counts from the call on; await its result.
+        that hold the record are cancelled; what else is in flight may end first. Others that wait for their explicit
+        acknowledgement are delivered again. A record that is not read yet, or beyond the span of the offset map, is
+        skipped later, while the partition is assigned here. The request counts from the call on; await its result.
 
         Returns:
             "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
@@ -130,7 +130,8 @@ class Moves:
         due = [offset for offset in self._skips.get(partition, ()) if offset < limit and tracker.is_open(offset)]
         if lane.condition.is_ending or not self.member:
             return None
-        records = [record for offset in sorted(due) if (record := lane.find(offset))]
+        held = {offset: Record(*partition, offset, -1, None, None) for offset in due if offset in tracker.held}
+        records = [record for offset in sorted(due) if (record := held.get(offset) or lane.find(offset))]
         if not records:
             return None
         lane.drain("a skip waits for what else is in flight")
@@ -184,11 +185,8 @@ class Moves:
         return rewind is None or (lane is not None and self._lanes.get(partition) is lane)
 
     async def _skip(self, lane: Lane, records: Sequence[Record], answer: asyncio.Future[None]) -> None:
-        partition, tracker, deadline = (
-            lane.partition,
-            lane.tracker,
-            Deadline(self._context.clock, self._hooks.drain_seconds),
-        )
+        partition, tracker = lane.partition, lane.tracker
+        deadline = Deadline(self._context.clock, self._hooks.drain_seconds)
         async with self._locks[partition]:
             why = "a skip waits until Kafka has taken the commit of it"
             await self._owner.drain_lanes([lane], deadline, lane.condition.reason, why)

@@ -98,22 +98,10 @@ class Pump(Service):
             rate.share(begin)
         else:
             rate = DeliveryRate(clock, self._later, begin)
+        settings = delivery.ordering, delivery.null_keys == "ordered", delivery.batch, delivery.retry
+        most, window = self.hooks.most_records, self.hooks.ack_window
         return PumpContext(
-            group,
-            delivery.ordering,
-            delivery.null_keys == "ordered",
-            delivery.batch,
-            delivery.retry,
-            clock,
-            chance,
-            Counts(),
-            breaker,
-            rate,
-            self._lanes,
-            self._later,
-            delayed,
-            self.hooks.most_records,
-            self.hooks.ack_window,
+            group, *settings, clock, chance, Counts(), breaker, rate, self._lanes, self._later, delayed, most, window
         )
 
     def connect(self, source: Source, member: Membership | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import compress, islice
 
 from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
@@ -40,6 +40,7 @@ class AckTracker:
         self.held: set[int] = set()
         """Open records that were delivered and wait for their explicit acknowledgement."""
         self._acked: dict[int, bool] = {}  # acknowledged before their delivery has ended; whether by their own offset
+        self._acked_to = 0  # behind the last record that was acknowledged explicitly, for which there is no window
         self._window = window
         self._floor = committed.offset if committed else None  # `to_commit` is never below it
         self._offsets: list[int] = []
@@ -106,7 +107,8 @@ class AckTracker:
         if not self._window or self._commit is None or self._floor is None:
             return self.commit
         behind = self._first_open - self._window
-        offset = max(self._floor, self._offsets[behind]) if behind >= 0 else self._floor
+        floor = max(self._floor, min(self._commit, self._acked_to))
+        offset = max(floor, self._offsets[behind]) if behind >= 0 else floor
         return self.commit if offset == self._commit else Committed(offset)
 
     def hold(self, offsets: Sequence[int]) -> list[int]:
@@ -121,7 +123,7 @@ class AckTracker:
         Args:
             offset: Of the record.
             up_to: Whether it counts for the delivered records before it, too.
-            in_flight: Offsets before it that are in flight; they end with their delivery, if that succeeds.
+            in_flight: Offsets before it in its own delivery, in flight; they end with that, if they succeed.
 
         Returns:
             Whether the commit offset moved.
@@ -133,10 +135,12 @@ class AckTracker:
             self._acked = dict.fromkeys(in_flight, False) | self._acked
         if offset not in self.held and self.is_open(offset):
             self._acked[offset] = True
-        moved = bool(ends) and self.done(ends, self.epoch)
-        if self._floor is not None and self._commit is not None:
-            self._floor = max(self._floor, min(self._commit, offset + 1))
-        return moved
+        self._acked_to = max(self._acked_to, offset + 1)
+        return bool(ends) and self.done(ends, self.epoch)
+
+    def failed(self, offsets: Set[int]) -> None:
+        """Take back acknowledgements of later records: the next call of a record that failed comes after them."""
+        self._acked = {offset: own for offset, own in self._acked.items() if own or offset not in offsets}
 
     def end_acked(self) -> None:
         """End what was acknowledged by its own offset although its delivery has not ended."""

@@ -53,7 +53,7 @@ class FramesInFlight:
         self._progress, self._shared = progress, memoryview(progress).cast("Q")
         self._ended_records = 0
         self._frames: deque[Frame] = deque()
-        self._number = 0
+        self._number, self._stopped = 0, set[int]()
         self._seen = (-1, 0.0)
 
     @property
@@ -81,11 +81,11 @@ class FramesInFlight:
             raise wire.WireBroken("an answer without a request")
         frame = self._frames[0]
         records = len(answer.results) if isinstance(answer, wire.Results) else frame.records
-        stopped = self._shared[1] == frame.number + 1
-        if records != frame.records and not (stopped and records < frame.records):
+        if records != frame.records and not (frame.number in self._stopped and records < frame.records):
             raise wire.WireBroken("an answer without a request")
         self._frames.popleft()
-        if stopped:
+        self._stopped.discard(frame.number)
+        if self._shared[1] == frame.number + 1:  # else the next frame is stopped already
             self._shared[1] = 0
         self._ended_records += records
         self.served += 1
@@ -113,6 +113,7 @@ class FramesInFlight:
         frame = self._frames[-1] if self._frames else None
         if frame is None or frame.partition not in partitions:
             return None
+        self._stopped.add(frame.number)
         self._shared[1] = frame.number + 1
         return frame
 

@@ -328,8 +328,9 @@ class KafkaTrigger(Trigger):
 
     @model_validator(mode="after")
     def _consistent(self) -> KafkaTrigger:
-        if self.allocation == "key" and "ordering" not in self.model_fields_set:
-            self.__dict__["ordering"] = "key"
+        if self.allocation == "key":  # with upTo, an acknowledgement would end records that other workers keep
+            own = {"ordering": "key", "explicit_ack_ends": "one"}
+            self.__dict__.update({name: own[name] for name in own.keys() - self.model_fields_set})
         fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):

@@ -258,3 +258,66 @@ async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_i
         await bed.clock.advance(0)
         assert not bed.pump.acknowledge(P0, 0, up_to=True)
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(1)}
+
+
+async def test_a_failed_record_needs_an_acknowledgement_after_its_next_call() -> None:
+    """That of a later record of its delivery does not count, because the handler has raised for it."""
+    async with running(Bed(max_records=3)) as bed:
+        bed.answers = {0: HELD, 1: RETRY, 2: HELD}
+        bed.free.clear()
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(0)
+        assert not bed.pump.acknowledge(P0, 2, up_to=True)
+        bed.free.set()
+        await bed.clock.advance(0)
+        bed.answers[1] = HELD
+        await bed.clock.advance(9)
+        assert (bed.commits[P0].offset, bed.pump.numbers()["held"]) == (1, 1)
+        assert not bed.pump.acknowledge(P0, 2, up_to=True)
+        await bed.clock.advance(1)
+        assert bed.commits[P0] == Committed(3)
+
+
+async def test_an_acknowledgement_counts_for_no_other_delivery_in_flight() -> None:
+    """Which may not be with the handler yet."""
+    async with running(Bed(max_records=1, ordering="none")) as bed:
+        bed.answers = dict.fromkeys(range(3), HELD)
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.advance(0)
+        assert not bed.pump.acknowledge(P0, 1, up_to=True)
+        bed.free.set()
+        await bed.clock.advance(1)
+        assert (bed.commits.get(P0, Committed(0)).offset, bed.pump.numbers()["held"]) == (0, 1)
+
+
+async def test_a_held_record_is_skipped_by_hand() -> None:
+    """It ends; what else waits for its acknowledgement is delivered again."""
+    async with running(Bed(max_records=3)) as bed:
+        bed.answers = dict.fromkeys(range(3), HELD)
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(1)
+        assert bed.why() == ""
+        await bed.clock.advance(6)
+        assert bed.why() == "offset 0 waits for its explicit acknowledgement"
+        skipped = asyncio.ensure_future(bed.pump.moves.skip(P0, 1, "it is wrong"))
+        await bed.clock.advance(1)
+        assert skipped.result() == "skipped"
+        bed.feed_again()
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0, 1, 2], [0, 2]]
+        assert not bed.pump.acknowledge(P0, 2, up_to=True)
+        await bed.clock.advance(1)
+        assert (bed.commits[P0], bed.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
+
+
+def test_the_window_is_not_for_what_was_acknowledged_in_its_own_call() -> None:
+    """As it is not for what was acknowledged later."""
+    tracker = AckTracker(1, Committed(0), 2)
+    tracker.delivered([0, 1, 2, 3])
+    tracker.acknowledge(1, up_to=True, in_flight=[0])
+    assert tracker.to_commit == Committed(0)
+    tracker.done(tracker.hold([0, 1]), 1)
+    assert tracker.to_commit == Committed(2)
+    tracker.done([2, 3], 1)
+    assert tracker.to_commit == Committed(2)

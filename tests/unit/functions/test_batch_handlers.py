@@ -13,7 +13,7 @@ import uvloop
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import judge
-from headrace.delivery.protocols import ACK, Outcome
+from headrace.delivery.protocols import ACK, HELD, Outcome
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
@@ -66,6 +66,24 @@ def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running:
                 assert [reply.shared for reply in found] == [True, True]
                 assert all(reply.error for reply in found)
             assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
+
+    uvloop.run(run())
+
+
+def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
+    """And an answer of a list for its own event."""
+    code = """
+        def handler(context, events):
+            response = context.Response()
+            response.ensure_no_ack()
+            return response if events[0].body == b"all" else [response, *[None] * (len(events) - 1)]
+    """
+    own = {"trigger": {"explicitAckMode": "enable"}, "workerAllocationMode": "static"}
+
+    async def run() -> None:
+        async with running(batched(write_function(code, **own), 3)) as function:
+            assert await function.deliver(b"all", b"a", b"b") == [HELD] * 3
+            assert await function.deliver(b"one", b"a", b"b") == [HELD, ACK, ACK]
 
     uvloop.run(run())
 

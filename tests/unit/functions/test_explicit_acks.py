@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import uvloop
 
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN
+from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
 
@@ -219,3 +221,39 @@ def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record(
 
     uvloop.run(run(write_function(WAITS.replace("{kind}", "def"))))
     assert "an event of flights-3 was still running when the partition had to be given up" in caplog.text
+
+
+def test_a_partition_that_returns_while_its_lost_events_end_keeps_its_worker(
+    write_function: Write, running: Run
+) -> None:
+    """After a loss the wait for its last event must not end the new assignment."""
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            destination = function.destination
+            destination.assigned([P])
+            function.begin(b"wait")
+            await function.until((folder / "calls").exists)
+            function.tasks[0].cancel()
+            lost = function.service.spawn(destination.drained([P], Deadline(function.clock, 60)), "drained")
+            await asyncio.sleep(0)
+            destination.assigned([P])
+            (folder / "go").touch()
+            await lost
+            assert P in destination._partition_workers._assigned
+            assert await function.deliver(b"a") == [ACK]
+
+    uvloop.run(run(write_function(WAITS.replace("{kind}", "def"))))
+
+
+def test_workers_by_key_end_one_record_by_an_acknowledgement(write_function: Write) -> None:
+    """Because others may keep records before it; unless the file says otherwise."""
+    mode = {"trigger": {"explicitAckMode": "explicitOnly"}}
+    for allocation, given, expected in (
+        ("key", {}, "one"),
+        ("static", {}, "upTo"),
+        ("key", {"explicitAckEnds": "upTo"}, "upTo"),
+    ):
+        folder = write_function("def handler(context, event): pass", **mode, workerAllocationMode=allocation, **given)
+        [trigger] = load_function(folder).triggers
+        assert trigger.explicit_ack_ends == expected

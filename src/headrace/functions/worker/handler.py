@@ -149,7 +149,8 @@ class Answers:
             result = self.result_of(answer)
             if result and result.error:
                 return [msgspec.structs.replace(result, shared=len(events) > 1)] * len(events)
-            return [*[None] * (len(events) - 1), result]
+            others = Result(held=True) if result and result.held else None
+            return [*[others] * (len(events) - 1), result]
         replies = {getattr(reply, "event_id", None): reply for reply in answer}
         if any(replies):
             answer = [replies[event.id] for event in events if event.id in replies]

@@ -1,0 +1,133 @@
+"""A function that writes its calls to a file, the processes that run it, and what its group has committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from confluent_kafka.admin import AdminClient
+
+from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import HeadraceProcess
+
+PRELUDE = """
+import asyncio, os, pathlib, time
+from nuclio import QualifiedOffset
+
+
+def note(what, partition=-1, offset=-1):
+    with open({lines!r}, "a") as file:
+        file.write(f"{{os.environ['PROCESS']}} {{os.getpid()}} {{what}} {{partition}} {{offset}}\\n")
+
+
+async def acknowledge(context, *positions):
+    for position in positions:
+        topic, partition, offset = position.rsplit(":", 2)
+        await context.platform.explicit_ack(QualifiedOffset(topic, int(partition), int(offset)))
+
+
+"""
+
+
+class Line(NamedTuple):
+    """What a handler has written."""
+
+    process: str
+    """The name of the Headrace process."""
+    pid: int
+    """Of the worker."""
+    what: str
+    partition: int
+    offset: int
+
+
+class FunctionCalls:
+    """One function; `note` in its code writes a line, and `acknowledge` takes positions as `topic:partition:offset`."""
+
+    def __init__(self, site: Any, headrace: Callable[..., HeadraceProcess], folder: Path, source: str) -> None:
+        self.site, self.source, self.group = site, source, f"{source}-calls"
+        self._headrace, self._folder, self._file = headrace, folder, folder / "lines"
+
+    def start(
+        self,
+        code: str,
+        *,
+        name: str = "one",
+        trigger: Mapping[str, Any] | None = None,
+        others: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        prelude: str = PRELUDE,
+        **attributes: Any,
+    ) -> HeadraceProcess:
+        """Run the function in a process of this name.
+
+        Args:
+            code: Of the handler.
+            name: Of the process, in its lines.
+            trigger: Keys of the trigger.
+            others: Further triggers.
+            more: Parts of headrace.yaml.
+            prelude: Before the code.
+            attributes: Of the trigger.
+        """
+        (self._folder / "work.py").write_text(prelude.format(lines=str(self._file)) + code if prelude else code)
+        known = {"topics": [self.source], "consumerGroup": self.group, "workerAllocationMode": "static"}
+        made = {"kind": "kafka-cluster", "numWorkers": 1, **(trigger or {})}
+        once = {} if "retry" in attributes else {"attempts": 1}
+        made["attributes"] = {**known, **once, "commitInterval": "100ms", **attributes}
+        spec = {"handler": "work:handler", "triggers": {"in": made, **(others or {})}}
+        file = self._folder / "function.yaml"
+        file.write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+        config = {**self.site.config, **(more or {}), "functions": [str(file)]}
+        return self._headrace(config, env={"PROCESS": name})
+
+    def write(self, partition: int, *values: str, topic: str = "") -> None:
+        """Write records to a partition."""
+        topic = topic or self.source
+        self.site.write(topic, *(OutgoingRecord(topic, None, value.encode(), None, partition) for value in values))
+
+    @property
+    def lines(self) -> list[Line]:
+        """What was written so far, in its order."""
+        text = self._file.read_text() if self._file.exists() else ""
+        found = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [Line(process, int(pid), what, int(p), int(o)) for process, pid, what, p, o in found]
+
+    def of(self, what: str, process: str = "") -> list[Line]:
+        """Return the lines of a kind, of one process or of all."""
+        return [line for line in self.lines if line.what == what and process in ("", line.process)]
+
+    def counts(self, what: str, partition: int = 0) -> dict[int, int]:
+        """Return how many lines of a kind each offset of a partition has."""
+        return dict(Counter(line.offset for line in self.of(what) if line.partition == partition))
+
+    def wait_lines(self, count: int, what: str, process: str = "") -> None:
+        """Wait for so many lines of a kind."""
+        self.site.wait_until(lambda: len(self.of(what, process)) >= count, f"{count} lines {what}")
+
+    @property
+    def committed(self) -> dict[int, int]:
+        """The committed offsets by partition."""
+        found: Mapping[TopicPartition, int] = self.site.committed(self.group)
+        return {partition.partition: offset for partition, offset in found.items() if partition.topic == self.source}
+
+    def wait_committed(self, expected: Mapping[int, int]) -> None:
+        """Wait until exactly this is committed of these partitions."""
+        self.site.wait_until(lambda: expected.items() <= self.committed.items(), f"the commit of {expected}")
+
+    @property
+    def members(self) -> int:
+        """How many members the group has, as the broker says."""
+        admin = AdminClient({"bootstrap.servers": self.site.kafka.bootstrap_servers})
+        return len(admin.describe_consumer_groups([self.group])[self.group].result(60).members)
+
+    def reasons(self) -> list[str]:
+        """Return why each dead letter is one."""
+        topic = f"{self.source}.dlq"
+        known = [each.name for each in asyncio.run(self.site.admin.list_topics())]
+        letters = self.site.records(topic) if topic in known else []
+        return [(dict(letter.headers)["headrace.dlq.reason"] or b"").decode() for letter in letters]

@@ -1,0 +1,262 @@
+"""Explicit acknowledgements of functions, against the offsets that the broker has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.function_calls import FunctionCalls
+
+ACTS = """
+async def handler(context, event):
+    what, *positions = event.body.decode().split()
+    note("call", event.shard_id, event.offset)
+    response = context.Response()
+    if what == "hold":
+        response.ensure_no_ack()
+    elif what == "canonical":
+        response.headers["X-Nuclio-Stream-No-Ack"] = True
+    elif what == "ack":
+        itself = [f"{event.topic}:{event.shard_id}:{event.offset}"] if event.trigger.name == "in" else []
+        await acknowledge(context, *positions, *itself)
+    elif what == "die":
+        await acknowledge(context, f"{event.topic}:{event.shard_id}:{event.offset}")
+        if not pathlib.Path("died").exists():
+            pathlib.Path("died").touch()
+            os._exit(1)
+    return response
+"""
+"""A record `ack` acknowledges positions, and itself."""
+WINDOWS = '''
+"""Collects events in windows, as functions for Nuclio do."""
+import nuclio
+import nuclio_sdk
+
+
+def init_context(context):
+    context.user_data.window = []
+    context.user_data.batches = []
+    context.platform.set_drain_callback(lambda: context.user_data.window.clear())
+    context.platform.set_termination_callback(lambda: context.logger.info("ends"))
+
+
+async def handler(context, event):
+    window = context.user_data.window
+    window.append(event.offset)
+    if len(window) == 20:
+        with open({stored!r}, "a") as file:
+            file.write("".join(f"{{offset}}\\n" for offset in window))
+        window.clear()
+        await context.platform.explicit_ack(nuclio.QualifiedOffset.from_event(event))
+    response = nuclio_sdk.Response()
+    response.ensure_no_ack()
+    return response
+'''
+
+
+@pytest.fixture
+def calls(site: Any, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
+    """Make a function on a topic of so many partitions."""
+    return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
+
+
+def held(calls: FunctionCalls, url: str) -> float:
+    """Return how many records the metrics say are held."""
+    page = str(calls.site.ask(f"{url}/metrics").body)
+    return sum(float(value) for value in re.findall(r"^headrace_held_records{.*} (\S+)$", page, re.MULTILINE))
+
+
+def test_a_record_with_the_header_waits_for_its_acknowledgement(calls: Any) -> None:
+    """In mode `enable`: set by the SDK or by hand; the others end with their call, and the commit waits for all."""
+    one = calls(2)
+    one.write(0, "plain", "hold", "canonical", "plain")
+    process = one.start(ACTS, trigger={"explicitAckMode": "enable"})
+    one.wait_lines(4, "call")
+    one.write(1, "plain")  # served by the same worker after the others, and committed not before them
+    one.wait_committed({0: 1, 1: 1})
+    assert held(one, process.url) == 2
+    one.write(1, f"ack {one.source}:0:2")
+    one.wait_committed({0: 4, 1: 2})
+    one.write(1, f"ack {one.source}:0:1")  # again, which is a success
+    one.wait_committed({0: 4, 1: 3})
+    assert process.terminate() == 0
+    assert set(one.counts("call").values()) == set(one.counts("call", 1).values()) == {1}
+    assert "NotAcknowledged" not in process.output
+
+
+def test_an_unmodified_window_function_commits_whole_windows(calls: Any, tmp_path: Path) -> None:
+    """It acknowledges the last event of each window; a rest is called again by the next process."""
+    one, stored = calls(1), tmp_path / "stored"
+    own = {
+        "prelude": "",
+        "trigger": {"explicitAckMode": "explicitOnly", "waitExplicitAckDuringRebalanceTimeout": "50ms"},
+    }
+    code = WINDOWS.format(stored=str(stored))
+    one.write(0, *(str(number) for number in range(50)))
+    process = one.start(code, **own)
+    one.wait_committed({0: 40})
+    assert process.terminate() == 0
+    assert one.committed == {0: 40}
+    process = one.start(code, **own)
+    one.write(0, *(str(number) for number in range(35)))
+    one.wait_committed({0: 80})
+    assert process.terminate() == 0
+    assert one.committed == {0: 80}
+    assert [int(line) for line in stored.read_text().split()] == [*range(80)]
+
+
+def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Any) -> None:
+    """Gaps are committed; another worker of another process acknowledges what was kept by its offset."""
+    one = calls(2)
+    own = {
+        "trigger": {"explicitAckMode": "explicitOnly", "numWorkers": 2},
+        "explicitAckEnds": "one",
+        "consumer": {"instance_id": "one"},
+    }
+    one.write(0, *["hold"] * 6)
+    process = one.start(ACTS, **own)
+    one.wait_lines(6, "call")
+    one.write(1, f"ack {one.source}:0:1 {one.source}:0:4 {one.source}:0:3")
+    one.wait_committed({0: 0, 1: 1})
+    process.kill()
+    process = one.start(ACTS, name="two", **own)
+    one.wait_lines(3, "call", "two")
+    one.write(1, f"ack {one.source}:0:0")
+    one.wait_committed({0: 2, 1: 2})
+    one.write(1, f"ack {one.source}:0:5 {one.source}:0:2")
+    one.wait_committed({0: 6, 1: 3})
+    assert one.counts("call") == {0: 2, 1: 1, 2: 2, 3: 1, 4: 1, 5: 2}
+    assert one.counts("call", 1) == {0: 1, 1: 1, 2: 1}
+    assert len({line.pid for line in one.of("call", "two")}) == 2, "the partitions have a worker each"
+    assert process.terminate() == 0
+    assert one.reasons() == []
+
+
+def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Any) -> None:
+    """The call fails as with every exception, and a dead letter has ended."""
+    one = calls(1)
+    positions = [f"{one.source}:7:0", f"{one.source}:0:99", "other:0:0"]
+    one.write(0, "hold", *(f"ack {position}" for position in positions), "hold")
+    process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"})
+    one.site.wait_until(lambda: len(one.reasons()) == 3, "three dead letters")
+    assert [reason.removeprefix("NotAcknowledged: ").split(":")[0] for reason in one.reasons()] == [
+        f"{one.source}-7 is not assigned to this process any more",
+        f"offset 99 of {one.source}-0 was not delivered yet",
+        "no trigger of work reads other with explicitAckMode enable or explicitOnly",
+    ]
+    one.wait_lines(5, "call")
+    one.write(0, f"ack {one.source}:0:0")
+    one.wait_committed({0: 6})
+    assert process.terminate() == 0
+
+
+def test_an_acknowledgement_outlives_the_worker_that_sent_it(calls: Any) -> None:
+    """The worker dies in the same call; the record is called again, and ends by the acknowledgement that it has."""
+    one = calls(1)
+    one.write(0, "hold", "die", "hold")
+    process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"}, explicitAckEnds="one")
+    one.site.wait_until(lambda: held(one, process.url) == 2, "two held records")
+    assert one.counts("call")[1] == 2
+    one.write(0, f"ack {one.source}:0:0")
+    one.wait_committed({0: 2})
+    one.write(0, f"ack {one.source}:0:2")
+    one.wait_committed({0: 5})
+    assert process.terminate() == 0
+    assert one.reasons() == []
+
+
+def test_a_failed_record_waits_for_an_acknowledgement_after_its_next_call(calls: Any) -> None:
+    """That of a later record, while it failed, does not count for it: the handler has not had it then."""
+    one = calls(1)
+    code = (
+        "async def handler(context, event):\n"
+        "    note('call', event.shard_id, event.offset)\n"
+        "    if event.body == b'fail' and not pathlib.Path('failed').exists():\n"
+        "        pathlib.Path('failed').touch()\n"
+        "        raise ValueError\n"
+        "    if event.body == b'ack':\n"
+        "        await acknowledge(context, f'{event.topic}:0:{event.offset}')\n"
+    )
+    one.write(0, "a", "fail", "ack", "a")
+    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "retry": {"attempts": 2, "first_delay_seconds": 0.05}}
+    process = one.start(code, **own)
+    one.site.wait_until(lambda: held(one, process.url) == 2, "two held records")
+    assert one.counts("call") == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert process.terminate() == 0
+    assert one.committed == {0: 1}
+    process = one.start(code.replace("b'ack'", "b'a'"), **own)
+    one.wait_committed({0: 4})
+    assert one.counts("call") == {0: 1, 1: 3, 2: 1, 3: 2}
+    assert process.terminate() == 0
+
+
+def test_the_window_stays_behind_what_has_ended(calls: Any, topic: Any) -> None:
+    """Per trigger, at a stop too, and with fewer records than it has; another trigger of the function has none."""
+    one, other = calls(2), topic()
+    code = "def handler(context, event): note(event.trigger.name, event.shard_id, event.offset)\n"
+    plain = {"kind": "kafka-cluster", "attributes": {"topics": [other], "consumerGroup": f"{one.group}-other"}}
+    one.write(0, *["a"] * 10)
+    one.write(1, *["a"] * 2)
+    one.write(0, *["a"] * 3, topic=other)
+    for start in range(2):
+        process = one.start(code, others={"plain": plain}, ackWindowSize=3)
+        one.wait_lines(12 + 5 * start, "in")
+        one.wait_committed({0: 7, 1: 0})
+        one.site.wait_committed(f"{one.group}-other", other, 3)
+        assert process.terminate() == 0
+        assert one.committed == {0: 7, 1: 0}
+    assert one.counts("in") == {**dict.fromkeys(range(7), 1), **dict.fromkeys(range(7, 10), 2)}
+    assert one.counts("in", 1) == {0: 2, 1: 2}
+    assert one.counts("plain") == dict.fromkeys(range(3), 1)
+
+
+def test_another_trigger_acknowledges_and_the_window_is_not_for_acknowledged_records(calls: Any, topic: Any) -> None:
+    """A trigger without acknowledgements of its own has a handler that sends them."""
+    one, other = calls(1), topic()
+    plain = {"kind": "kafka-cluster", "attributes": {"topics": [other], "consumerGroup": f"{one.group}-other"}}
+    one.write(0, *["hold"] * 4, "plain", "plain")
+    process = one.start(ACTS, trigger={"explicitAckMode": "enable"}, others={"plain": plain}, ackWindowSize=5)
+    one.wait_lines(6, "call")
+    one.write(0, f"ack {one.source}:0:2", topic=other)
+    one.wait_committed({0: 3})
+    one.write(0, f"ack {one.source}:0:3", topic=other)
+    one.wait_committed({0: 4})  # the two behind it have ended, and are in the window
+    one.site.wait_committed(f"{one.group}-other", other, 2)
+    assert process.terminate() == 0
+    assert one.committed == {0: 4}
+
+
+def test_held_records_are_skipped_sought_and_replayed(calls: Any) -> None:
+    """A skip by hand ends one, a seek delivers all again, a pause takes acknowledgements, a replay holds nothing."""
+    one = calls(2)
+    one.write(0, *["hold"] * 4)
+    process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"}, explicitAckEnds="one")
+    one.wait_lines(4, "call")
+    url, where = ("--url", process.url), ("--partition", "0")
+    one.site.wait_until(lambda: held(one, process.url) == 4, "four held records")
+    skipped = one.site.cli("reactive", "skip", "work.in", "0", *where, "--reason", "it is wrong", *url)
+    assert " skipped " in skipped.stdout
+    one.wait_committed({0: 1})
+    one.wait_lines(7, "call")
+    assert one.counts("call") == {0: 1, 1: 2, 2: 2, 3: 2}
+    one.site.wait_until(lambda: held(one, process.url) == 3, "three held records")
+    one.site.cli("reactive", "pause", "work.in", *where, *url)
+    one.write(1, f"ack {one.source}:0:1 {one.source}:0:3")
+    one.wait_committed({0: 2, 1: 1})
+    one.site.cli("reactive", "resume", "work.in", *where, *url)
+    one.site.cli("reactive", "seek", "work.in", "--to", "1", *where, *url)
+    one.wait_lines(11, "call")
+    assert one.counts("call") == {0: 1, 1: 3, 2: 3, 3: 3}
+    one.site.wait_until(lambda: held(one, process.url) == 3, "three held records")
+    one.write(1, f"ack {one.source}:0:1 {one.source}:0:3 {one.source}:0:2")
+    one.wait_committed({0: 4, 1: 2})
+    replayed = one.site.cli("replay", one.source, "--to-function", "work.in", *where, *url)
+    assert "4 delivered" in replayed.stdout
+    assert len(one.of("call")) == 16
+    assert held(one, process.url) == 0
+    assert process.terminate() == 0
+    assert one.committed == {0: 4, 1: 2}

@@ -18,6 +18,8 @@ from headrace.jvm import Progress, ensure_artifacts, find_java
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SETTLE_SECONDS = 60.0
+# Several requests of 100 MB at once. A broker without memory ends, because one that lives on answers nobody.
+_HEAP = ("-Xmx1g", "-XX:+ExitOnOutOfMemoryError")
 
 
 class Cluster(JavaGroup):
@@ -126,7 +128,7 @@ class Cluster(JavaGroup):
         format_data_folder(data, self._state["cluster_id"], n, checkpoint)
         logging = f"-Dlog4j2.configurationFile={_LOG_CONFIG}"
         flags = security.java_flags() if security else []
-        return self._program.command("-Xmx256m", logging, *flags, *classes, "kafka.Kafka", str(properties))
+        return self._program.command(*_HEAP, logging, *flags, *classes, "kafka.Kafka", str(properties))
 
     def _wait_ready(self, limit_seconds: float) -> None:
         """Wait until every broker answers and sees all of them."""

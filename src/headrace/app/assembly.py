@@ -19,10 +19,10 @@ from headrace.control.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.protocols import Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
-from headrace.functions.destination import FunctionDestination, Produce
+from headrace.functions.destination import FunctionDestination
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
@@ -202,41 +202,45 @@ class Assembly:
         return [*made, self.reloads[spec.name]]
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
+        context, config, kafka, topics = self._context, self._config, trigger.kafka, trigger.topics
+        label = f"function {(name := f'{spec.name}.{trigger.name}')}"
         if self.internal.kind_of(trigger.output_topic):
-            raise FunctionInvalid(f"{spec.name}.{trigger.name}: outputTopic {trigger.output_topic} {_INTERNAL}")
-        context, config, label = self._context, self._config, f"function {spec.name}.{trigger.name}"
+            raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         self.formats |= {trigger.key_format, trigger.value_format}
         held = HeldOutputs() if trigger.delivery == "exactly_once" else None
         destination, hooks = self._workers_of(trigger, workers, held)
         if trigger.output_topic and config.kafka.create_topics:
-            self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, trigger.topics[0])
+            self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, topics[0])
         delivery = DeliveryConfig(
             batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
-        dead_letters = self._dead_letters(trigger.dead_letters, trigger.topics, held.produce if held else None)
-        kafka = trigger.kafka
-        admin = self._admin_of(kafka.cluster(config.kafka), f"{spec.name}.{trigger.name}")
+        dead_letters = self._dead_letters(trigger.dead_letters, topics, held)
+        admin = self._admin_of(kafka.cluster(config.kafka), name)
         if trigger.retry.tiers and (kafka.security or not config.kafka.is_at(kafka.brokers)):
-            raise FunctionInvalid(f"{spec.name}.{trigger.name}: {_TIERS_OF_OTHER_CLUSTER}")
+            raise FunctionInvalid(f"{name}: {_TIERS_OF_OTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
         policy = policy._replace(transactional=held is not None)
-        early, topics, group = policy._replace(reset="earliest"), trigger.topics, trigger.group
-        if held:
-            pump, retry_pump, retries = self._exactly_once(
-                label, trigger, delivery, destination, held, dead_letters, hooks
-            )
-        else:
-            made = self._pumps(label, group, topics, delivery, destination, dead_letters, hooks, policy=early)
-            pump, retry_pump, retries = made
+        make, transactions = self._exactly_once(label, trigger.group, held) if held else (Pump, [])
+        pump, retry_pump, retries = self._pumps(
+            label,
+            trigger.group,
+            topics,
+            delivery,
+            destination,
+            dead_letters,
+            hooks,
+            policy=policy._replace(reset="earliest"),
+            make=make,
+        )
         flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
         consumer = self._consumer(label, pump, topics, policy, flow=flow, admin=admin)
         watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
         running = RunningConsumer(
-            name=f"{spec.name}.{trigger.name}",
+            name=name,
             kind="function",
             function=spec.name,
             delivery=delivery,
-            topics=trigger.topics,
+            topics=topics,
             destination=destination,
             destination_name=spec.handler,
             dead_letter=trigger.dead_letters,
@@ -249,36 +253,16 @@ class Assembly:
             no_replay=_IN_TRANSACTIONS if held else "",
         )
         self._add(running)
-        return [*retries, pump, consumer, watch]
+        return [*transactions, *retries, pump, consumer, watch]
 
-    def _exactly_once(
-        self,
-        label: str,
-        trigger: KafkaTrigger,
-        delivery: DeliveryConfig,
-        destination: Destination,
-        held: HeldOutputs,
-        dead_letters: DeadLetterTopic | None,
-        hooks: PumpHooks,
-    ) -> tuple[Pump, None, list[Service]]:
-        """Make the pump of a trigger whose outputs and offsets are committed together, and its producer."""
-        context, held.dead_letters = self._context, dead_letters
-        name = f"{transactional_id(self._config)}-{trigger.group}-{label.removeprefix('function ')}"
-        transactions = GroupTransactions(context.admin, inner_settings(self._config), name, label)
-        audit = context.audit
-        pump = TransactionalPump(
-            f"{label} delivery",
-            trigger.group,
-            destination,
-            held if dead_letters else None,
-            delivery=delivery,
-            clock=context.clock,
-            hooks=hooks,
-            held=held,
-            transactions=transactions,
-            **({"on_written": functools.partial(audit.produced, audit_type="STREAMING_PRODUCER")} if audit else {}),
-        )
-        return pump, None, [transactions]
+    def _exactly_once(self, label: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
+        """Return what makes the pump of a trigger whose outputs and offsets are committed together, and its producer."""
+        context, settings = self._context, inner_settings(self._config)
+        producer_id = f"{transactional_id(self._config)}-{group}-{label.removeprefix('function ')}"
+        transactions = GroupTransactions(context.admin, settings, producer_id, label)
+        on_written = context.audit and functools.partial(context.audit.produced, audit_type="STREAMING_PRODUCER")
+        make = functools.partial(TransactionalPump, held=held, transactions=transactions, on_written=on_written)
+        return make, [transactions]
 
     def _workers_of(
         self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
@@ -353,13 +337,15 @@ class Assembly:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
 
     def _dead_letters(
-        self, dead_letter: DeadLetterConfig, topics: Sequence[str], produce: Produce | None = None
+        self, dead_letter: DeadLetterConfig, topics: Sequence[str], held: HeldOutputs | None = None
     ) -> DeadLetterTopic | None:
         if not dead_letter.enabled:
             return None
         creates, context = self._config.kafka.create_topics, self._context
         ensure = context.admin.ensure_topic_like if creates else None
-        dead_letters = DeadLetterTopic(dead_letter.topic, produce or context.audited_produce(), ensure)
+        dead_letters = DeadLetterTopic(dead_letter.topic, held.produce if held else context.audited_produce(), ensure)
+        if held:
+            held.dead_letters = dead_letters
         if creates:
             created = [InternalTopic(dead_letters.topic_for(topic), topic) for topic in topics]
             self.created_topics.update({topic.name: topic for topic in created})
@@ -378,36 +364,26 @@ class Assembly:
         policy: ReadPolicy,
         flow: FlowControl = _FUNCTION_FLOW,
         when: Callable[[Consumer], Service] = lambda consumer: consumer,
+        make: Callable[..., Pump] = Pump,
     ) -> tuple[Pump, Pump | None, list[Service]]:
         """Make the pump of a consumer.
 
         With retry topics also make the pump of those, and what else they need; `policy` is how they are read, and
         `when` returns the service that starts their consumer.
         """
+        make = functools.partial(make, f"{label} delivery", group, delivery=delivery, clock=self._context.clock)
         if not delivery.retry.tiers:
-            return self._pump(label, group, destination, dead_letters, delivery, hooks), None, []
+            return make(destination, dead_letters, hooks=hooks), None, []
         path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)
         if self._config.kafka.create_topics:
             created = {name: InternalTopic(name, path.source, fits=topics) for name in path.topics}
             self.created_topics.update(created)
         hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
-        pump = self._pump(label, group, path.destination, path.writer, delivery, hooks)
+        pump = make(path.destination, path.writer, hooks=hooks)
         retry_pump = path.pump(pump)
         consumer = self._consumer(f"{label} retries", retry_pump, path.topics, policy, flow=flow)
         tables = [path.blocked_keys] if path.blocked_keys else []
         return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
-
-    def _pump(
-        self,
-        label: str,
-        group: str,
-        destination: Destination,
-        dead_letters: DeadLetterWriter | None,
-        delivery: DeliveryConfig,
-        hooks: PumpHooks,
-    ) -> Pump:
-        clock = self._context.clock
-        return Pump(f"{label} delivery", group, destination, dead_letters, delivery=delivery, clock=clock, hooks=hooks)
 
     def _consumer(
         self,

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -104,24 +104,16 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--record", metavar="TOPIC:PARTITION:OFFSET", help="Take this record of Kafka.")
 @click.option("--value", help="Take a record with this text.")
-@click.option("--value-file", type=click.File("rb"), help="Take a record with the bytes of this file.")
 @click.option("--key", help="Key of a record that is not in Kafka.")
-@click.option("--trigger", "name", help="By default the one that reads the record's topic, else the first.")
 @kafka_options
 @registry_option
 async def call_handler(
-    file: Path,
-    record: str | None,
-    value: str | None,
-    value_file: IO[bytes] | None,
-    key: str | None,
-    name: str | None,
-    cluster: ClusterSettings,
-    output: str,
+    file: Path, record: str | None, value: str | None, key: str | None, cluster: ClusterSettings, output: str
 ) -> int:
     """Call a handler in this process on one record, and print its end and outputs; the exit code of a failure is 1.
 
-    Nothing is written and no offset is committed. A breakpoint() of the handler opens the debugger.
+    Nothing is written and no offset is committed. A breakpoint() of the handler opens the debugger. The settings are
+    those of the trigger that reads the record's topic, else of the first one.
 
     Example: headrace function test orders/function.yaml --record orders:0:17
     """
@@ -131,32 +123,38 @@ async def call_handler(
     topic, number, offset = (record or "").rsplit(":", 2) if record and record.count(":") > 1 else ("", "0", "0")
     if record and not (topic and number.isdecimal() and offset.isdecimal()):
         raise InvalidRequest(f"--record is {record}: write TOPIC:PARTITION:OFFSET, such as orders:0:17")
-    trigger = _trigger_of(spec, name, topic)
+    trigger = next((trigger for trigger in spec.triggers if topic in trigger.topics), spec.triggers[0])
     kafka, service = trigger.kafka.cluster(cluster.kafka), ForegroundFunction(spec, [trigger], clock)
-    topics = _partitions(kafka if record else None)
-    data = value_file.read() if value_file else None if value is None else value.encode()
-    made = Record(topic or trigger.topics[0], 0, 0, round(clock.time() * 1000), key.encode() if key else None, data)
-    read = await _read(kafka, TopicPartition(topic, int(number)), int(offset)) if record else made
+    if record:
+        read = await _read(kafka, TopicPartition(topic, int(number)), int(offset))
+    else:
+        data = None if value is None else value.encode()
+        read = Record(trigger.topics[0], 0, 0, round(clock.time() * 1000), key.encode() if key else None, data)
     written: list[OutgoingRecord] = []
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Produced]:
         written.extend(records)
         return [Produced(0, 0)] * len(records)
 
+    async def partitions_of(topic: str) -> int:
+        return len((await Admin(kafka).describe_topic(topic)).partitions) if record else 1
+
+    topics = cast(TopicDirectory, SimpleNamespace(partitions_of=partitions_of))
     registry, _ = make_registry(cluster.registry, clock)
     destination = FunctionDestination(service, trigger, clock, produce=produce, registry=registry, topics=topics)
     try:
         [reply] = await destination.deliver(Delivery(trigger.group, read.topic_partition, 0, [read], 1))
     finally:
         await registry.close()
+    outputs = [_shown(each) for each in written]
     if output == "json":
         end = {"ok": not reply.error, "error": reply.error, "reason": reply.reason, "stack": reply.stack}
-        print_json({**end, "outputs": [_shown(each) for each in written]})
-        return 1 if reply.error else 0
-    for shown in map(_shown, written):
-        click.echo(f"output: {shown['topic']} key={shown['key']} headers={shown['headers']} {shown['value']}")
-    why = reply.reason if reply.stack else f"{reply.error}: {reply.reason}"  # the log has the stack
-    click.echo(f"failed: {why}" if reply.error else "succeeded")
+        print_json({**end, "outputs": outputs})
+    else:
+        for shown in outputs:
+            click.echo(f"output: {shown['topic']} key={shown['key']} headers={shown['headers']} {shown['value']}")
+        why = reply.reason if reply.stack else f"{reply.error}: {reply.reason}"  # the log has the stack
+        click.echo(f"failed: {why}" if reply.error else "succeeded")
     return 1 if reply.error else 0
 
 
@@ -164,13 +162,13 @@ async def call_handler(
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8444, show_default=True)
-@click.option("--trigger", "name", help="The trigger whose settings count; by default the first.")
 @kafka_options
 @registry_option
-async def serve(file: Path, host: str, port: int, name: str | None, cluster: ClusterSettings, output: str) -> None:
+async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, output: str) -> None:
     """Serve a function as the backend of a reactive consumer (`backend.mode: results`), until SIGTERM or Ctrl-C.
 
-    Any path takes POST; GET answers whether the function is ready. Outputs are written to Kafka.
+    Any path takes POST; GET answers whether the function is ready. Outputs are written to Kafka. The settings are
+    those of the first trigger.
 
     Example: headrace function serve orders/function.yaml --port 8444
     """
@@ -179,52 +177,34 @@ async def serve(file: Path, host: str, port: int, name: str | None, cluster: Clu
     from headrace.web.server import serve_alone
 
     spec, clock = load_function(file, cluster.file, check_handler=True), SystemClock()
-    written = _trigger_of(spec, name)
-    formats = written.key_format, written.value_format
+    written = spec.triggers[0]
     # The consumer has decoded what has a schema.
-    plain = [each if each in _FORMATS_OF_BYTES else "json" for each in formats]
-    trigger = written.model_copy(update={"key_format": plain[0], "value_format": plain[1]})
-    service, topics = FunctionService(spec, [trigger], clock), _partitions(cluster.kafka)
+    keys, values = (
+        each if each in _FORMATS_OF_BYTES else "json" for each in (written.key_format, written.value_format)
+    )
+    trigger = written.model_copy(update={"key_format": keys, "value_format": values})
+    service, topics = FunctionService(spec, [trigger], clock), TopicDirectory(Admin(cluster.kafka), clock)
     registry, _ = make_registry(cluster.registry, clock)
     async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
         destination = FunctionDestination(
             service, trigger, clock, produce=producer.produce, registry=registry, topics=topics
         )
-        await service.start()
-        stack.push_async_callback(service.stop)
-        backend = FunctionBackend(destination, (plain[0], plain[1]), lambda: service.readiness().reason)
+        for each in (topics, service):
+            await each.start()
+            stack.push_async_callback(each.stop)
+        backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason)
         await serve_alone(backend, host, port, lambda url: click.echo(f"ready http={url}"))
         await service.drain(Deadline(clock, _DRAIN_SECONDS))
-
-
-def _trigger_of(spec: FunctionSpec, name: str | None, topic: str = "") -> KafkaTrigger:
-    """Return the trigger of this name, else the one that reads the topic, else the first."""
-    named = [trigger for trigger in spec.triggers if trigger.name == name]
-    if name and not named:
-        known = ", ".join(trigger.name for trigger in spec.triggers)
-        raise InvalidRequest(f"--trigger is {name}, which the file does not have: it has {known}")
-    return next((trigger for trigger in named or spec.triggers if topic in trigger.topics), (named or spec.triggers)[0])
-
-
-def _partitions(kafka: KafkaConfig | None) -> TopicDirectory:
-    """Return what knows the number of partitions of a topic; 1 without a cluster."""
-    admin = Admin(kafka) if kafka else None
-
-    async def partitions_of(topic: str) -> int:
-        return len((await admin.describe_topic(topic)).partitions) if admin else 1
-
-    return cast(TopicDirectory, SimpleNamespace(partitions_of=partitions_of))
 
 
 async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> Record:
     starts, ends = await window(Admin(kafka), partition.topic, partition.partition, offset)
     async with contextlib.aclosing(read_window(kafka, starts, ends)) as batches:
-        async for batch in batches:
-            for record in batch:
-                if record.offset == offset:
-                    return record
-                raise InvalidRequest(f"no record has offset {offset} in {partition}: the next one has {record.offset}")
-    raise InvalidRequest(f"no record has offset {offset} in {partition}, nor any offset behind it")
+        first = next(iter(await anext(batches, ())), None)
+    if first and first.offset == offset:
+        return first
+    following = f"the next one has {first.offset}" if first else "nor any offset behind it"
+    raise InvalidRequest(f"no record has offset {offset} in {partition}: {following}")
 
 
 def _shown(record: OutgoingRecord) -> dict[str, Any]:

@@ -66,7 +66,6 @@ class FunctionDestination:
         self._kind_of = kind_of
         """Returns the kind of an internal topic, which no handler may write; empty for others."""
         self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
-        self._partition_counts: dict[str, int] = {}
         self._schemas: dict[int, wire.Schema] = {}
         self._ending: set[TopicPartition] = set()
         """Partitions that are about to be given up."""
@@ -96,24 +95,21 @@ class FunctionDestination:
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records, partition = RecordBatch.of(delivery.records), delivery.partition
-        partitions = await self._count_partitions(partition)
         if self._trigger.allocation == "pool":
-            return await self._deliver_to(self._workers.workers, delivery, partitions, records)
+            return await self._deliver_to(self._workers.workers, delivery, records)
         if self._trigger.allocation == "static":
-            worker = self._partition_workers.worker_of(partition)
-            return await self._deliver_to((worker,), delivery, partitions, records)
+            return await self._deliver_to((self._partition_workers.worker_of(partition),), delivery, records)
         indexes: dict[int, list[int]] = {}
         for index, key in enumerate(records.keys):
             worker = worker_of_key(key, partition, len(self._workers.workers))
             indexes.setdefault(worker, []).append(index)
         parts = [
-            self._deliver_to((worker,), delivery, partitions, records.select(chosen))
-            for worker, chosen in indexes.items()
+            self._deliver_to((worker,), delivery, records.select(chosen)) for worker, chosen in indexes.items()
         ]
         return _in_order(len(records), indexes.values(), await asyncio.gather(*parts, return_exceptions=True))
 
     async def _deliver_to(
-        self, workers: Sequence[int], delivery: Delivery, partitions: int, records: RecordBatch
+        self, workers: Sequence[int], delivery: Delivery, records: RecordBatch
     ) -> Sequence[Reply]:
         """Deliver records to one of these workers and return a reply for each."""
         replies: list[Reply] = []
@@ -123,7 +119,7 @@ class FunctionDestination:
                 return replies + [NOT_BEGUN] * (len(records) - len(replies))
             part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
             try:
-                replies += await self._attempt(workers, delivery, partitions, part, ending)
+                replies += await self._attempt(workers, delivery, part, ending)
             except DeliveryError as cause:
                 if not replies:
                     raise
@@ -140,17 +136,16 @@ class FunctionDestination:
         return records
 
     async def _attempt(
-        self,
-        workers: Sequence[int],
-        delivery: Delivery,
-        partitions: int,
-        records: RecordBatch,
-        ending: Set[TopicPartition],
+        self, workers: Sequence[int], delivery: Delivery, records: RecordBatch, ending: Set[TopicPartition]
     ) -> Sequence[Reply]:
         """Deliver records as one frame; return a reply for each that was begun."""
         schemas, partition = await self._schemas_of(records), delivery.partition
-        work = _work(delivery, partitions, records)
-        work.trigger = self._trigger_index
+        headers = records.headers
+        if delivery.replay:
+            own = [(REPLAY, delivery.replay.encode())]
+            headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
+        columns = records.offsets, records.timestamps_ms, records.keys, records.values, headers
+        work = wire.Work(*partition, await self._count_partitions(partition.topic), *columns, self._trigger_index)
         frame = wire.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
@@ -160,18 +155,16 @@ class FunctionDestination:
             return self._blame(partition, records, lost)
         if answer is None:
             return []
+        results: Sequence[wire.Result | None] = ()
         if isinstance(answer, wire.Results):
-            records = records[: len(answer.results)]
-        failures = _failures(answer)
+            results = answer.results
+            records = records[: len(results)]
+        failures = len([1 for result in results if result and result.error])
         handled["failure"] += failures
         handled["success"] += len(records) - failures
         if self._held:
             await self._held.begin(records)
-        mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
-        replies = [_success(mode)] * len(records)
-        if isinstance(answer, wire.Results):
-            settled = await self._settle(records, answer.results)
-            replies = [reply if reply.error else _success(mode, reply) for reply in settled]
+        replies = await self._settle(records, results, "disable" if delivery.replay else self._trigger.explicit_ack_mode)
         if self._crashes:
             for offset in records.offsets:
                 self._crashes.pop((partition, offset), None)
@@ -199,20 +192,28 @@ class FunctionDestination:
             del self._crashes[next(iter(self._crashes))]
         return []
 
-    async def _settle(self, records: RecordBatch, results: Sequence[wire.Result | None]) -> list[Reply]:
-        """Write the outputs of a frame and return how each record ended."""
-        replies = [ACK] * len(records)
+    async def _settle(
+        self, records: RecordBatch, results: Sequence[wire.Result | None], mode: str = "disable"
+    ) -> list[Reply]:
+        """Write the outputs of a frame and return how each record ended, in this `explicitAckMode`.
+
+        Without results every record succeeded without output.
+        """
+        replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         topic = self._trigger.output_topic
         emitted = {output.topic for result in results if result for output in result.outputs if output.topic}
         internal = {each for each in emitted if self._kind_of(each)}
-        for index, (key, result) in enumerate(zip(records.keys, results, strict=True)):
+        for index, (key, result) in enumerate(zip(records.keys, results, strict=False)):
             if result is None:
                 continue
             if result.error:
-                replies[index] = _reply(result)
-            elif result.held:
+                bad, shared = result.undecodable, result.shared
+                replies[index] = Reply(
+                    result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared
+                )
+            elif result.held and mode == "enable":
                 replies[index] = HELD
             if result.stack:
                 self._failures.add(records[index], result)
@@ -256,17 +257,12 @@ class FunctionDestination:
             except HeadraceError as cause:
                 raise _unavailable(cause, ", ".join(sorted({record.topic for record in outgoing}))) from cause
 
-    async def _count_partitions(self, partition: TopicPartition) -> int:
-        count = self._partition_counts.get(partition.topic, 0)
-        if partition.partition >= count:
-            try:
-                count = await self._topics.partitions_of(partition.topic)
-            except HeadraceError as cause:
-                raise DestinationUnavailable(
-                    f"the number of partitions of {partition.topic} is not known: {cause.description}"
-                ) from cause
-            self._partition_counts[partition.topic] = count
-        return count
+    async def _count_partitions(self, topic: str) -> int:
+        try:
+            return await self._topics.partitions_of(topic)
+        except HeadraceError as cause:
+            text = f"the number of partitions of {topic} is not known: {cause.description}"
+            raise DestinationUnavailable(text) from cause
 
     async def _schemas_of(self, records: RecordBatch) -> dict[int, wire.Schema]:
         """Return the schemas that these records name and the registry has."""
@@ -308,15 +304,6 @@ def _in_order(
     return replies
 
 
-def _work(delivery: Delivery, partitions: int, records: RecordBatch) -> wire.Work:
-    partition, headers = delivery.partition, records.headers
-    if delivery.replay:
-        own = [(REPLAY, delivery.replay.encode())]
-        headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
-    columns = records.offsets, records.timestamps_ms, records.keys, records.values
-    return wire.Work(partition.topic, partition.partition, partitions, *columns, headers)
-
-
 def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     """Return the ids in the registry's framing; bytes without it are left to the worker."""
     heads = {data[:5] for data in framed if data}
@@ -327,17 +314,3 @@ def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
     return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
 
 
-def _failures(answer: wire.Done | wire.Results) -> int:
-    return len([1 for one in answer.results if one and one.error]) if isinstance(answer, wire.Results) else 0
-
-
-def _success(mode: str, reply: Reply = ACK) -> Reply:
-    """Return whether a success ends its record in this `explicitAckMode`."""
-    if mode == "disable":
-        return ACK
-    return HELD if mode == "explicitOnly" else reply
-
-
-def _reply(result: wire.Result) -> Reply:
-    bad, shared = result.undecodable, result.shared
-    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import Membership, Outcome, Reply, Source
+from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull, RecordTooLarge
 from headrace.functions.held_outputs import HeldOutput, HeldOutputs
@@ -37,16 +37,19 @@ class TransactionalPump(Pump):
 
     def __init__(
         self,
-        *arguments: Any,
+        name: str,
+        group: str,
+        destination: Destination,
+        dead_letters: DeadLetterWriter | None,
+        *,
         held: HeldOutputs,
         transactions: GroupTransactions,
-        on_written: Callable[[Sequence[OutgoingRecord], Sequence[Any]], None] = lambda records, results: None,
+        on_written: Callable[[Sequence[OutgoingRecord], Sequence[Any]], None] | None = None,
         **others: Any,
     ) -> None:
         """Prepare; the arguments of `Pump`, and what holds the outputs and writes the transactions."""
-        super().__init__(*arguments, **others)
+        super().__init__(name, group, destination, held if dead_letters else None, **others)
         self._held, self._transactions, self._on_written = held, transactions, on_written
-        self._consumer: Consumer | None = None
         self._next: dict[TopicPartition, Committed] = {}
         """Offsets for the next transaction."""
         self._one_at_a_time = asyncio.Lock()
@@ -54,10 +57,10 @@ class TransactionalPump(Pump):
         """Transactions that failed in a row."""
         self._problem = ""
 
-    def connect(self, source: Source, member: Membership | None = None) -> None:
-        super().connect(source, member)
-        assert isinstance(source, Consumer)
-        self._consumer = source
+    @property
+    def _consumer(self) -> Consumer:
+        assert isinstance(self.source, Consumer)
+        return self.source
 
     def readiness(self) -> Readiness:
         return Readiness(False, f"transactions fail: {self._problem}") if self._problem else super().readiness()
@@ -112,7 +115,6 @@ class TransactionalPump(Pump):
     async def _commit_ended(self) -> None:
         """Commit what has ended by now in one transaction, and wait for its outcome."""
         async with self._one_at_a_time:
-            assert self._consumer
             self.commit_now()
             # A commit of the position at the start must not follow the transaction.
             ready = [partition for partition in self._next if not self._consumer.is_committing(partition)]
@@ -129,14 +131,13 @@ class TransactionalPump(Pump):
         self, offsets: Mapping[TopicPartition, Committed], outputs: Sequence[tuple[TopicPartition, HeldOutput]]
     ) -> HeadraceError | None:
         """Write a transaction, again while Kafka cannot be reached; return why it is not known to be committed."""
-        assert self._consumer
         records = [output.record for _, output in outputs]
         group, epochs = self._consumer.group_offsets(offsets), {p: self.epoch_of(p) for p in offsets}
         while True:
             try:
                 results = await self._transactions.submit(records, group=group)
                 failure = next((result for result in results if isinstance(result, HeadraceError)), None)
-                if failure is None:
+                if failure is None and self._on_written:
                     self._on_written(records, results)
                 for (partition, output), result in zip(outputs, results, strict=True):
                     if isinstance(result, RecordTooLarge):
@@ -171,7 +172,6 @@ class TransactionalPump(Pump):
 
     async def _rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
         """Begin these assignments again after a pause, at what the group has committed."""
-        assert self._consumer
         if self._failures > 1:
             await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
         self._consumer.rewind(epochs)

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 
@@ -31,7 +32,7 @@ is dead-lettered before."""
 _FREE_RESTARTS = 10
 _RESTARTS_PER_SECOND = 0.5
 """Of one worker, once it has used up the free ones."""
-_MEMORY_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.2
 _GROWTH = 1.25
 """A worker whose memory exceeds its limit by so much is killed in the middle of a record."""
 _LEVEL_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
@@ -45,10 +46,6 @@ class _Slot:
         self.up = False
         self.problem = ""
         """Why the last process never got ready; empty once one did."""
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.process and not self.process.at_rest.is_set())
 
 
 class FunctionService(Service):
@@ -90,13 +87,13 @@ class FunctionService(Service):
         logger_of(self.name).setLevel(self.spec.log_level.upper() or logging.NOTSET)
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
-        self.spawn(self._watch_time(), "event timeout")
-        if limit := max(trigger.memory_limit_bytes for trigger in self.triggers):
-            self.spawn(self._watch_memory(limit), "memory")
+        self.spawn(self._watch(), "limits")
         self.metrics.publish(
             {
                 "headrace_function_waiting_frames": lambda: self._allocator.waiting,
-                "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
+                "headrace_function_busy_workers": lambda: sum(
+                    1 for slot in self._slots if slot.process and not slot.process.at_rest.is_set()
+                ),
                 "headrace_function_worker_restarts_total": lambda: self.restarts,
             }
         )
@@ -236,33 +233,34 @@ class FunctionService(Service):
         process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
         process.acknowledge = self.acknowledge
         slot.process = process
-        if why := await self._install(self.spec):
-            slot.problem = why
+        slot.problem = await self._start(process, number, self.spec)
+        if slot.problem:
+            return slot.problem
+        slot.up = True
+        self._allocator.started(number)
+        lost = await process.ended
+        self._allocator.lost(number)
+        return lost.description
+
+    async def _start(self, process: WorkerProcess, number: int, spec: FunctionSpec) -> str:
+        """Start a process and wait until it can serve; return why it cannot, else an empty text."""
+        if spec.libraries and (why := await run_blocking(spec.libraries.install)):
             return f"{process.label}: {why}"
-        limit = self.spec.readiness_timeout_seconds
+        limit = spec.readiness_timeout_seconds
         try:
-            await process.start(self, self._setup(number, self.spec))
+            await process.start(self, self._setup(number, spec))
             if self._stopping:
                 process.kill("stopped")
             await asyncio.wait_for(asyncio.shield(process.ready), limit)
         except TimeoutError:
             process.kill(f"loading the handler and init_context took longer than {limit:g} s (readinessTimeoutSeconds)")
         except OSError as cause:
-            slot.problem = f"the process cannot be started: {cause.strerror or cause}"
-            return f"{process.label}: {slot.problem}"
+            return f"{process.label}: the process cannot be started: {cause.strerror or cause}"
         except WorkerLost:
-            log.debug("%s ended before it was ready", process.label)  # `ended` has the reason
+            log.debug("%s ended before it was ready", process.label)
         else:
-            slot.up, slot.problem = True, ""
-            self._allocator.started(number)
-        lost = await process.ended
-        if not slot.up:
-            slot.problem = lost.description
-        self._allocator.lost(number)
-        return lost.description
-
-    async def _install(self, spec: FunctionSpec) -> str:
-        return await run_blocking(spec.libraries.install) if spec.libraries else ""
+            return ""
+        return (await process.ended).description
 
     def _frame_ended(self, number: int, records: int, seconds: float) -> None:
         if records:
@@ -299,27 +297,24 @@ class FunctionService(Service):
             },
         )
 
-    async def _watch_time(self) -> None:
-        while True:
-            limit_seconds = self.spec.event_timeout_seconds
-            await self._clock.sleep(min(1.0, limit_seconds / 4) if limit_seconds else 1.0)
-            for slot in self._slots:
-                if slot.process and limit_seconds:
-                    slot.process.check_time(self._clock.monotonic(), limit_seconds)
+    async def _watch(self) -> None:
+        """Replace workers that take too long for an event or need too much memory.
 
-    async def _watch_memory(self, limit: int) -> None:
-        """Replace workers that need more memory than they may have: between two frames, or at once past the limit."""
-        replaced: dict[int, WorkerProcess] = {}
+        Those with too much memory end between two frames, or at once when they need much more.
+        """
+        limit, replaced = max(trigger.memory_limit_bytes for trigger in self.triggers), dict[int, WorkerProcess]()
         while True:
-            await self._clock.sleep(_MEMORY_LOOK_SECONDS)
+            seconds = self.spec.event_timeout_seconds or math.inf
+            await self._clock.sleep(min(_LOOK_SECONDS, seconds / 4))
             for number, slot in enumerate(self._slots):
-                process, used = slot.process, slot.process.memory_bytes if slot.process else 0
-                if process is None or used <= limit:
+                if (process := slot.process) is None:
                     continue
+                process.check_time(self._clock.monotonic(), seconds)
+                used = process.memory_bytes if limit else 0
                 why = f"memory: {used >> 20} MiB, and workerMemoryLimit allows {limit >> 20} MiB"
                 if used > limit * _GROWTH:
                     process.kill(why, error="memory")
-                elif replaced.get(number) is not process:
+                elif used > limit and replaced.get(number) is not process:
                     replaced[number] = process
                     self.spawn(self._replace(number, process, why), f"replace {number}")
 
@@ -336,17 +331,10 @@ class FunctionService(Service):
         Raises:
             FunctionInvalid: It does not come up; the old workers stay.
         """
-        if why := await self._install(spec):
-            raise FunctionInvalid(why)
-        trial, limit = WorkerProcess(f"{self.name} worker trial", lambda *_: None), spec.readiness_timeout_seconds
+        trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None)
         try:
-            await trial.start(self, self._setup(0, spec))
-            await asyncio.wait_for(asyncio.shield(trial.ready), limit)
-        except TimeoutError:
-            late = f"loading the handler and init_context took longer than {limit:g} s (readinessTimeoutSeconds)"
-            raise FunctionInvalid(f"{trial.label}: {late}") from None
-        except (OSError, WorkerLost) as cause:
-            raise FunctionInvalid(str(cause)) from cause
+            if why := await self._start(trial, 0, spec):
+                raise FunctionInvalid(why)
         finally:
             await trial.stop(Deadline(self._clock, self._termination_seconds))
         self.spec = spec

@@ -126,23 +126,16 @@ class FailureLog:
     def __init__(self, name: str, clock: Clock) -> None:
         """Log under this name."""
         self._name, self._clock = name, clock
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
-        """When a kind was logged last, and how many followed."""
+        self._silent_until: dict[tuple[str, str], float] = {}
 
     def add(self, record: Record, result: wire.Result) -> None:
-        """Take one failure."""
+        """Log one failure, unless one of its kind was logged within a minute."""
         frames = [line.strip() for line in result.stack.splitlines() if line.lstrip().startswith('File "')]
         kind, now = (result.error, frames[-1] if frames else ""), self._clock.monotonic()
-        logged_at, since = self._kinds.get(kind, (float("-inf"), 0))
-        if now - logged_at < _PAUSE_SECONDS:
-            self._kinds[kind] = logged_at, since + 1
+        if now < self._silent_until.get(kind, now):
             return
-        while len(self._kinds) >= _MAX_KINDS and kind not in self._kinds:
-            del self._kinds[next(iter(self._kinds))]
-        self._kinds[kind] = now, 0
+        if len(self._silent_until) >= _MAX_KINDS:
+            self._silent_until.clear()
+        self._silent_until[kind] = now + _PAUSE_SECONDS
         where = f"{record.topic_partition} offset {record.offset}"
-        if logged_at < 0:
-            log.warning("%s: the handler raised %s at %s\n%s", self._name, result.reason, where, result.stack)
-        else:
-            text = "%s: the handler raised %s %d more times in %.0f s, the last time at %s: %s"
-            log.warning(text, self._name, result.error, since + 1, now - logged_at, where, result.reason)
+        log.warning("%s: the handler raised %s at %s\n%s", self._name, result.reason, where, result.stack)

@@ -67,8 +67,23 @@ class FunctionEndpoints:
         errors=(NotFound, errors.KafkaUnavailable),
     )
     async def scale(self, call: Call[None, ScaleQuery]) -> ScaleHint:
-        spec = self._function(call.parameters["name"], may_control(call.scope, ""))
-        return scale_hint(spec, self._lag_of, call.query.lag_per_replica)
+        name, functions = call.parameters["name"], self._functions if may_control(call.scope, "") else {}
+        if name not in functions:
+            raise NotFound(f"no function here is called {name[:60]!r}: there are {', '.join(sorted(functions)) or 'none'}")
+        spec, needed, lags = functions[name], 0, dict[str, int]()
+        least, most = spec.replica_bounds
+        for trigger in spec.triggers:
+            lag_of_group = self._lag_of(trigger.group).items()
+            found = [lag.lag for partition, lag in lag_of_group if partition.topic in trigger.topics]
+            if not found:
+                why = "Kafka or its topics do not answer"
+                raise KafkaUnavailable(f"the lag of group {trigger.group} is not known: {why}")
+            lags[trigger.name] = sum(found)
+            # A process more than the partitions that have records would wait without one.
+            processes = min(math.ceil(sum(found) / call.query.lag_per_replica), sum(1 for lag in found if lag))
+            needed = max(needed, processes)
+        most = max(1, most)
+        return ScaleHint(spec.name, max(least, min(needed, most)), least, most, sum(lags.values()), lags)
 
     @Endpoint(
         "POST",
@@ -90,29 +105,3 @@ class FunctionEndpoints:
             raise InvalidRequest(f"the old workers stay: {cause.description}") from cause
         return Reloaded(name)
 
-    def _function(self, name: str, visible: bool) -> FunctionSpec:
-        functions = self._functions if visible else {}
-        if name not in functions:
-            known = ", ".join(sorted(functions)) or "none"
-            raise NotFound(f"no function here is called {name[:60]!r}: there are {known}")
-        return functions[name]
-
-
-def scale_hint(
-    spec: FunctionSpec, lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]], lag_per_replica: int
-) -> ScaleHint:
-    """Return how many processes a function needs.
-
-    Raises:
-        KafkaUnavailable: The lag of a trigger is not known.
-    """
-    least, most = spec.replica_bounds
-    most, needed, lags = max(1, most), 0, dict[str, int]()
-    for trigger in spec.triggers:
-        found = [lag.lag for partition, lag in lag_of(trigger.group).items() if partition.topic in trigger.topics]
-        if not found:
-            raise KafkaUnavailable(f"the lag of group {trigger.group} is not known: Kafka or its topics do not answer")
-        lags[trigger.name] = sum(found)
-        # A process more than the partitions that have records would wait without one.
-        needed = max(needed, min(math.ceil(sum(found) / lag_per_replica), sum(1 for lag in found if lag)))
-    return ScaleHint(spec.name, max(least, min(needed, most)), least, most, sum(lags.values()), lags)

@@ -257,10 +257,10 @@ class Assembly:
 
     def _exactly_once(self, label: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
         """Return what makes the pump of a trigger whose outputs and offsets are committed together, and its producer."""
-        context, settings = self._context, inner_settings(self._config)
+        audit, settings = self._context.audit, inner_settings(self._config)
         producer_id = f"{transactional_id(self._config)}-{group}-{label.removeprefix('function ')}"
-        transactions = GroupTransactions(context.admin, settings, producer_id, label)
-        on_written = context.audit and functools.partial(context.audit.produced, audit_type="STREAMING_PRODUCER")
+        transactions = GroupTransactions(self._context.admin, settings, producer_id, label)
+        on_written = functools.partial(audit.produced, audit_type="STREAMING_PRODUCER") if audit else None
         make = functools.partial(TransactionalPump, held=held, transactions=transactions, on_written=on_written)
         return make, [transactions]
 

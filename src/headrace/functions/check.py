@@ -31,10 +31,7 @@ def near(written: str, known: Iterable[str], similarity: float = _NEAR) -> str:
 def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> list[str]:
     """Return what would be better for the workers, replicas and times of a trigger, a sentence each.
 
-    Args:
-        function: The function.
-        trigger: One of its triggers.
-        partitions: Those of all its topics; 0 if that is not known.
+    `partitions` are those of all topics of the trigger; 0 if that is not known.
     """
     found, most, kafka = [], max(1, function.replica_bounds[1]), trigger.kafka
     workers = math.ceil(partitions / most * _SPARE)
@@ -61,12 +58,7 @@ def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> li
 
 
 def handler_problem(handler: str, folder: Path) -> str:
-    """Return why a worker could not call a handler, empty if it could or if only an import can show it.
-
-    Args:
-        handler: `module.sub:function`.
-        folder: The folder that workers search first.
-    """
+    """Return why a worker could not call a handler, empty if it could or if only an import can show it."""
     module, _, function = handler.partition(":")
     found = _find(module, folder)
     if found is None:

@@ -103,14 +103,10 @@ class FunctionDestination:
         for index, key in enumerate(records.keys):
             worker = worker_of_key(key, partition, len(self._workers.workers))
             indexes.setdefault(worker, []).append(index)
-        parts = [
-            self._deliver_to((worker,), delivery, records.select(chosen)) for worker, chosen in indexes.items()
-        ]
+        parts = [self._deliver_to((worker,), delivery, records.select(chosen)) for worker, chosen in indexes.items()]
         return _in_order(len(records), indexes.values(), await asyncio.gather(*parts, return_exceptions=True))
 
-    async def _deliver_to(
-        self, workers: Sequence[int], delivery: Delivery, records: RecordBatch
-    ) -> Sequence[Reply]:
+    async def _deliver_to(self, workers: Sequence[int], delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         """Deliver records to one of these workers and return a reply for each."""
         replies: list[Reply] = []
         ending = frozenset[TopicPartition]() if delivery.replay else self._ending
@@ -164,7 +160,9 @@ class FunctionDestination:
         handled["success"] += len(records) - failures
         if self._held:
             await self._held.begin(records)
-        replies = await self._settle(records, results, "disable" if delivery.replay else self._trigger.explicit_ack_mode)
+        replies = await self._settle(
+            records, results, "disable" if delivery.replay else self._trigger.explicit_ack_mode
+        )
         if self._crashes:
             for offset in records.offsets:
                 self._crashes.pop((partition, offset), None)
@@ -312,5 +310,3 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
 
 def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
     return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
-
-

@@ -60,12 +60,9 @@ def is_install(command: str) -> bool:
 
 
 def libraries_of(folder: Path, commands: Sequence[str], state: Path) -> Libraries | None:
-    """Return the libraries of a function; None if it names none.
+    """Return the libraries of a function: of `requirements.txt` in its folder, and of commands; None if there are none.
 
-    Args:
-        folder: The folder of the function file, which may have a `requirements.txt`.
-        commands: Those of `spec.build.commands` that install.
-        state: Where folders of libraries are.
+    They are in a folder below `state`.
     """
     arguments = [word for command in commands for word in shlex.split(command.partition(" install ")[2])]
     if (folder / _FILE).is_file():

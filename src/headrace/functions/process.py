@@ -85,13 +85,7 @@ class WorkerProcess(asyncio.Protocol):
     """Takes an explicit acknowledgement; returns why that is not possible, else an empty text."""
 
     def __init__(self, label: str, on_ended: Callable[[int, float], None]) -> None:
-        """Prepare.
-
-        Args:
-            label: For logs and messages.
-            on_ended: Called with the records and seconds of each frame that was answered, with 0 and 0 for each that
-                was taken back.
-        """
+        """Prepare; `on_ended` gets records and seconds of each answered frame, 0 and 0 for each that was taken back."""
         self.label = label
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
@@ -175,12 +169,6 @@ class WorkerProcess(asyncio.Protocol):
         """Send one frame of work and return its answer; None if it was taken back.
 
         If cancelled, a frame that was begun still ends, and another one is taken back.
-
-        Args:
-            partition: Whose records they are.
-            frame: The encoded `Work`.
-            records: How many records it holds.
-            schemas: Schemas its records need, by id.
 
         Raises:
             WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had

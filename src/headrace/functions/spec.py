@@ -34,6 +34,8 @@ from headrace.functions.libraries import Libraries
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
+_CAMEL = {"explicitonly": "explicitOnly", "upto": "upTo", "deadletter": "deadLetter", "warn": "warning"}
+"""Words of the file that are not written in lower case, or have a second name."""
 
 
 def parse_duration(text: str) -> float:
@@ -64,8 +66,8 @@ def parse_size(value: Any) -> Any:
     return int(whole[1]) * (1024 if unit.endswith("i") else 1000) ** ("KMGT".find(unit[:1].upper()) + 1 if unit else 0)
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
+def _any_case(value: Any) -> Any:
+    return _CAMEL.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
 def _handler(text: str) -> str:
@@ -102,11 +104,7 @@ def _version(text: str) -> str:
 
 
 Duration = BeforeValidator(lambda value: parse_duration(str(value)))
-AnyCase = BeforeValidator(_lower)
-AckMode = BeforeValidator(lambda mode: "explicitOnly" if _lower(mode) == "explicitonly" else _lower(mode))
-AckEnds = BeforeValidator(lambda value: {"upto": "upTo"}.get(_lower(value), _lower(value)))
-LevelName = BeforeValidator(lambda level: "warning" if _lower(level) == "warn" else _lower(level))
-OnFailure = BeforeValidator(lambda value: {"deadletter": "deadLetter"}.get(_lower(value), _lower(value)))
+AnyCase = BeforeValidator(_any_case)
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
 """What `onFailure` means for errors without a line of their own."""
 Workers = Annotated[int, Field(ge=0, le=1000), Number]
@@ -263,15 +261,15 @@ class Trigger(_Part):
     """The longest time that a worker may take to end."""
     memory_limit_bytes: Annotated[int, Field(ge=0, alias="workerMemoryLimit"), BeforeValidator(parse_size)] = 0
     """Resident memory of a worker, above which it is replaced; 0 for no limit. A setting of Headrace."""
-    on_failure: Annotated[Literal["retry", "deadLetter", "handled", "stop"], OnFailure] = "retry"
+    on_failure: Annotated[Literal["retry", "deadLetter", "handled", "stop"], AnyCase] = "retry"
     """What happens to a record whose handler fails; a setting of Headrace. `retry`: called again, as `retry` sets it,
     then a dead letter. `deadLetter`: a dead letter at once. `handled`: it has ended, as in Nuclio, and counts as
     failed. `stop`: its partition stops after the last attempt."""
-    explicit_ack_mode: Annotated[Literal["disable", "enable", "explicitOnly"], AckMode] = "disable"
+    explicit_ack_mode: Annotated[Literal["disable", "enable", "explicitOnly"], AnyCase] = "disable"
     """Whether a record ends with its handler, with an explicit acknowledgement, or with either."""
     explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
     """The longest wait for acknowledgements before a partition is given up."""
-    explicit_ack_ends: Annotated[Literal["upTo", "one"], AckEnds] = "upTo"
+    explicit_ack_ends: Annotated[Literal["upTo", "one"], AnyCase] = "upTo"
     """What an explicit acknowledgement ends: its record and those before it, as in Nuclio, or its record. A setting
     of Headrace."""
     batch: HandlerBatch = HandlerBatch()
@@ -379,7 +377,7 @@ class Variable(_Part):
 class LoggerSink(_Part):
     """One destination of log lines; Headrace has one log."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], LevelName] = "debug"
+    level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "debug"
 
 
 class FunctionSpec(_Part):

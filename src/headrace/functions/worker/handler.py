@@ -30,10 +30,6 @@ class Unusable(Exception):
 def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] | None]:
     """Return the handler function and the `init_context` of the module that defines it, None if it has none.
 
-    Args:
-        text: `module.sub:function`, as the file's check has found.
-        folder: Where the module is found.
-
     Raises:
         Unusable: There is no such function, or importing its module failed.
     """

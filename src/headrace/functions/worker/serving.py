@@ -97,11 +97,7 @@ class Serving:
     """Answers frames of work with one handler."""
 
     def __init__(self, handler: Handler, context: Context, setup: wire.Setup, progress: mmap.mmap) -> None:
-        """Prepare.
-
-        The first 8 bytes of `progress` hold the number of records begun since the worker started. The parent reads it
-        to know which record a dead or hung worker was at. The next 8 bytes say which frame the parent stops.
-        """
+        """Prepare; `progress` is the memory that `FramesInFlight` describes."""
         self.bodies = Bodies()
         self._handler = handler
         self._context = context

@@ -69,7 +69,9 @@ class FunctionEndpoints:
     async def scale(self, call: Call[None, ScaleQuery]) -> ScaleHint:
         name, functions = call.parameters["name"], self._functions if may_control(call.scope, "") else {}
         if name not in functions:
-            raise NotFound(f"no function here is called {name[:60]!r}: there are {', '.join(sorted(functions)) or 'none'}")
+            raise NotFound(
+                f"no function here is called {name[:60]!r}: there are {', '.join(sorted(functions)) or 'none'}"
+            )
         spec, needed, lags = functions[name], 0, dict[str, int]()
         least, most = spec.replica_bounds
         for trigger in spec.triggers:
@@ -104,4 +106,3 @@ class FunctionEndpoints:
         except FunctionInvalid as cause:
             raise InvalidRequest(f"the old workers stay: {cause.description}") from cause
         return Reloaded(name)
-

@@ -132,7 +132,7 @@ class Assembly:
             destination,
             dead_letters,
             hooks,
-            policy=ReadPolicy("earliest", reactive.on_gap, member=reactive.consumer),
+            policy=ReadPolicy(on_gap=reactive.on_gap, member=reactive.consumer),
             flow=reactive.flow,
             when=lambda consumer: self._when_healthy(consumer, destination, backend),
         )
@@ -203,7 +203,8 @@ class Assembly:
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
         context, config, kafka, topics = self._context, self._config, trigger.kafka, trigger.topics
-        label = f"function {(name := f'{spec.name}.{trigger.name}')}"
+        name, group = f"{spec.name}.{trigger.name}", trigger.group
+        label = f"function {name}"
         if self.internal.kind_of(trigger.output_topic):
             raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         self.formats |= {trigger.key_format, trigger.value_format}
@@ -220,17 +221,9 @@ class Assembly:
             raise FunctionInvalid(f"{name}: {_TIERS_OF_OTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
         policy = policy._replace(transactional=held is not None)
-        make, transactions = self._exactly_once(label, trigger.group, held) if held else (Pump, [])
+        make, transactions = self._exactly_once(name, group, held) if held else (Pump, [])
         pump, retry_pump, retries = self._pumps(
-            label,
-            trigger.group,
-            topics,
-            delivery,
-            destination,
-            dead_letters,
-            hooks,
-            policy=policy._replace(reset="earliest"),
-            make=make,
+            label, group, topics, delivery, destination, dead_letters, hooks, policy=policy, make=make
         )
         flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
         consumer = self._consumer(label, pump, topics, policy, flow=flow, admin=admin)
@@ -255,11 +248,11 @@ class Assembly:
         self._add(running)
         return [*transactions, *retries, pump, consumer, watch]
 
-    def _exactly_once(self, label: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
+    def _exactly_once(self, name: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
         """Return what makes the pump of a trigger whose outputs and offsets are committed together, and its producer."""
         audit, settings = self._context.audit, inner_settings(self._config)
-        producer_id = f"{transactional_id(self._config)}-{group}-{label.removeprefix('function ')}"
-        transactions = GroupTransactions(self._context.admin, settings, producer_id, label)
+        producer_id = f"{transactional_id(self._config)}-{group}-{name}"
+        transactions = GroupTransactions(self._context.admin, settings, producer_id, f"function {name}")
         on_written = functools.partial(audit.produced, audit_type="STREAMING_PRODUCER") if audit else None
         make = functools.partial(TransactionalPump, held=held, transactions=transactions, on_written=on_written)
         return make, [transactions]
@@ -381,7 +374,8 @@ class Assembly:
         hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
         pump = make(path.destination, path.writer, hooks=hooks)
         retry_pump = path.pump(pump)
-        consumer = self._consumer(f"{label} retries", retry_pump, path.topics, policy, flow=flow)
+        early = policy._replace(reset="earliest")
+        consumer = self._consumer(f"{label} retries", retry_pump, path.topics, early, flow=flow)
         tables = [path.blocked_keys] if path.blocked_keys else []
         return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
 

@@ -6,7 +6,6 @@ loaded by then, so a version that the function pins cannot break its connection 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shlex
@@ -41,9 +40,9 @@ class Libraries(NamedTuple):
         """Install them, unless another worker or process has; return why that failed, else an empty text."""
         if self.folder.is_dir():
             return ""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with self.folder.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        from headrace.jvm.cache import file_lock  # here, because few functions need it
+
+        with file_lock(self.folder.with_suffix(".lock")):
             partial = self.folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             if not self.folder.is_dir():

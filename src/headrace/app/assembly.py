@@ -249,7 +249,7 @@ class Assembly:
         return [*transactions, *retries, pump, consumer, watch]
 
     def _exactly_once(self, name: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
-        """Return what makes the pump of a trigger whose outputs and offsets are committed together, and its producer."""
+        """Return what makes a pump that commits outputs and offsets together, and its producer."""
         audit, settings = self._context.audit, inner_settings(self._config)
         producer_id = f"{transactional_id(self._config)}-{group}-{name}"
         transactions = GroupTransactions(self._context.admin, settings, producer_id, f"function {name}")

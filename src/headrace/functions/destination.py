@@ -140,8 +140,8 @@ class FunctionDestination:
         if delivery.replay:
             own = [(REPLAY, delivery.replay.encode())]
             headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
-        columns = records.offsets, records.timestamps_ms, records.keys, records.values, headers
-        work = wire.Work(*partition, await self._count_partitions(partition.topic), *columns, self._trigger_index)
+        count, columns = await self._count_partitions(partition.topic), (records.offsets, records.timestamps_ms)
+        work = wire.Work(*partition, count, *columns, records.keys, records.values, headers, self._trigger_index)
         frame = wire.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
@@ -193,10 +193,7 @@ class FunctionDestination:
     async def _settle(
         self, records: RecordBatch, results: Sequence[wire.Result | None], mode: str = "disable"
     ) -> list[Reply]:
-        """Write the outputs of a frame and return how each record ended, in this `explicitAckMode`.
-
-        Without results every record succeeded without output.
-        """
+        """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
         replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
@@ -207,10 +204,7 @@ class FunctionDestination:
             if result is None:
                 continue
             if result.error:
-                bad, shared = result.undecodable, result.shared
-                replies[index] = Reply(
-                    result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared
-                )
+                replies[index] = _reply(result)
             elif result.held and mode == "enable":
                 replies[index] = HELD
             if result.stack:
@@ -310,3 +304,8 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
 
 def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
     return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
+
+
+def _reply(result: wire.Result) -> Reply:
+    bad, shared = result.undecodable, result.shared
+    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)

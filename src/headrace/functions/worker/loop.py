@@ -41,7 +41,7 @@ class _Plain:
 
     def serve(self, serving: Serving, work: wire.Work, stop: int = -1) -> bytearray:
         try:
-            serving.serve(work, stop, self.resolve).send(None)
+            serving.serve(work, stop).send(None)
         except StopIteration as ended:
             answer: bytearray = ended.value
             return answer
@@ -66,6 +66,8 @@ class _Plain:
 
 class _OnEventLoop:
     """Runs an async handler, and everything else of the worker, on one event loop."""
+
+    resolve = None
 
     def __init__(self, worker: Worker | None) -> None:
         """Prepare; with a worker, read from its parent."""
@@ -117,6 +119,7 @@ def prepare(
     elif worker:
         worker.acks.read = worker.read
     serving = Serving(handler, context, setup, progress)
+    serving.resolve = runs.resolve
     if init_context is not None:
         try:
             runs.call(init_context, context)

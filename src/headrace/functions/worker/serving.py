@@ -98,6 +98,8 @@ class Serving:
 
     def __init__(self, handler: Handler, context: Context, setup: wire.Setup, progress: mmap.mmap) -> None:
         """Prepare; `progress` is the memory that `FramesInFlight` describes."""
+        self.resolve: Callable[[Any], Any] | None = None
+        """Runs a coroutine that the handler returns; None if `serve` awaits it, which else never waits."""
         self.bodies = Bodies()
         self._handler = handler
         self._context = context
@@ -121,16 +123,15 @@ class Serving:
         """Outputs of the present frame by the index of their record."""
         context._emit, context._at_work = self._emit, self._at_work
 
-    async def serve(self, work: wire.Work, stop: int = -1, resolve: Callable[[Any], Any] | None = None) -> bytearray:
+    async def serve(self, work: wire.Work, stop: int = -1) -> bytearray:
         """Call the handler for each record or batch and return the answer.
 
-        A coroutine that the handler returns is awaited, or run by `resolve`; with that, this one never waits.
         The parent writes `stop` into shared memory to stop this frame between two records.
         """
         began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
-        begun = await serve(self._events_of(work, results), results, stop, resolve)
+        begun = await serve(self._events_of(work, results), results, stop)
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
@@ -142,13 +143,8 @@ class Serving:
         seconds = perf_counter() - began
         return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
 
-    async def _serve_each(
-        self,
-        events: list[Event | None],
-        results: list[wire.Result | None],
-        stop: int,
-        resolve: Callable[[Any], Any] | None,
-    ) -> int:
+    async def _serve_each(self, events: list[Event | None], results: list[wire.Result | None], stop: int) -> int:
+        resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
         answers = self._triggers[self._trigger].answers
         for index, event in enumerate(events):
@@ -167,13 +163,8 @@ class Serving:
                 results[index] = failure(cause)
         return len(events)
 
-    async def _serve_batches(
-        self,
-        events: list[Event | None],
-        results: list[wire.Result | None],
-        stop: int,
-        resolve: Callable[[Any], Any] | None,
-    ) -> int:
+    async def _serve_batches(self, events: list[Event | None], results: list[wire.Result | None], stop: int) -> int:
+        resolve = self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
         for first in range(0, len(known), trigger.batch_size):
             if self._progress[1] == stop:

@@ -343,21 +343,15 @@ class KafkaTrigger(Trigger):
                 f"explicitAckMode is {self.explicit_ack_mode}, and retry.tiers are set: a record in a retry topic has "
                 "left the topic by whose offset it is acknowledged: remove tiers"
             )
-        if self.delivery == "exactly_once" and self.explicit_ack_mode == "explicitOnly":
-            raise ValueError(
-                "delivery is exactly_once, and explicitAckMode explicitOnly, which commits apart from the outputs: "
-                "write disable, or delivery: at_least_once"
-            )
-        if self.delivery == "exactly_once" and self.retry_settings.tiers:
-            raise ValueError(
-                "delivery is exactly_once, and retry.tiers is set: a retry topic commits apart from the outputs: "
-                "remove retry.tiers, or write delivery: at_least_once"
-            )
-        if self.delivery == "exactly_once" and self.kafka.member.isolation_level == "read_uncommitted":
-            raise ValueError(
-                "delivery is exactly_once, and consumer.isolation_level read_uncommitted, which reads records of "
-                "aborted transactions: remove one of them"
-            )
+        mode, window, isolation = self.explicit_ack_mode, self.kafka.ack_window_size, self.kafka.member.isolation_level
+        apart = {
+            f"explicitAckMode {mode}, which commits apart from the outputs: write disable": mode != "disable",
+            f"ackWindowSize {window}, by which offsets are committed after the outputs: remove it": window > 0,
+            "retry.tiers, which commit apart from the outputs: remove them": bool(self.retry.tiers),
+            "isolation_level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
+        }
+        if self.delivery == "exactly_once" and (why := next((text for text, found in apart.items() if found), "")):
+            raise ValueError(f"delivery is exactly_once, and {why}, or write delivery: at_least_once")
         return self
 
 

@@ -56,18 +56,16 @@ class TransactionJob:
         """Pass the records from an index on to the client; a refused record gets its error as result."""
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
+            partition, report = record.partition, functools.partial(self._reported, index, batches)
+            values: Any = record.topic, record.value, record.key, -1 if partition is None else partition, report, None
+            values += record.timestamp_ms, record.headers
             try:
                 batches.before(record.topic, wire_bytes(record.key, record.value, record.headers))
-                client.produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    -1 if record.partition is None else record.partition,
-                    functools.partial(self._reported, index, batches),
-                    None,
-                    record.timestamp_ms,
-                    record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
-                )
+                try:
+                    client.produce(*values)
+                except BufferError:  # the transaction has more than the client's queue
+                    client.flush()
+                    client.produce(*values)
             except BufferError:
                 self.results[index] = errors.ProducerQueueFull(
                     "the transactional client's queue is full: send it again"

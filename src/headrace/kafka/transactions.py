@@ -17,6 +17,7 @@ import contextlib
 import functools
 import logging
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,8 @@ _STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
 _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
+_YIELD_SECONDS: Final = 2.0
+"""After a failure a new client waits up to so long: two processes with one name would fence each other for ever."""
 _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
@@ -116,15 +119,16 @@ class _Writer:
         self._in_doubt.clear()
         return True
 
-    def _close(self) -> None:
+    def _close(self, pause_seconds: float = 0.0) -> None:
         if self._client:
             self._client.purge()  # not `close`, which would abort: after a commit in doubt that may be wrong
             self._client = None
+            time.sleep(random.uniform(0, pause_seconds))
 
-    def _close_if(self, problem: str) -> bool:
+    def _close_if(self, problem: str, pause_seconds: float = 0.0) -> bool:
         if problem:
             log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], problem)
-            self._close()
+            self._close(pause_seconds)
         return bool(problem)
 
     def _outdated(self) -> str:
@@ -160,7 +164,7 @@ class _Writer:
         except _BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
-            self._close_if(f"{why}. If it was fenced, another process has its name: producer.transactions.id")
+            self._close_if(f"{why}. If fenced, another process has its name: producer.transactions.id", _YIELD_SECONDS)
             return
         if all(job.written for job in jobs):
             self._commit(client, jobs)
@@ -206,7 +210,7 @@ class _Writer:
         except _BROKEN as cause:  # whatever it is: the first request may have been carried out
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
-            self._close()
+            self._close(_YIELD_SECONDS)
             return
         self._guard.ended(time.monotonic())
         for job in jobs:

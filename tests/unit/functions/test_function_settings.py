@@ -218,8 +218,8 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
 def test_what_is_not_used_yet_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And named in the log, a sentence each; a written default is not."""
     own = {"workerAllocatorName": "pool", "batch": {"mode": "enable", "batchSize": 5, "timeout": "2s"}}
-    trigger = only(load(tmp_path, trigger=own, ackWindowSize=2, delivery="exactly_once", workerAllocationMode="key"))
-    assert (trigger.allocator_name, trigger.kafka.ack_window_size, trigger.delivery) == ("pool", 2, "exactly_once")
+    trigger = only(load(tmp_path, trigger=own, delivery="exactly_once", workerAllocationMode="key"))
+    assert (trigger.allocator_name, trigger.delivery) == ("pool", "exactly_once")
     assert (trigger.batch.mode, trigger.batch.batch_size, trigger.batch.timeout) == ("enable", 5, 2)
     found = [record.getMessage().partition(": ")[2] for record in caplog.records]
     assert found == []

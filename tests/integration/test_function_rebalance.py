@@ -160,8 +160,7 @@ def test_all_partitions_of_a_busy_worker_have_one_deadline(calls: Any, tmp_path:
     assert one.reasons() == []
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_kept_events_are_acknowledged_late_or_called_by_the_next_owner(calls: Any, delivery: str) -> None:
+def test_kept_events_are_acknowledged_late_or_called_by_the_next_owner(calls: Any) -> None:
     """The acknowledgements come after the drain callback has returned, and no call waits longer than for them.
 
     What is not acknowledged is called by the next owner, and by the first one again when that ends.
@@ -169,16 +168,15 @@ def test_kept_events_are_acknowledged_late_or_called_by_the_next_owner(calls: An
     one = calls(2)
     own = {
         "trigger": {"explicitAckMode": "enable", "waitExplicitAckDuringRebalanceTimeout": "3s"},
-        "delivery": delivery,
         "maxWaitHandlerDuringRebalance": "200s",
         "rebalanceTimeout": "600s",
         "explicitAckEnds": "one",
     }
     for partition in range(2):
         one.write(partition, "keep", "keep")
-    first = one.start(KEEPS, **own, more={"producer": {"transactions": {"id": f"{one.group}-one"}}})
+    first = one.start(KEEPS, **own)
     one.wait_lines(4, "call")
-    second = one.start(KEEPS, **own, name="two", more={"producer": {"transactions": {"id": f"{one.group}-two"}}})
+    second = one.start(KEEPS, **own, name="two")
     one.wait_committed({0: 2, 1: 2})
     for partition in range(2):
         one.write(partition, "hold")

@@ -90,11 +90,6 @@ class TransactionalPump(Pump):
         committing = self.spawn(self._commit_ended(), "commit")
         await asyncio.wait([committing], timeout=None if fenced else deadline.remaining_seconds)
 
-    async def _wait_for_acks(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
-        await super()._wait_for_acks(lanes, deadline)
-        if self._dirty:
-            await asyncio.wait([self.spawn(self._commit_ended(), "commit")], timeout=deadline.remaining_seconds)
-
     def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
         self._held.ended(RecordBatch.of(records), how)
         super().report(records, size_bytes, how, replies)

@@ -48,6 +48,8 @@ class Row(NamedTuple):
     workers: int = 1
     topic: str = "many"
     output: bool = False
+    once: bool = False
+    """Whether outputs and offsets are committed together."""
 
 
 ROWS = (
@@ -58,6 +60,7 @@ ROWS = (
     Row("json.loads, workers=2", JSON, "consume-json", ">= 0.75, aim 0.9", 2),
     Row("output topic, workers=1", ECHO, "relay", "not above two workers", output=True),
     Row("output topic, workers=2", ECHO, "relay", ">= 0.25", 2, output=True),
+    Row("output topic, workers=2, exactly once", ECHO, "relay", "compared below", 2, output=True, once=True),
 )
 
 
@@ -141,9 +144,14 @@ a second process joins the group and leaves it."""
                 self.loops.setdefault((loop, topic), []).append(bench.bare(loop, topics[topic], records))
             for row in ROWS:
                 output = {"outputTopic": bench.topic("outputs")} if row.output else {}
+                output |= {"delivery": "exactly_once"} if row.once else {}
                 found = function(bench, topics[row.topic], records, row.workers, row.code, **output)
                 self.found[row.label].append(found)
-        self.facts = [self.delay(), self.joining(), self.memory_and_end()]
+        self.facts = [self.exactly_once(), self.delay(), self.joining(), self.memory_and_end()]
+
+    def exactly_once(self) -> str:
+        once, before = (median_of("rate", self.found[row.label]) for row in (ROWS[-1], ROWS[-2]))
+        return f"exactly once, rate against that of at least once | **{once / before:.2f}** | >= 0.6"
 
     def delay(self) -> str:
         delays = self.delays(joins=False)

@@ -10,21 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord, Record
 from headrace.testing import HeadraceProcess
-from tests.exactly_once import violations
-
-HANDLER = """
-def handler(context, event):
-    return event.id
-"""
-
-
-def by_id(record: Record) -> list[bytes | None]:
-    """Return the output of a record: its place."""
-    return [f"{record.topic}-{record.partition}-{record.offset}".encode()]
+from tests.exactly_once import HANDLER, SLOW, by_id, check, committed_records, fill, write_function
 
 
 @pytest.fixture
@@ -32,23 +21,10 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     """Run a handler exactly once: `function(source, target, code, **attributes)`."""
 
     def start(source: str, target: str, code: str = HANDLER, more: Any = None, **attributes: Any) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
-        own = {"topics": [source], "consumerGroup": f"{source}-work", "delivery": "exactly_once", "attempts": 2}
-        trigger = {
-            "kind": "kafka-cluster",
-            "numWorkers": 2,
-            "attributes": {**own, "outputTopic": target, "outputFormat": "string", **attributes},
-        }
-        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-        return headrace({**site.config, **(more or {}), "functions": [str(tmp_path / "function.yaml")]})
+        file = write_function(tmp_path, source, target, code, **attributes)
+        return headrace({**site.config, **(more or {}), "functions": [file]})
 
     return start
-
-
-def fill(site: Any, source: str, count: int, partitions: int = 3) -> None:
-    """Write records, in turns to every partition."""
-    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"%d" % n, None, n % partitions) for n in range(count)))
 
 
 def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any) -> None:
@@ -57,38 +33,13 @@ def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any)
     fill(site, source, 3000)
     process = function(source, target)
     site.wait_until(lambda: sum(site.committed(f"{source}-work").values()) == 3000, "every record committed")
-    site.wait_until(lambda: len(site.records(target)) >= 3000, "every output visible")
+    check(site, source, target, lane_of=lambda each: each.partition)
     outputs = site.records(target)
-    committed = site.committed(f"{source}-work")
-    assert violations(site.records(source), outputs, committed, by_id, ordered=True) == []
     assert len(outputs) == 3000
     transactions = sum(max(r.offset for r in outputs if r.partition == n) + 1 for n in range(3)) - 3000
     assert transactions < 300, "markers between the outputs"
     assert process.terminate() == 0
     assert "Traceback" not in process.output
-
-
-def committed_records(site: Any, source: str) -> int:
-    """Return how many records of the input are committed."""
-    return sum(site.committed(f"{source}-work").values())
-
-
-def check(site: Any, source: str, target: str) -> None:
-    """Check what is visible, once nothing is missing: Kafka may show offsets of a transaction before its outputs."""
-
-    def found() -> list[str]:
-        return violations(site.records(source), site.records(target), site.committed(f"{source}-work"), by_id)
-
-    site.wait_until(lambda: not [text for text in found() if text.endswith("missing")], "every output visible")
-    assert found() == []
-
-
-SLOW = """
-import time
-def handler(context, event):
-    time.sleep(0.002)
-    return event.id
-"""
 
 
 def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
@@ -102,9 +53,33 @@ def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: An
     def expected(record: Record) -> list[bytes | None]:
         return [record.value] if int(record.value or b"") % 20 == 0 else by_id(record)
 
-    outputs = site.records(target) + site.records(f"{source}.dlq")
-    assert violations(site.records(source), outputs, site.committed(f"{source}-work"), expected) == []
+    check(site, source, target, expected)
     assert "its records are delivered again" in process.output
+
+
+def test_many_outputs_that_are_too_large_abort_few_transactions(site: Any, topic: Any, function: Any) -> None:
+    """Kafka names one of them; those of its topic that are as large fail with it."""
+    source, target = topic(3), topic(1, max_message_bytes=2000)
+    fill(site, source, 3000)
+    code = "def handler(context, event):\n    return 'x' * 5000 if int(event.body) % 4 == 0 else event.id\n"
+    process = function(source, target, code, attempts=1)
+    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
+    check(site, source, target, lambda each: by_id(each) if int(each.value or b"") % 4 else [each.value])
+    assert process.output.count("its records are delivered again") < 100
+
+
+def test_an_output_without_a_key_to_a_compacted_topic_stalls_no_other(site: Any, topic: Any, function: Any) -> None:
+    """Kafka refuses it for what it is: its record fails, and the transactions of the others continue."""
+    source, target = topic(1), topic(1, cleanup_policy="compact")
+    keys = [b"k%d" % n if n % 20 else None for n in range(60)]
+    site.write(source, *(OutgoingRecord(source, key, b"%d" % n, None, 0) for n, key in enumerate(keys)))
+    function(source, target, attempts=1)
+    site.wait_until(lambda: committed_records(site, source) == 60, "every record committed")
+
+    def expected(record: Record) -> list[bytes | None]:
+        return by_id(record) if record.key else [record.value]
+
+    check(site, source, target, expected)
 
 
 def test_kills_of_the_process_repeat_and_lose_nothing(site: Any, topic: Any, function: Any) -> None:

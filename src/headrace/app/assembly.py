@@ -208,7 +208,8 @@ class Assembly:
         if self.internal.kind_of(trigger.output_topic):
             raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         self.formats |= {trigger.key_format, trigger.value_format}
-        held = HeldOutputs() if trigger.delivery == "exactly_once" else None
+        compressed = config.producer.compression != "none"
+        held = HeldOutputs(compressed=compressed) if trigger.delivery == "exactly_once" else None
         destination, hooks = self._workers_of(trigger, workers, held)
         if trigger.output_topic and config.kafka.create_topics:
             self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, topics[0])

@@ -205,10 +205,10 @@ class Pump(Service):
         self.counts.assignment_changes += bool(lanes)
         for lane in lanes:
             lane.drain()
-        if lanes and self.hooks.on_draining:
+        if self.hooks.on_draining:
             self.hooks.on_draining(partitions)
         await self.drain_lanes(lanes, deadline)
-        if lanes and self.hooks.on_drained:
+        if self.hooks.on_drained:
             await self.hooks.on_drained(partitions, deadline)
         await self._wait_for_acks(lanes, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.to_commit)}
@@ -221,7 +221,7 @@ class Pump(Service):
         self.counts.assignment_changes += bool(lanes)
         self._fence(lanes)
         self._forget(lanes)
-        if lanes and self.hooks.on_drained:
+        if self.hooks.on_drained:
             deadline = Deadline(self._context.clock, self.hooks.drain_seconds)
             self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
 

@@ -10,7 +10,6 @@ from headrace.errors import (
     DestinationUnavailable,
     HeadraceError,
     ProducerQueueFull,
-    RecordTooLarge,
     SchemaNotFound,
     WorkerLost,
 )
@@ -18,7 +17,7 @@ from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
-from headrace.functions.held_outputs import HeldOutputs
+from headrace.functions.held_outputs import REFUSALS, HeldOutputs
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
@@ -231,12 +230,12 @@ class FunctionDestination:
         written = zip(owners, outgoing, results_of, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
         for index, record, problem in problems:
-            if not isinstance(problem, RecordTooLarge):
+            if not isinstance(problem, REFUSALS):
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
                 # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
                 # The whole of it, or a later output of a key would be followed by an earlier one.
                 raise _unavailable(problem, record.topic) from problem
-            replies[index] = Reply("RecordTooLarge", f"its output: {problem.description}")
+            replies[index] = Reply(type(problem).__name__, f"its output: {problem.description}")
         return replies
 
     async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull, RecordTooLarge
+from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
 from headrace.functions.held_outputs import HeldOutput, HeldOutputs
 from headrace.kafka import Consumer, GroupTransactions
 from headrace.lifecycle import Deadline, Readiness
@@ -76,12 +76,14 @@ class TransactionalPump(Pump):
     ) -> dict[TopicPartition, Committed]:
         """End the transaction of these partitions; the consumer itself has nothing to commit."""
         await super().on_revoked(partitions, deadline)
-        self._drop(partitions)
+        self._drop([each for each in partitions if each not in self._lanes])  # a late revoke: it may be assigned anew
+        self._problem = self._problem if self._lanes else ""
         return {}
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         super().on_lost(partitions)
         self._drop(partitions)
+        self._problem = self._problem if self._lanes else ""
 
     async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
         """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek."""
@@ -115,12 +117,12 @@ class TransactionalPump(Pump):
             ready = [partition for partition in self._next if not self._consumer.is_committing(partition)]
             offsets = {partition: self._next.pop(partition) for partition in ready}
             if self._next:
-                self._changed.set()
+                self._later(_COMMIT_SECONDS, self._changed.set)
             if offsets:
                 outputs = [(partition, output) for partition in offsets for output in self._held.take(partition)]
                 failure = await self._write(offsets, outputs)
                 self._held.release(output for _, output in outputs)
-                self._ended_with(failure, outputs)
+                self._ended_with(failure, offsets, len(outputs))
 
     async def _write(
         self, offsets: Mapping[TopicPartition, Committed], outputs: Sequence[tuple[TopicPartition, HeldOutput]]
@@ -134,10 +136,8 @@ class TransactionalPump(Pump):
                 failure = next((result for result in results if isinstance(result, HeadraceError)), None)
                 if failure is None and self._on_written:
                     self._on_written(records, results)
-                for (partition, output), result in zip(outputs, results, strict=True):
-                    if isinstance(result, RecordTooLarge):
-                        self._held.refuse(partition, output, result)
-                        self._failures = 0  # the next transaction is without it
+                if self._held.refuse(outputs, results):
+                    self._failures = 0  # the next transaction is without them
             except HeadraceError as cause:
                 failure = cause
             if not isinstance(failure, KafkaUnavailable | ProducerQueueFull):
@@ -147,14 +147,14 @@ class TransactionalPump(Pump):
             if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
                 return failure
 
-    def _ended_with(self, failure: HeadraceError | None, outputs: Sequence[Any]) -> None:
+    def _ended_with(self, failure: HeadraceError | None, partitions: Collection[TopicPartition], outputs: int) -> None:
         if failure is None:
             self._failures, self._problem = 0, ""
             return
         self._failed(failure)
-        lanes = list(self._lanes.values())
+        lanes = [lane for partition in partitions if (lane := self._lanes.get(partition))]
         epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
-        why = f"the transaction of {len(outputs)} outputs failed, and its records are delivered again"
+        why = f"the transaction of {outputs} outputs failed, and its records are delivered again"
         log.warning("%s: %s: %s", self.name, why, failure.description)
         self._fence(lanes, why)
         self._forget(lanes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome
-from headrace.errors import HeadraceError, RecordTooLarge
+from headrace.errors import HeadraceError, RecordRefused, RecordTooLarge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 
 _EARLY_BYTES: Final = 4_194_304
@@ -18,7 +19,10 @@ _MOST_BYTES: Final = 33_554_432
 """Outputs of ended records, above which frames wait until a transaction has ended."""
 _RECORD_BYTES: Final = 100
 """What an output counts for, besides its own bytes."""
-_MAX_REFUSED: Final = 1000
+_MAX_REFUSED: Final = 100_000
+"""More than can be in flight."""
+REFUSALS: Final = RecordTooLarge, RecordRefused
+"""Errors of an output itself: with another attempt Kafka refuses it again."""
 _HELD: Final = Produced(-1, NO_OFFSET)
 _OF: ContextVar[Record] = ContextVar("the record whose dead letter is written")
 
@@ -36,7 +40,8 @@ class HeldOutputs:
     An output is pending until its record has ended. A record that is delivered again makes its outputs again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, compressed: bool = False) -> None:
+        self._compressed = compressed
         self.dead_letters: DeadLetterTopic | None = None
         """Makes the dead letters; its `produce` is that of this object."""
         self.early = asyncio.Event()
@@ -46,8 +51,8 @@ class HeldOutputs:
         self._size_bytes = 0
         self._space = asyncio.Event()
         self._space.set()
-        self._refused: dict[tuple[TopicPartition, int, str], tuple[int, RecordTooLarge]] = {}
-        """Sizes that Kafka refused, by the record and the topic of its output."""
+        self._refused: dict[tuple[TopicPartition, int, str], tuple[int, HeadraceError]] = {}
+        """Outputs that Kafka refused, by the record and their topic: the size, and why."""
 
     async def begin(self, records: RecordBatch) -> None:
         """Drop what an earlier attempt of these records has left; wait while the outputs are too large."""
@@ -107,20 +112,28 @@ class HeldOutputs:
             self._pending.pop(partition, None)
             self.release(self.take(partition))
 
-    def refuse(self, partition: TopicPartition, output: HeldOutput, error: RecordTooLarge) -> None:
-        """Keep that Kafka takes no output of that size, so that its record fails instead of the next transaction."""
-        self._refused[partition, output.offset, output.record.topic] = output.record.size_bytes, error
+    def refuse(self, outputs: Sequence[tuple[TopicPartition, HeldOutput]], results: Sequence[Any]) -> bool:
+        """Keep which outputs Kafka does not take, so that their records fail instead of the next transaction.
+
+        Kafka names the first of those that are too large. As large ones of its topic count too, unless compressed.
+        """
+        refused = [(one.record, why) for (_, one), why in zip(outputs, results, strict=True) if type(why) in REFUSALS]
+        refused.sort(key=lambda each: -each[0].size_bytes)
+        large = [each for each in refused if isinstance(each[1], RecordTooLarge) and not self._compressed]
+        least = {record.topic: (record.size_bytes, why) for record, why in large}
+        for (partition, (offset, record)), result in zip(outputs, results, strict=True):
+            size_bytes, why = (0, result) if type(result) in REFUSALS else least.get(record.topic, (math.inf, result))
+            if record.size_bytes >= size_bytes:
+                self._refused[partition, offset, record.topic] = record.size_bytes, why
         while len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
+        return bool(refused)
 
-    def _refusal(self, partition: TopicPartition, offset: int, output: OutgoingRecord) -> RecordTooLarge | None:
+    def _refusal(self, partition: TopicPartition, offset: int, output: OutgoingRecord) -> HeadraceError | None:
         size_bytes, error = self._refused.get((partition, offset, output.topic), (0, None))
         return error if error and output.size_bytes >= size_bytes else None
 
     def _count(self, outputs: Iterable[OutgoingRecord], sign: int) -> None:
         self._size_bytes += sign * sum([_RECORD_BYTES + output.size_bytes for output in outputs])
-        for event, is_set in (
-            (self.early, self._size_bytes > _EARLY_BYTES),
-            (self._space, self._size_bytes < _MOST_BYTES),
-        ):
-            event.set() if is_set else event.clear()
+        (self.early.set if self._size_bytes > _EARLY_BYTES else self.early.clear)()
+        (self._space.set if self._size_bytes < _MOST_BYTES else self._space.clear)()

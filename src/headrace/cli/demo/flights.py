@@ -164,11 +164,11 @@ class Ledger:
         )
 
     async def exact(self) -> Counts:
-        """Count different flights, and the newest row of each key, by reading the topics."""
+        """Count enriched flights, different long delays, and the newest row of each key, by reading the topics."""
         # Rows of one key are in one partition, so the one read last is the newest.
         newest = {record.key: _delay(record.value or b"").flights async for record in self._read("flights.delays")}
         return (await self.quick())._replace(
-            enriched=await self._different("flights.enriched"),
+            enriched=sum([1 async for _ in self._read("flights.enriched")]),
             long_delays=await self._different("flights.long_delays"),
             aggregated=sum(newest.values()),
         )

@@ -40,10 +40,10 @@ _SETTLE_SECONDS = 240.0
 def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
-    Flights are posted over HTTP as Avro; a function joins names; a Spark pipeline computes delays. A reactive
-    consumer pushes long delays, in order of their keys, to a backend. That is unavailable at first and fails on purpose
-    for a few. These wait for a second try, become dead letters and are redriven. Ends with a table of counts;
-    the exit code is 0 only if every count is exact.
+    Flights are posted over HTTP as Avro; a function joins names, exactly once; a Spark pipeline computes delays. A
+    reactive consumer pushes long delays, in order of their keys, to a backend. That is unavailable at first and fails
+    on purpose for a few. These wait for a second try, become dead letters and are redriven. Ends with a table of
+    counts; the exit code is 0 only if every count is exact.
 
     Example: headrace demo
     """
@@ -165,7 +165,7 @@ class Story:
     def _table(self, planned: Expected, posted: int, at_rest: Counts, final: Counts) -> bool:
         rows = [
             ("flights in the file = posted and acknowledged", planned.flights, posted),
-            ("= enriched by the function", planned.flights, final.enriched),
+            ("= enriched by the function, each exactly once", planned.flights, final.enriched),
             ("= sum of `flights` over the newest row per key", planned.flights, final.aggregated),
             ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
             ("= delivered to the backend", planned.long_delays, final.delivered),

@@ -1,0 +1,220 @@
+"""Exactly-once functions while transactions are aborted, commits are not confirmed.
+
+The checker reads the topics and the offsets of the group. Processes that were changed for it show that it finds what
+it looks for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.records import Record
+from headrace.testing.scene import Scene
+from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fill, violations, write_function
+
+ABORTS = """
+from headrace.errors import TransactionAborted
+from headrace.kafka import transactions
+
+count, send = 0, transactions._Writer._send
+
+def _send(self, client, jobs):
+    global count
+    send(self, client, jobs)
+    count += 1
+    if {aborts}:  # after the offsets are in it
+        for job in jobs:
+            job.problem = TransactionAborted("aborted by the test")
+            job.results = [job.problem] * len(job.records)
+
+transactions._Writer._send = _send
+"""
+UNCONFIRMED = """
+import confluent_kafka
+from headrace.kafka import transactions
+
+count, commit = 0, transactions._Writer._commit
+
+class Unconfirmed:
+    def __init__(self, client):
+        self.client = client
+
+    def commit_transaction(self):
+        if count % 2:
+            self.client.commit_transaction()
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+
+def _commit(self, client, jobs):
+    global count
+    count += 1
+    commit(self, client if count % 5 else Unconfirmed(client), jobs)
+
+transactions._Writer._commit = _commit
+"""
+KILLED = """
+import os, pathlib
+
+killed = pathlib.Path(__file__).with_name("killed")
+
+def kill_once():
+    if not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), 9)
+"""
+OFFSETS_OUTSIDE = f"""{KILLED}
+from headrace.functions.exactly_once import TransactionalPump
+from headrace.kafka.transaction_offsets import GroupOffsets
+
+count, write = 0, TransactionalPump._write
+
+async def _write(self, offsets, outputs):
+    global count
+    count += 1
+    failure = await write(self, offsets, outputs)
+    if count == 3:
+        kill_once()
+    if failure is None:
+        self._consumer.commit(offsets)
+    return failure
+
+GroupOffsets.send = lambda self, client: None
+TransactionalPump._write = _write
+"""
+RANDOM_IDS = f"""{KILLED}
+import uuid
+from headrace.kafka import transactions
+from headrace.kafka.transaction_offsets import GroupOffsets
+
+count, send, properties = 0, GroupOffsets.send, transactions.GroupTransactions._properties
+
+def _send(self, client):
+    global count
+    count += 1
+    if count == 3:
+        kill_once()
+    return send(self, client)
+
+GroupOffsets.send = _send
+transactions.GroupTransactions._properties = lambda self, name: properties(self, f"{{name}}-{{uuid.uuid4()}}")
+"""
+NO_REWIND = f"""{ABORTS.format(aborts="count == 3")}
+from headrace.functions.exactly_once import TransactionalPump
+
+TransactionalPump._ended_with = lambda self, failure, *others: failure and self._failed(failure)
+"""
+KEPT_PRODUCER = f"""{KILLED}
+from headrace.kafka import transactions
+from headrace.kafka.transaction_offsets import GroupOffsets
+
+count, commit, send = 0, transactions._Writer._commit, GroupOffsets.send
+
+def _commit(self, client, jobs):
+    global count
+    count += 1
+    if count != 3:
+        return commit(self, client, jobs)
+    client.commit_transaction()
+    for job in jobs:
+        job.in_doubt = True
+        self._post(job)
+
+def _send(self, client):
+    global count
+    if count == 3:  # the repeated request to end the transaction before, which a new producer would have fenced
+        count += 1
+        client.commit_transaction()
+        kill_once()
+    return send(self, client)
+
+transactions._Writer._commit, GroupOffsets.send = _commit, _send
+"""
+FAILING = SLOW.replace(
+    "    return", "    if int(event.body) % 50 == 0:\n        raise ValueError(event.id)\n    return"
+)
+
+
+def function_or_dead_letter(record: Record) -> list[bytes | None]:
+    """Return the output of a record, or the dead letter of one that fails."""
+    return [record.value] if int(record.value or b"") % 50 == 0 else by_id(record)
+
+
+def changed(folder: Path, code: str) -> dict[str, str]:
+    """Return the environment of a process that runs this code when it starts."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+@pytest.fixture
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    """The broker and the running process as a user sees them."""
+    return Scene(kafka.bootstrap_servers, tmp_path)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("fault", "ordering"),
+    [
+        (ABORTS.format(aborts="count % 10 == 0"), "partition"),
+        (ABORTS.format(aborts="count % 10 == 0"), "key"),
+        (ABORTS.format(aborts="count % 10 == 0"), "none"),
+        (UNCONFIRMED, "partition"),
+        (UNCONFIRMED, "key"),
+    ],
+    ids=["aborts-partition", "aborts-key", "aborts-none", "unconfirmed-partition", "unconfirmed-key"],
+)
+def test_transactions_that_fail_lose_and_repeat_nothing(
+    site: Scene, topic: Any, headrace: Any, tmp_path: Path, fault: str, ordering: str
+) -> None:
+    """Each tenth is aborted, or each fifth commit is not confirmed, every other one of which was carried out."""
+    source, target = topic(3), topic(3)
+    fill(site, source, 4000, keys=40)
+    file = write_function(tmp_path, source, target, FAILING, ordering=ordering, retry={"first_delay_seconds": 0.05})
+    process = headrace({**site.config, "functions": [file]}, env=changed(tmp_path, fault))
+    site.wait_until(lambda: committed_records(site, source) == 4000, "every record committed")
+    assert "its records are delivered again" in process.output
+    lanes: dict[str, LaneOf | None] = {
+        "partition": lambda each: each.partition,
+        "key": lambda each: (each.partition, each.key),
+        "none": None,
+    }
+    check(site, source, target, function_or_dead_letter, lane_of=lanes[ordering])
+    assert process.terminate() == 0
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("mutant", "wrong", "is_killed"),
+    [
+        (OFFSETS_OUTSIDE, "is visible 2 times", True),
+        (RANDOM_IDS, "is missing", True),
+        (NO_REWIND, "is missing", False),
+        (KEPT_PRODUCER, "is visible 2 times", True),
+    ],
+    ids=["offsets-outside", "random-ids", "no-rewind", "kept-producer"],
+)
+def test_the_checker_finds_what_a_changed_headrace_does_wrong(
+    site: Scene, topic: Any, headrace: Any, tmp_path: Path, mutant: str, wrong: str, is_killed: bool
+) -> None:
+    """Offsets apart from the transaction, another name at each start, no rewind, or a producer that is kept."""
+    source, target = topic(3), topic(1)
+    fill(site, source, 3000)
+    file = write_function(tmp_path, source, target, SLOW)
+    # Longer than the test, so that Kafka does not end by itself what a killed process has left open.
+    more = {"producer": {"transactions": {"timeout_seconds": 600}}}
+    process = headrace({**site.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))
+    if is_killed:
+        site.wait_until(lambda: process.exit_code is not None, "the end of the process")
+        process.start()
+    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
+    # A producer begins a transaction when Kafka has ended the one before, and all of that is visible.
+    fill(site, source, 3)
+    site.wait_until(lambda: committed_records(site, source) == 3003, "later records committed")
+    inputs = [record for record in site.records(source) if record.offset < 1000]
+    found = violations(inputs, site.records(target), site.committed(f"{source}-work"), by_id)
+    assert [text for text in found if wrong in text], found[:5]
+    process.kill()

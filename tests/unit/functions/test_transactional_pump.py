@@ -1,0 +1,233 @@
+"""The pump of an exactly-once trigger between a consumer and a producer that the test controls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from headrace.config.consumers import DeliveryConfig
+from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
+from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
+from headrace.functions.exactly_once import TransactionalPump
+from headrace.functions.held_outputs import HeldOutputs
+from headrace.kafka import Consumer
+from headrace.lifecycle import Deadline
+from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
+from headrace.testing import ManualClock
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+LARGE = b"x" * 5000
+
+
+class FakeConsumer(Consumer):
+    """A member of a group without a client."""
+
+    def __init__(self) -> None:
+        self.committing: Collection[TopicPartition] = ()
+        self.looks = 0
+        self.rewound: list[Mapping[TopicPartition, int]] = []
+
+    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None: ...
+
+    def is_committing(self, partition: TopicPartition) -> bool:
+        self.looks += 1
+        assert self.looks < 100, "the loop is never left"
+        return partition in self.committing
+
+    def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Any:
+        return dict(offsets)
+
+    def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+        self.rewound.append(epochs)
+
+
+class FakeTransactions:
+    """Keeps transactions; answers each by what `answers` holds, else by success."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.written: list[tuple[Sequence[OutgoingRecord], Any]] = []
+
+    def open(self) -> None: ...
+
+    async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
+        self.written.append((records, group))
+        answer = self.answers.pop(0) if self.answers else lambda record: Produced(0, 0)
+        return [answer(record) for record in records]
+
+
+class HoldingDestination:
+    """Takes every record and holds one output for each."""
+
+    def __init__(self, held: HeldOutputs) -> None:
+        self.held = held
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        records = RecordBatch.of(delivery.records)
+        await self.held.begin(records)
+        outputs = [OutgoingRecord("out", None, b"%d" % offset) for offset in records.offsets]
+        self.held.hold(delivery.partition, records.offsets, outputs)
+        return [ACK] * len(records)
+
+
+class World:
+    """A pump with two partitions, and fakes around it."""
+
+    def __init__(self) -> None:
+        self.clock, self.held = ManualClock(), HeldOutputs()
+        self.consumer = FakeConsumer()
+        self.transactions: Any = FakeTransactions()
+        self.pump = TransactionalPump(
+            "pump",
+            "g",
+            HoldingDestination(self.held),
+            None,
+            delivery=DeliveryConfig(),
+            clock=self.clock,
+            chance=Random(1),
+            held=self.held,
+            transactions=self.transactions,
+        )
+        self.pump.connect(self.consumer)
+        self.pump.on_assigned({P0: 1, P1: 2}, {})
+
+    async def feed(self, partition: TopicPartition, *offsets: int) -> None:
+        epoch = self.pump.lanes[partition].tracker.epoch
+        self.pump.on_records(partition, epoch, [Record(*partition, offset, 0, None, b"v") for offset in offsets])
+        await self.clock.settle()
+
+    async def commit(self) -> list[str]:
+        """Let one transaction end; return the outputs in it."""
+        count = len(self.transactions.written)
+        await self.pump._commit_ended()
+        await self.clock.settle()
+        return [str(record.value, "ascii") for records, _ in self.transactions.written[count:] for record in records]
+
+
+async def test_a_failed_transaction_delivers_its_own_partitions_again() -> None:
+    """What other partitions have held is committed by the next transaction."""
+    world = World()
+    await world.feed(P0, 1, 2)
+    world.consumer.committing = (P1,)
+    await world.feed(P1, 7)
+    world.transactions.answers = [lambda record: KafkaTimeout()]
+    assert await world.commit() == ["1", "2"]
+    assert world.consumer.rewound == [{P0: 1}]
+    world.consumer.committing = ()
+    assert await world.commit() == ["7"]
+    world.pump.on_assigned({P0: 3}, {})
+    await world.feed(P0, 1, 2)
+    assert await world.commit() == ["1", "2"]
+    await world.pump.stop()
+
+
+async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> None:
+    """The consumer waits for a revoke no longer than its limit; outputs of the next assignment are not dropped."""
+    world = World()
+    release = asyncio.Event()
+
+    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        await release.wait()
+
+    world.pump.hooks = world.pump.hooks._replace(on_drained=on_drained)
+    revoke = asyncio.ensure_future(world.pump.on_revoked([P0], Deadline(world.clock, 0)))
+    await world.clock.settle()
+    world.pump.on_assigned({P0: 3}, {})
+    await world.feed(P0, 5)
+    release.set()
+    await revoke
+    assert await world.commit() == ["5"]
+    await world.pump.stop()
+
+
+async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> None:
+    """Their events may be at work, although their lanes are gone."""
+    world = World()
+    drained: list[Collection[TopicPartition]] = []
+
+    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        drained.append(partitions)
+
+    world.pump.hooks = world.pump.hooks._replace(on_drained=on_drained, on_draining=drained.append)
+    await world.feed(P0, 1)
+    world.transactions.answers = [lambda record: KafkaTimeout()]
+    await world.commit()
+    await world.pump.on_revoked([P0], Deadline(world.clock, 0))
+    assert drained == [[P0], [P0]]
+    await world.pump.stop()
+
+
+async def test_a_process_without_partitions_has_no_failing_transactions() -> None:
+    """It has no transaction that could succeed."""
+    world = World()
+    await world.feed(P0, 1)
+    world.transactions.answers = [lambda record: KafkaTimeout("late")] * 2
+    await world.commit()
+    world.pump.on_assigned({P0: 3}, {})
+    await world.feed(P0, 1)
+    await world.commit()
+    assert world.pump.readiness() == (False, "transactions fail: late")
+    world.pump.on_lost([P0, P1])
+    assert world.pump.readiness().ready
+    await world.pump.stop()
+
+
+async def test_many_outputs_that_wait_for_a_commit_leave_the_loop_to_others() -> None:
+    """The commit of the position at the start takes long, and so much has ended that it should be committed now."""
+    world = World()
+    world.consumer.committing = (P0,)
+    await world.feed(P0, 1)
+    world.held.early.set()
+    await world.pump.start()
+    await world.clock.settle()
+    assert world.consumer.looks < 10
+    world.consumer.committing = ()
+    await world.clock.advance(1)
+    assert [records[0].value for records, _ in world.transactions.written] == [b"1"]
+    await world.pump.stop()
+
+
+def refused(held: HeldOutputs, *outputs: OutgoingRecord) -> list[HeadraceError | None]:
+    """Hold outputs of the offsets 0, 1, ... again, and return why they are refused."""
+    results = held.hold(P0, range(len(outputs)), outputs)
+    return [result if isinstance(result, HeadraceError) else None for result in results]
+
+
+def transaction_of(held: HeldOutputs, *outputs: OutgoingRecord) -> Any:
+    """Return outputs of the offsets 0, 1, ... as the next transaction has them."""
+    held.hold(P0, range(len(outputs)), outputs)
+    held.ended(
+        RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in range(len(outputs))]), Outcome.DELIVERED
+    )
+    return [(P0, output) for output in held.take(P0)]
+
+
+def test_one_transaction_shows_every_output_that_is_too_large() -> None:
+    """Kafka names one of them; a transaction for each would be an abort for each."""
+    outputs = [OutgoingRecord("a", None, LARGE), OutgoingRecord("a", None, LARGE), OutgoingRecord("b", None, LARGE)]
+    outputs.append(OutgoingRecord("a", None, b"small"))
+    error, aborted = RecordTooLarge("5000 bytes"), KafkaTimeout()
+    held = HeldOutputs()
+    assert held.refuse(transaction_of(held, *outputs), [error, aborted, aborted, aborted])
+    assert refused(held, *outputs) == [error, error, None, None]
+
+
+def test_sizes_of_compressed_outputs_prove_nothing() -> None:
+    """Another one of that size may fit, so only what Kafka named is refused."""
+    outputs = [OutgoingRecord("a", None, LARGE), OutgoingRecord("a", None, LARGE)]
+    error = RecordTooLarge("5000 bytes")
+    held = HeldOutputs(compressed=True)
+    assert held.refuse(transaction_of(held, *outputs), [KafkaTimeout(), error])
+    assert refused(held, *outputs) == [None, error]
+
+
+def test_an_output_that_the_topic_does_not_accept_is_refused_alone() -> None:
+    """Its size has nothing to do with it."""
+    outputs = [OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"123")]
+    error = RecordRefused("no key")
+    held = HeldOutputs()
+    assert held.refuse(transaction_of(held, *outputs), [error, KafkaTimeout()])
+    assert refused(held, *outputs) == [error, None]
+    assert not HeldOutputs().refuse(transaction_of(HeldOutputs(), *outputs), [KafkaTimeout(), KafkaTimeout()])

@@ -22,7 +22,7 @@ from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
-from headrace.functions.spec import Duration, FunctionSpec, KafkaAttributes, KafkaTrigger
+from headrace.functions.spec import Duration, FunctionSpec, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.telemetry.metrics import CATALOGUE, OUTCOMES
 
@@ -222,10 +222,12 @@ def function_keys_page() -> str:
         "Keys are read in any letter case.",
         "An annotation is written below its key, and counts for every trigger that does not have the key.",
         "Names such as `session.timeout.ms` are properties of Kafka's client.",
-        "*nothing* and *not yet*: the value is checked, and a warning names a key that has not its default.\n",
+        "*nothing*: the value is checked, and a warning names a key that has not its default.\n",
     ]
-    for mapping, title in (("spec", "spec"), ("trigger", "spec.triggers.<name>"), ("attributes", "attributes")):
-        parts += [f"## `{title}`\n", "| Key | Type | Default | Becomes |", "|---|---|---|---|"]
+    titles = {"spec": "`spec`", "trigger": "`spec.triggers.<name>`", "attributes": "`attributes`"}
+    titles["http"] = "`attributes` of kind `http`"
+    for mapping, title in titles.items():
+        parts += [f"## {title}\n", "| Key | Type | Default | Becomes |", "|---|---|---|---|"]
         parts += [*(_function_key_row(row) for row in table if row["mapping"] == mapping), ""]
     parts += [
         "## TLS and login, in `attributes`\n",
@@ -248,12 +250,11 @@ def _key_cell(key: str, annotation: str) -> str:
 def _function_key_row(row: Mapping[str, str]) -> str:
     key, becomes = row["key"], row["becomes"].replace("unused: ", "nothing: ")
     kind = default = ""
-    for model in (FunctionSpec,) if row["mapping"] == "spec" else (KafkaAttributes, KafkaTrigger):
+    models = {"spec": [FunctionSpec], "http": [HttpTrigger]}
+    for model in models.get(row["mapping"], [KafkaAttributes, KafkaTrigger]):
         for name, field in model.model_fields.items():
             if (field.alias or name) == key and not kind:
                 kind, default = _field_cells(field, model.model_json_schema()["properties"][key])
-                refused = yaml.safe_load((FUNCTIONS / "nuclio_keys.yaml").read_text())["refused"].get(name, ())
-                becomes += "".join(f"; `{value}` is refused so far" for value in refused)
     return "| " + " | ".join([_key_cell(key, row["annotation"]), kind, default, becomes]) + " |"
 
 

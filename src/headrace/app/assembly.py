@@ -29,7 +29,7 @@ from headrace.functions.load import load_function
 from headrace.functions.record_size_limit import RecordSizeLimit
 from headrace.functions.reload import FunctionReload
 from headrace.functions.service import Acknowledge, FunctionService
-from headrace.functions.spec import FunctionSpec, KafkaTrigger, triggers_of
+from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
@@ -99,6 +99,8 @@ class Assembly:
         made: list[Service] = []
         for name, reactive in config.reactive_consumers.items():
             made += self._reactive_consumer(name, reactive)
+        self.listening: list[tuple[FunctionService, HttpTrigger, FunctionDestination]] = []
+        """Functions that answer requests, and by which trigger."""
         self.reloads: dict[str, FunctionReload] = {}
         """What replaces the workers of each function."""
         for file, spec in zip(config.functions, self.functions, strict=True):
@@ -193,6 +195,9 @@ class Assembly:
         for workers in pools:
             made.append(workers)
             for trigger in workers.triggers:
+                if isinstance(trigger, HttpTrigger):
+                    self.listening.append((workers, trigger, self._destination(trigger, workers)))
+                    continue
                 made += self._trigger(spec, trigger, workers)
                 if trigger.explicit_ack_mode != "disable":
                     pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
@@ -258,12 +263,11 @@ class Assembly:
         make = functools.partial(TransactionalPump, held=held, transactions=transactions, on_written=on_written)
         return make, [transactions]
 
-    def _workers_of(
-        self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
-    ) -> tuple[Destination, PumpHooks]:
-        """Make the destination of a trigger, and what its pump calls."""
-        context, limit = self._context, trigger.kafka.fetch_max
-        function = FunctionDestination(
+    def _destination(
+        self, trigger: AnyTrigger, workers: FunctionService, held: HeldOutputs | None = None
+    ) -> FunctionDestination:
+        context = self._context
+        return FunctionDestination(
             workers,
             trigger,
             context.clock,
@@ -273,6 +277,13 @@ class Assembly:
             kind_of=self.internal.kind_of,
             held=held,
         )
+
+    def _workers_of(
+        self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
+    ) -> tuple[Destination, PumpHooks]:
+        """Make the destination of a trigger, and what its pump calls."""
+        context, limit = self._context, trigger.kafka.fetch_max
+        function = self._destination(trigger, workers, held)
         hooks = PumpHooks(
             on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
             on_assigned=function.assigned,

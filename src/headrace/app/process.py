@@ -45,6 +45,7 @@ from headrace.sidecar.transactions import Transactions
 from headrace.telemetry.logs import configure_logging
 from headrace.web.application import Application
 from headrace.web.forwarding import Forwarder
+from headrace.web.function_requests import FunctionRequests
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.active_dead_letters import INSTANCE, ActiveDeadLetterEndpoints
@@ -193,6 +194,13 @@ class App:
         application = Application(http, families, metrics, authenticator, audit, forwarder)
         hot_path = HotPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
+        self.listeners: list[WebService] = []
+        for workers, trigger, destination in assembly.listening:
+            own = http.model_copy(update={"port": trigger.port, "max_body_bytes": trigger.max_body_bytes})
+            router = FunctionRequests(workers, trigger, destination, own)
+            called = Application(own, (), metrics, authenticator, audit, router=router)
+            self.listeners.append(WebService(own, called, name=router.name, tls=context_of_tls, clock=clock))
+            supervisor.add(self.listeners[-1])
         return WebService(config.http, application, hot_path, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _writing(self, produce: ProduceService) -> Writing:
@@ -212,10 +220,13 @@ class App:
         """Run until a signal or a death. Returns the exit code."""
         signals = Signals()
         signals.install()
-        announcer = _Announcer(self.supervisor, self.context.clock, lambda: announce(f"ready http={self.web.url}"))
+        webs = [self.web, *self.listeners]
+        line = lambda: announce("ready " + " ".join(f"{web.name}={web.url}" for web in webs))  # noqa: E731
+        announcer = _Announcer(self.supervisor, self.context.clock, line)
         self.supervisor.add(announcer)
         try:
-            self.web.claim()  # the web starts last, and consumers would have begun by then
+            for web in webs:
+                web.claim()  # the web starts last, and consumers would have begun by then
             if self.context.config.durability == "strict":
                 await require(self._examine)
             await self.supervisor.start()

@@ -97,7 +97,7 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
     if problems or not spec:
         raise FunctionInvalid("\n".join(problems))
     if output == "text":
-        click.echo(f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.triggers)})")
+        click.echo(f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.all_triggers)})")
 
 
 @function.command("test")

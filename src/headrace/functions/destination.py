@@ -23,7 +23,7 @@ from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import OutgoingRecord, Produced, RecordBatch, TopicPartition, is_reserved
+from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition, is_reserved
 
 _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
@@ -120,6 +120,37 @@ class FunctionDestination:
                     raise
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
         return replies
+
+    async def answer(self, request: wire.Work, seconds: float) -> tuple[Reply, wire.Output | None]:
+        """Let a worker answer a request and write what it emits; return how that ended, and the answer if there is one.
+
+        Raises:
+            WorkerLost: The worker ended while it was at the request.
+            DestinationUnavailable: No worker was up or free in time, or Kafka does not take what the handler emitted.
+        """
+        # No topic has this name, so no records are given up with the request.
+        partition, end = TopicPartition(f"{self._trigger.name} requests", request.partition), "failure"
+
+        def give_up() -> None:
+            self._ending.add(partition)
+            self._workers.stop_partitions([partition])
+
+        request.trigger, timer = self._trigger_index, asyncio.get_running_loop().call_later(seconds, give_up)
+        frame = wire.encode_frame(request)
+        try:
+            answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
+            result = answer.results[0] if isinstance(answer, wire.Results) and answer.results else None
+            if result is None:
+                raise DestinationUnavailable(f"no worker was free within {seconds:g} s")
+            end = "failure" if result.error else "success"
+        finally:
+            timer.cancel()
+            self._ending.discard(partition)
+            self._workers.metrics.handled[self._trigger.name][end] += 1
+        output = result.outputs.pop() if result.outputs else None
+        record = Record(f"request {request.keys[0]!r}", 0, 0, request.timestamps_ms[0], None, None)
+        [reply] = await self._settle(RecordBatch.of([record]), [result])
+        return reply, output if result.error or not reply.error else None
 
     def _next_part(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
         """Return the records up to the next suspect, or the suspect alone when it is first."""

@@ -22,7 +22,7 @@ from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem, near
 from headrace.functions.libraries import Libraries, is_install, libraries_of
-from headrace.functions.spec import AnyTrigger, FunctionSpec, HandlerBatch, KafkaAttributes, KafkaTrigger
+from headrace.functions.spec import AnyTrigger, FunctionSpec, HandlerBatch, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.functions.trigger_security import (
     SETTINGS,
     SecretFiles,
@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-_KAFKA_KINDS = ("kafka-cluster", "kafka")
+_KINDS = ("kafka-cluster", "kafka", "http")
+_KAFKA_ONLY = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout", "partitions", "url")
+"""Keys of a trigger that have no effect in one of kind `http`."""
 _PREFIX = "nuclio.io/kafka-"
 _PROTECTION = ("tls", "sasl", "oauth")
 """Mappings in which an unknown key is an error: perhaps it should protect the connection."""
@@ -44,14 +46,12 @@ _PROTECTION = ("tls", "sasl", "oauth")
 _SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": ConsumerConfig}
 """Settings of headrace.yaml among the attributes."""
 _KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
-_OTHER_KINDS, _REFUSED = _KEYS.pop("other_kinds"), _KEYS.pop("refused")
+_OTHER_KINDS: list[str] = _KEYS.pop("other_kinds")
 _OTHER_ANNOTATIONS: dict[str, str] = _KEYS.pop("other_annotations")
 with Path(__file__).with_name("trigger_keys.csv").open(newline="") as _file:
     _TABLE = list(csv.DictReader(_file))
 _ANNOTATED = {row["key"]: row["annotation"] for row in _TABLE if row["annotation"]}
 """Keys that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
-_IDLE = {"nothing": "has no effect in Headrace", "not yet": "is checked and not used yet"}
-"""What the table says of keys without effect, and the beginning of the warning."""
 for _row in _TABLE:
     _KEYS[_row["mapping"]]["read"].append(_row["key"])
 _TRIGGER_READ = [name for name in _KEYS["trigger"]["read"] if name not in ("name", "url", "attributes")]
@@ -129,7 +129,11 @@ class _FunctionFile:
         spec.values["libraries"] = self._libraries(spec, folder)
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
-        spec.values["triggers"] = [trigger for trigger in found if trigger]
+        spec.values["triggers"] = [trigger for trigger in found if isinstance(trigger, KafkaTrigger)]
+        for trigger in (trigger for trigger in found if isinstance(trigger, HttpTrigger)):
+            if other := spec.values.get("http"):
+                self._wrong(triggers.path_of(trigger.name), f"is of kind http, as {other.name} is: remove one of them")
+            spec.values["http"] = trigger
         function = self._model(FunctionSpec, spec)
         self._judge_idle(spec, "spec", function)
         if function and not function.triggers and not self._problems.found:
@@ -182,11 +186,15 @@ class _FunctionFile:
 
     def _trigger(self, triggers: _Section, name: str, annotations: _Section) -> AnyTrigger | None:
         trigger = self._below(triggers, name, "trigger")
-        if trigger.values.get("disabled") is True or not self._is_kafka(trigger, name):
+        if trigger.values.get("disabled") is True or not self._has_known_kind(trigger, name):
             return None
         if (written := trigger.values.get("name", name)) != name:
             self._wrong(trigger.paths["name"], f"is {written}, and the trigger is {name}: remove it")
-        attributes = self._below(trigger, "attributes")
+        is_http = trigger.values["kind"] == "http"
+        for key in _KAFKA_ONLY if is_http else ():
+            if trigger.values.pop(key, None):
+                self._warn(trigger.paths[key], "has no effect in a trigger of kind http")
+        attributes = self._below(trigger, "attributes", "http" if is_http else "")
         if "topic" in attributes.values and "topics" in attributes.values:
             self._wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
         elif "topic" in attributes.values:
@@ -198,11 +206,15 @@ class _FunctionFile:
             if key in trigger.values:
                 attributes.take(key, trigger)
         attributes.values["batch"] = self._model(HandlerBatch, self._below(trigger, "batch")) or HandlerBatch()
+        attributes.values["name"], attributes.paths["name"] = name, trigger.path
+        if is_http:
+            web = self._model(HttpTrigger, attributes)
+            self._judge_idle(attributes, "http", web)
+            return web
         for key, annotation in _ANNOTATED.items():
             if annotation in annotations.values and key not in attributes.values:
                 attributes.take(key, annotations, annotation)
         values, security = attributes.values, self._security(attributes, annotations)
-        values["name"], attributes.paths["name"] = name, trigger.path
         kafka = {key: values[key] for key in _KAFKA_KEYS if key in values} | {"security": security}
         made = self._model(KafkaTrigger, attributes, kafka=kafka)
         self._judge_idle(attributes, "trigger attributes", made)
@@ -212,34 +224,30 @@ class _FunctionFile:
             self._wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
         return made
 
-    def _is_kafka(self, trigger: _Section, name: str) -> bool:
+    def _has_known_kind(self, trigger: _Section, name: str) -> bool:
         kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")
-        if kind in _KAFKA_KINDS:
+        if kind in _KINDS:
             return True
         if kind in _OTHER_KINDS:
-            log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, " and ".join(_KAFKA_KINDS))
+            log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, ", ".join(_KINDS))
         elif not kind:
             self._wrong(path, "is missing and has no default: add kind: kafka-cluster")
         else:
-            other = near(str(kind), [*_KAFKA_KINDS, *_OTHER_KINDS]) or _KAFKA_KINDS[0]
+            other = near(str(kind), [*_KINDS, *_OTHER_KINDS]) or _KINDS[0]
             self._wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
         return False
 
     def _judge_idle(self, section: _Section, mappings: str, made: FunctionSpec | AnyTrigger | None) -> None:
-        """Name what is written and has no effect, and refuse what must not be ignored; defaults are neither."""
+        """Name what is written and has no effect, but for defaults."""
         kafka = made.kafka if isinstance(made, KafkaTrigger) else None
         for row in _TABLE if made else ():
             key, (kind, _, why) = row["key"], row["becomes"].partition(": ")
-            if row["mapping"] not in mappings or key not in section.paths or kind not in _IDLE:
+            if row["mapping"] not in mappings or key not in section.paths or kind != "nothing":
                 continue
             fields = ((part, name) for part in (made, kafka) if part for name in type(part).model_fields)
             found = next(((p, n) for p, n in fields if (type(p).model_fields[n].alias or n) == key), None)
             if not found or getattr(*found) != type(found[0]).model_fields[found[1]].default:
-                self._warn(section.paths[key], f"{_IDLE[kind]}: {why}")
-        for name, sentences in _REFUSED.items() if kafka else ():
-            if (value := getattr(made, name)) in sentences:
-                alias = KafkaTrigger.model_fields[name].alias or name
-                self._wrong(section.path_of(alias), sentences[value])
+                self._warn(section.paths[key], f"has no effect in Headrace: {why}")
 
     def _security(self, attributes: _Section, annotations: _Section) -> KafkaSecurity | None:
         """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
@@ -309,7 +317,7 @@ class _FunctionFile:
     def _judge_unknown(self, path: KeyPath, written: str, known: str, names: dict[str, str]) -> None:
         read = _KEYS[known]["read"]
         misspelt = near(written, read)
-        other = {"attributes": "trigger", "trigger": "attributes"}.get(known, "")
+        other = {"attributes": "trigger", "http": "trigger", "trigger": "attributes"}.get(known, "")
         if written == "security":
             self._wrong(path, "is a section of headrace.yaml: write tls and sasl here")
         elif other and near(written, _KEYS[other]["read"], 1.0):

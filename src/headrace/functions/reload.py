@@ -40,7 +40,7 @@ class FunctionReload(Service):
         """
         spec = load_function(self._file, self._config, check_handler=True)
         old = self._pools[0].spec
-        if [one.model_dump() for one in spec.triggers] != [one.model_dump() for one in old.triggers]:
+        if [one.model_dump() for one in spec.all_triggers] != [one.model_dump() for one in old.all_triggers]:
             raise FunctionInvalid(f"{self._file}: the triggers have changed: start the process again, or undo that")
         for pool in self._pools:
             await pool.reload(spec)

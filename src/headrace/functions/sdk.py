@@ -26,7 +26,7 @@ NO_ACK = "x-nuclio-stream-no-ack"
 _SOURCE = {"topic": "topic", "shard_id": "partition", "num_shards": "partitions", "trigger": "trigger"}
 """Arguments of Nuclio's events, and the property of all events of a frame that each is."""
 _FIELDS = {name: name for name in ("content_type", "method", "url", "type_version", "version", "last_in_batch")}
-_FIELDS |= {"_type": "type", "path": "_path", "size": "_size"}
+_FIELDS |= {"_type": "type", "path": "_path", "size": "_size", "fields": "_fields", "_id": "_id"}
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -47,7 +47,7 @@ class EventSource(NamedTuple):
 
 
 class Event:
-    """One Kafka record.
+    """One Kafka record, or one request of an HTTP trigger.
 
     Attributes:
         body: The value: bytes, or what the trigger's `valueFormat` makes of them; None for a tombstone.
@@ -64,7 +64,8 @@ class Event:
     version = ""
     last_in_batch = False
     _size: int | None = None
-    _path = ""
+    _path = _id = ""
+    _fields: dict[str, Any] | None = None
     __class_getitem__: Any = classmethod(GenericAlias)
     """`Event[Order]`: a handler with this annotation gets events whose body is an `Order`."""
 
@@ -144,8 +145,8 @@ class Event:
 
     @property
     def id(self) -> str:
-        """`topic-partition-offset`: the same at every delivery of this record."""
-        return f"{self._origin.topic}-{self._origin.partition}-{self.offset}"
+        """`topic-partition-offset`: the same at every delivery of this record; `X-Correlation-Id` of a request."""
+        return self._id or f"{self._origin.topic}-{self._origin.partition}-{self.offset}"
 
     @property
     def timestamp(self) -> datetime | None:
@@ -159,8 +160,8 @@ class Event:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Empty for Kafka."""
-        return {}
+        """The query of a request; empty for Kafka."""
+        return self._fields or {}
 
 
 class Response:

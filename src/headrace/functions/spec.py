@@ -355,8 +355,18 @@ class KafkaTrigger(Trigger):
         return self
 
 
-AnyTrigger = KafkaTrigger
-"""A trigger of one of the kinds that Headrace runs; a further kind joins this union."""
+class HttpTrigger(Trigger):
+    """A trigger of kind `http`: events are requests."""
+
+    port: Annotated[int, Field(ge=0, le=65_535), Number] = 8080
+    max_body_bytes: Annotated[int, Field(ge=0, le=1 << 28, alias="maxRequestBodySize"), Number] = 4_194_304
+    worker_wait_ms: Annotated[int, Field(alias="workerAvailabilityTimeoutMilliseconds"), Number] = 10_000
+    """The longest wait for a worker; below 0 means the default."""
+    value_format: Literal["json"] = "json"
+
+
+AnyTrigger = KafkaTrigger | HttpTrigger
+"""A trigger of one of the kinds that Headrace runs."""
 
 
 class Variable(_Part):
@@ -397,13 +407,18 @@ class FunctionSpec(_Part):
     """The folder of the file, which holds the handler's module."""
     libraries: Libraries | None = None
     """Libraries of its own; None for those of Headrace alone."""
-    triggers: list[AnyTrigger]
+    triggers: list[KafkaTrigger]
+    http: HttpTrigger | None = None
+    """Its trigger of kind `http`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> FunctionSpec:
         least, most = self.replica_bounds
         if least > most:
             raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")
+        if self.http and any(trigger.batch.mode == "enable" for trigger in self.all_triggers):
+            text = "of kind http calls the handler with one event, and batch with a list: write batch: {mode: disable}"
+            raise ValueError(f"triggers: {self.http.name} {text}, or move one to a function of its own")
         acknowledging = [trigger for trigger in self.triggers if trigger.explicit_ack_mode != "disable"]
         topics = [topic for trigger in acknowledging for topic in trigger.topics]
         if twice := next((topic for topic in topics if topics.count(topic) > 1), ""):
@@ -422,6 +437,11 @@ class FunctionSpec(_Part):
         return written[0], written[-1]
 
     @property
+    def all_triggers(self) -> list[AnyTrigger]:
+        """The triggers of every kind."""
+        return [*self.triggers, *filter(None, [self.http])]
+
+    @property
     def log_level(self) -> str:
         """The least level of the function's log lines; empty for that of the process."""
         return min((sink.level for sink in self.logger_sinks), key=_LEVELS.index, default="")
@@ -430,7 +450,7 @@ class FunctionSpec(_Part):
     def worker_pools(self) -> list[list[AnyTrigger]]:
         """The triggers, those together that share their workers."""
         pools: dict[tuple[str, str], list[AnyTrigger]] = {}
-        for trigger in self.triggers:
+        for trigger in self.all_triggers:
             pools.setdefault((trigger.allocator_name, "" if trigger.allocator_name else trigger.name), []).append(
                 trigger
             )

@@ -72,7 +72,11 @@ class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """Records of one partition, one column per field, in offset order."""
+    """Records of one partition, one column per field, in offset order; or a request of an HTTP trigger.
+
+    A request has its id as key, its body as value, and `:method` and `:path` as its first headers, as in HTTP/2. The
+    last output of its result is the answer: its first header is `:status`. Without one the handler has failed.
+    """
 
     topic: str
     partition: int

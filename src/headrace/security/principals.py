@@ -10,7 +10,7 @@ from headrace.errors import AuthTokenScopeMismatch, ScopeTokenScopeMismatch
 
 READ, WRITE, ADMIN, METRICS = "kafka:r", "kafka:w", "admin", "metrics"
 SEE_OWN, CHANGE_OWN = "consumers:r", "consumers:w"
-_PATTERNS = ("produce:", "consume:", "group:")
+_PATTERNS = ("produce:", "consume:", "group:", "call:")
 
 
 class TokenRefused(Exception):
@@ -37,9 +37,9 @@ class Principal:
 
         Args:
             any_of: Scopes of which one is sufficient, the usual one first.
-            action: `produce`, `consume` or `group` when a topic or group is touched. Then, if the principal has
-                any pattern (`produce:orders.*`), only patterns count.
-            name: The topic or group; None if the body names it.
+            action: `produce`, `consume`, `group` or `call` when one of these is touched by name. Then, if the
+                principal has any pattern (`produce:orders.*`), only patterns count.
+            name: The topic, group or function; None if the body names it.
 
         Raises:
             AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It has not; the error names the missing scope.

@@ -58,6 +58,7 @@ class Application:
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
         forwarder: Forwarder | None = None,
+        router: Router | None = None,
     ) -> None:
         """Make the application.
 
@@ -68,13 +69,15 @@ class Application:
             authenticator: Finds the caller; without it every caller may use every endpoint.
             audit: Takes notes of changes, refusals and produce requests that were not sent.
             forwarder: Decides where requests of active instances are served; without it they are served here.
+            router: Finds the endpoint of each request, instead of `families`. None of its paths is served in a drain.
         """
         self.forwarder = forwarder
         """As given."""
         self._metrics = metrics
         self._authenticator = authenticator
         self._audit = audit
-        self._router = Router(one for family in families for one in served(family, settings, audit))
+        self._always_open = () if router else ALWAYS_OPEN
+        self._router = router or Router(one for family in families for one in served(family, settings, audit))
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
@@ -144,7 +147,7 @@ class Application:
         return status, b"".join(chunks)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(ALWAYS_OPEN):
+        if scope["path"].startswith(self._always_open):
             await self._route(scope, receive, send)
             return
         if not self.gate.enter():

@@ -51,7 +51,7 @@ class Rule(NamedTuple):
     any_of: tuple[str, ...]
     """Scopes of which one is enough. An endpoint without scopes is open to all."""
     action: str = ""
-    """`produce`, `consume` or `group` where patterns decide."""
+    """`produce`, `consume`, `group` or `call` where patterns decide."""
     parameter: str = ""
     """Path parameter that names the topic or group. Where the body names it, the handler calls `require`."""
 

@@ -210,8 +210,8 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes:
 
 def _too_large(limit_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"the body is larger than {limit_bytes} bytes: send the records in several requests, "
-        "or raise http.max_body_bytes",
+        f"the body is larger than {limit_bytes} bytes: send less in one request, or raise http.max_body_bytes "
+        "(maxRequestBodySize of a function)",
         limit_bytes=limit_bytes,
     )
 

@@ -77,20 +77,22 @@ class WebService(Service):
         self,
         settings: HttpConfig,
         application: Application,
-        hot_path: HotPath,
-        streams: StreamProduceRoute,
+        hot_path: HotPath | None = None,
+        streams: StreamProduceRoute | None = None,
         *,
+        name: str = "http",
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__("http")
+        super().__init__(name)
         self._clock = clock or SystemClock()
         self._scheme = "https" if tls else "http"
         self._settings = settings
         self._application = application
-        self.before_drain: list[Callable[[], None]] = [streams.drain]
+        self.before_drain: list[Callable[[], None]] = [streams.drain] if streams else []
         """Called before requests in progress are awaited; ends those that would take long."""
-        streams.spawn = self.spawn
+        if streams:
+            streams.spawn = self.spawn
         self._task: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
         self._server = _Server(
@@ -130,10 +132,12 @@ class WebService(Service):
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+        self.spawn(self._check_deadlines(), "deadlines")
+        if self.name != "http":
+            return
         limit = self._server.shared.limit
         for kind in limit.admitted:
             register_gauge("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
-        self.spawn(self._check_deadlines(), "deadlines")
         self.spawn(give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -168,7 +172,8 @@ class WebService(Service):
         except OSError as cause:
             address = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:
-                text = "another program listens there. End it, or set http.port to another one (0 picks a free one)"
+                setting = "http.port" if self.name == "http" else f"the port of {self.name}"
+                text = f"another program listens there. End it, or set {setting} to another one (0 picks a free one)"
                 raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
             text = f"{cause.strerror or cause}. Correct http.host and http.port"
             raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause

@@ -75,12 +75,6 @@ CURRENT_EXAMPLE = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load also what the workers do not serve yet."""
-    monkeypatch.setattr(loader, "_REFUSED", {})
-
-
 def load(folder: Path, spec: dict[str, Any] | str = "", annotations: Any = None, **attributes: Any) -> FunctionSpec:
     """Load a file; `trigger` among the attributes is what is written in the trigger itself."""
     if isinstance(spec, str):

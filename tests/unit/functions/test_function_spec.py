@@ -222,10 +222,10 @@ def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: 
 
 
 def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An HTTP trigger beside a Kafka one does not keep the file from loading."""
-    text = with_attributes() + "    web: {kind: http}\n    off: {kind: kafka, disabled: true}\n"
+    """A trigger of another kind beside a Kafka one does not keep the file from loading."""
+    text = with_attributes() + "    often: {kind: cron}\n    off: {kind: kafka, disabled: true}\n"
     assert [trigger.name for trigger in load(tmp_path, text).triggers] == ["k"]
-    assert "web is of kind 'http'" in caplog.text
+    assert "often is of kind 'cron': Headrace runs kafka-cluster, kafka, http" in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

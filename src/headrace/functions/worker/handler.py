@@ -112,6 +112,9 @@ def failure(error: BaseException) -> Result:
 class Answers:
     """Turns what a handler returns into a result."""
 
+    nothing: object = None
+    """What a handler returns that needs no result."""
+
     def __init__(self, output_format: str, used: bool = True) -> None:
         """Encode outputs by a format (`json`, `string`, `binary`); what is returned is an output only if it is used."""
         self._format, self._used = output_format, used
@@ -127,7 +130,7 @@ class Answers:
         outputs: list[Output] = []
         held = False
         for reply in answer if type(answer) is list else (answer,):
-            status, body, headers = _parts_of(reply)
+            status, body, headers = parts_of(reply)
             if status >= 400:
                 return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
             if body is not None and self._used:
@@ -186,7 +189,8 @@ class Answers:
         return to_json(body)
 
 
-def _parts_of(reply: Any) -> tuple[int, Any, Headers]:
+def parts_of(reply: Any) -> tuple[int, Any, Headers]:
+    """Return status, body and headers of what a handler returned."""
     if hasattr(reply, "status_code"):  # a Response of this SDK or of the package nuclio_sdk
         return reply.status_code, reply.body, headers_of(reply.headers)
     if type(reply) is tuple and len(reply) == 2 and type(reply[0]) is int:

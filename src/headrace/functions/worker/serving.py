@@ -1,7 +1,9 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
+import contextlib
 import mmap
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -13,9 +15,14 @@ import msgspec
 from headrace.errors import DecodeError, HeadraceError
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure
+from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure, parts_of, to_json
 
 Decode = Callable[[bytes], Any]
+_JSON = "application/json"
+_OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
+"""Headers of answers that do not come from the handler's."""
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Bodies:
@@ -85,6 +92,30 @@ class _RecordEvent(Event):
         self._origin = origin
 
 
+class _HttpAnswers(Answers):
+    """Turns what a handler returns into the answer to a request, by Nuclio's rules."""
+
+    nothing = object()  # None is an answer too
+
+    def result_of(self, answer: Any) -> wire.Result:
+        """Return the result of a request; raise `ValueError` for an answer that HTTP does not allow."""
+        answer = answer[0] if type(answer) is list and answer else answer
+        is_response, (status, body, headers) = hasattr(answer, "status_code"), parts_of(answer)
+        is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is answer)
+        kind = _JSON if is_json else (is_response and answer.content_type) or "text/plain"
+        data = body if isinstance(body, bytes) else str(body).encode()
+        if is_json:
+            data = to_json(repr(body) if isinstance(body, bytes) else body)
+        if not (isinstance(status, int) and 200 <= status <= 599):
+            raise ValueError(f"the handler answered status {status!r}: return a number from 200 to 599")
+        own = [(str(name).lower(), value or b"") for name, value in headers]
+        sent = [("content-type", str(kind).encode()), *(each for each in own if each[0] not in _OWN_HEADERS)]
+        if wrong := [name for name, value in sent if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))]:
+            raise ValueError(f"the handler answered header {wrong[0]!r}, whose name or value HTTP does not allow")
+        output = wire.Output(data, [(":status", b"%d" % status), *sent])
+        return wire.Result([output], error=f"status {status}" if status >= 400 else "")
+
+
 class _Trigger(NamedTuple):
     info: TriggerInfo
     decode_key: Decode | None
@@ -105,10 +136,12 @@ class Serving:
         self._context = context
         self._triggers = [
             _Trigger(
-                TriggerInfo(name=trigger.name),
+                TriggerInfo("http", trigger.name) if trigger.kind == "http" else TriggerInfo(name=trigger.name),
                 self.bodies.decoder(trigger.key_format),
                 _validating(self.bodies.decoder(trigger.value_format), body_type(handler), trigger),
-                Answers(trigger.output_format, bool(trigger.output_topic)),
+                (_HttpAnswers if trigger.kind == "http" else Answers)(
+                    trigger.output_format, bool(trigger.output_topic)
+                ),
                 trigger.batch_size,
             )
             for trigger in setup.triggers
@@ -147,6 +180,7 @@ class Serving:
         resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
         answers = self._triggers[self._trigger].answers
+        nothing = answers.nothing
         for index, event in enumerate(events):
             if progress[1] == stop:
                 return index
@@ -157,7 +191,7 @@ class Serving:
                 answer = handler(context, event)
                 if type(answer) is CoroutineType:
                     answer = resolve(answer) if resolve else await answer
-                if answer is not None:
+                if answer is not nothing:
                     results[index] = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 results[index] = failure(cause)
@@ -207,6 +241,9 @@ class Serving:
         headers = work.headers or [None] * len(work.offsets)
         rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
         events: list[Event | None] = [_RecordEvent(*row, source) for row in rows]
+        if info.kind == "http":
+            decode_value = None if decode_value is _decode_json else decode_value
+            events = [_request(work, info, decode_value is not None)]
         begun, self._trigger = self._progress[0], work.trigger
         self._begun = begun
         if decode_key is None and decode_value is None:
@@ -228,6 +265,24 @@ class Serving:
         self._progress[0] = begun
         self._events = events
         return events
+
+
+def _request(work: wire.Work, info: TriggerInfo, typed: bool) -> Event:
+    """Return the event of a request; a body of JSON is decoded, unless that follows because the handler has a type."""
+    from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
+
+    pairs, body = (work.headers or [None])[0] or (), work.values[0] or b""
+    (_, method), (_, target), *rest = [(name.title(), (value or b"").decode("latin-1")) for name, value in pairs]
+    headers: dict[str, Any] = dict(rest)
+    (path, _, query), kind = target.partition("?"), headers.get("Content-Type", "")
+    event = Event(body, None, headers, 0, work.timestamps_ms[0], EventSource(trigger=info), size=len(body))
+    event.method, event.url, event.content_type = method, target, kind
+    event._path, event._fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
+    event._id = (work.keys[0] or b"").decode()
+    if kind == _JSON and not typed:
+        with contextlib.suppress(DecodeError):
+            event.body = _decode_json(body)
+    return event
 
 
 def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:

@@ -1,0 +1,86 @@
+"""A function with a Kafka trigger and an HTTP trigger, on a real broker."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.records import OutgoingRecord
+
+HANDLER = """
+import pathlib, time
+from nuclio_sdk import QualifiedOffset
+
+async def handler(context, event):
+    if event.trigger.kind != "http":
+        return
+    if event.path == "/slow":
+        pathlib.Path("begun").touch()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        return "ended"
+    context.emit(event.fields["seen"], event.id, event.body)
+    try:
+        await context.platform.explicit_ack(QualifiedOffset(event.body["topic"], 0, event.body["offset"]))
+    except Exception as problem:
+        return 409, str(problem)
+    return 202, {"acknowledged": event.body["offset"]}
+"""
+
+
+@pytest.mark.parametrize("allocator", ["", "shared"])
+def test_a_request_acknowledges_records_of_kafka(
+    site: Any, topic: Any, headrace: Any, tmp_path: Path, allocator: str
+) -> None:
+    """The group commits what the request acknowledges and no more; SIGTERM lets a request in flight end."""
+    source, seen = topic(), topic()
+    group = f"{source}-collect"
+    kafka = {"topics": [source], "consumerGroup": group, "workerAllocationMode": "static", "commitInterval": "50ms"}
+    own = {"workerAllocatorName": allocator}
+    triggers = {
+        "in": {"kind": "kafka-cluster", "numWorkers": 2, "explicitAckMode": "explicitOnly", "attributes": kafka, **own},
+        "web": {"kind": "http", "attributes": {"port": 0}, **own},
+    }
+    (tmp_path / "work.py").write_text(HANDLER)
+    file = tmp_path / "function.yaml"
+    described = {"metadata": {"name": "collect"}, "spec": {"handler": "work:handler", "triggers": triggers}}
+    file.write_text(yaml.safe_dump(described))
+    process = headrace({**site.config, "functions": [str(file)]})
+    url = re.findall(r"^ready http=\S+ collect\.web=(\S+)$", process.output, re.MULTILINE)[0]
+    assert url.startswith("http://127.0.0.1:")
+    site.write(source, *(OutgoingRecord(source, b"k", b"v%d" % n, None, 0) for n in range(10)))
+
+    def acknowledge(offset: int, of: str = source) -> Any:
+        return site.ask(f"{url}/done?seen={seen}", {"topic": of, "offset": offset})
+
+    site.wait_until(lambda: acknowledge(4).status == 202, "the handler has been called for offset 4")
+    site.wait_committed(group, source, 5)
+    refused = acknowledge(4, "elsewhere")
+    assert (refused.status, "no trigger of collect reads elsewhere" in refused.body) == (409, True)
+    assert acknowledge(10).status == 409  # no such record was delivered
+    assert acknowledge(8).body == {"acknowledged": 8}
+    site.wait_committed(group, source, 9)
+    written = site.records(seen)
+    assert written and all(record.value.startswith(b'{"topic"') for record in written)
+    assert site.ask(f"{url}/__internal/health").status == 200
+    page = str(site.ask(f"{process.url}/metrics").body)
+    assert re.search(r'handled_events_total{[^}]*result="success"[^}]*trigger_id="web"[^}]*} [1-9]', page)
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(site.ask, f"{url}/slow")
+        site.wait_until((tmp_path / "begun").exists, "the slow request is at work")
+        process.server.ask_to_stop()
+        site.wait_until(lambda: acknowledge(9).status == 503, "new requests are refused")
+        (tmp_path / "go").touch()
+        assert slow.result().body == "ended"
+    site.wait_until(lambda: process.exit_code is not None, "the end of the process")
+    assert process.exit_code == 0
+    assert list(site.committed(group).values()) == [9]
+    with pytest.raises(ConnectionError):
+        site.ask(url)
+    assert "Traceback" not in process.output

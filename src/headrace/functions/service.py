@@ -171,7 +171,9 @@ class FunctionService(Service):
         """
         while partition not in ending:
             number = await self._choose(candidates, partition)
-            if number is None:
+            if number is not None and partition in ending:  # given up in the turn in which it was given the worker
+                self._allocator.frame_ended(number)
+            if number is None or partition in ending:
                 continue
             process, began = self._slots[number].process, self._clock.monotonic()
             assert process is not None

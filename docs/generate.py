@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import click
 import yaml
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headrace.cli.main import root
@@ -250,7 +251,7 @@ def _key_cell(key: str, annotation: str) -> str:
 def _function_key_row(row: Mapping[str, str]) -> str:
     key, becomes = row["key"], row["becomes"].replace("unused: ", "nothing: ")
     kind = default = ""
-    models = {"spec": [FunctionSpec], "http": [HttpTrigger]}
+    models: dict[str, list[type[BaseModel]]] = {"spec": [FunctionSpec], "http": [HttpTrigger]}
     for model in models.get(row["mapping"], [KafkaAttributes, KafkaTrigger]):
         for name, field in model.model_fields.items():
             if (field.alias or name) == key and not kind:

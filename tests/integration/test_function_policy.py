@@ -216,6 +216,35 @@ def test_a_partition_keeps_its_worker_across_rebalances(
     assert two.terminate() == one.terminate() == 0
 
 
+def test_events_wait_for_a_full_batch_until_its_timeout(site: Any, topic: Any, function: Any) -> None:
+    """Each partition for itself; a stop does not wait, and the next process has the events that did."""
+    source, target = topic(2), topic()
+
+    def write(partition: int, count: int) -> None:
+        site.write(source, *(OutgoingRecord(source, None, b"v", partition=partition) for _ in range(count)))
+
+    def start(timeout: str) -> HeadraceProcess:
+        batch = {"mode": "enable", "batchSize": 3, "timeout": timeout}
+        own = {"topics": [source], "consumerGroup": f"{source}-g", "outputTopic": target, "trigger": {"batch": batch}}
+        return function("def handler(context, events):\n    return str(len(events))\n", t=own)
+
+    def wait_for_outputs(*expected: bytes) -> None:
+        site.wait_until(lambda: len(site.records(target)) >= len(expected), f"outputs {expected}")
+        assert [record.value for record in site.records(target)] == [*expected]
+
+    write(0, 2)
+    process = start("4m")
+    write(1, 3)
+    wait_for_outputs(b"3")
+    write(0, 2)
+    wait_for_outputs(b"3", b"3")
+    assert process.terminate() == 0
+    assert site.committed(f"{source}-g") == {TopicPartition(source, 0): 3, TopicPartition(source, 1): 3}
+    process = start("500ms")
+    wait_for_outputs(b"3", b"3", b"1")
+    assert process.terminate() == 0
+
+
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 if it has ended."""
     try:

@@ -44,7 +44,7 @@ from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 log = logging.getLogger(__name__)
 
 _FUNCTION_BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
-"""A delivery to a function at most; fewer records if its handler is slow."""
+"""A delivery to a function at most; fewer records if its handler is slow. To a batch handler it is one batch."""
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: name a topic of yours"
@@ -218,8 +218,10 @@ class Assembly:
         destination, hooks = self._workers_of(trigger, workers, held)
         if trigger.output_topic and config.kafka.create_topics:
             self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, topics[0])
+        whole = {"max_records": trigger.batch.batch_size, "linger_seconds": trigger.batch.timeout}
+        batch = _FUNCTION_BATCH.model_copy(update=whole if trigger.batch.mode == "enable" else {})
         delivery = DeliveryConfig(
-            batch=_FUNCTION_BATCH, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
+            batch=batch, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
         dead_letters = self._dead_letters(trigger.dead_letters, topics, held)
         admin = self._admin_of(kafka.cluster(config.kafka), name)
@@ -289,7 +291,7 @@ class Assembly:
             on_assigned=function.assigned,
             on_draining=function.draining,
             on_drained=function.drained,
-            most_records=lambda: function.frame_records,
+            most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
             commit_seconds=trigger.kafka.commit_interval,
             ack_window=trigger.kafka.ack_window_size,
             ack_wait_seconds=trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,

@@ -164,6 +164,8 @@ class Lane:
         self._begun += len(records)
         if not slow_mark:
             self._lingered = False
+            if timer := self._timers.pop("linger", None):
+                timer.cancel()  # it is that of the records that begin now
             self._linger()
         if context.delayed:
             delayed = context.delayed(records[0])

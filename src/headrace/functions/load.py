@@ -206,7 +206,8 @@ class _FunctionFile:
             if key in trigger.values:
                 attributes.take(key, trigger)
         attributes.values["batch"] = self._model(HandlerBatch, self._below(trigger, "batch")) or HandlerBatch()
-        attributes.values["name"], attributes.paths["name"] = name, trigger.path
+        attributes.values["name"] = name
+        attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
         if is_http:
             web = self._model(HttpTrigger, attributes)
             self._judge_idle(attributes, "http", web)

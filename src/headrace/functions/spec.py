@@ -333,6 +333,10 @@ class KafkaTrigger(Trigger):
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        longest = self.kafka.max_processing_time  # without an end of a record the partition is not fetched any more
+        if self.batch.mode == "enable" and self.batch.timeout >= longest:
+            text = f"batch.timeout is {self.batch.timeout:g}s, and maxProcessingTime {longest:g}s"
+            raise ValueError(f"{text}: write less than it")
         if self.explicit_ack_mode != "disable" and self.allocation == "pool":
             raise ValueError(
                 f"explicitAckMode is {self.explicit_ack_mode}, and workerAllocationMode pool: write static or key, "

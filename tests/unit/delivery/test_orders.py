@@ -274,6 +274,21 @@ async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
     await bed.pump.stop()
 
 
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+async def test_the_wait_to_fill_up_begins_anew_with_each_delivery(ordering: str) -> None:
+    """Or what arrives behind a full delivery would be delivered at the end of that one's time."""
+    batch = BatchConfig(max_records=3, linger_seconds=2)
+    bed = await opened(Bed(ordering=ordering, batch=batch))
+    bed.feed("a")
+    await bed.clock.advance(1.5)
+    bed.feed("bcd", 1)
+    await bed.clock.advance(1)
+    assert bed.delivered() == [[0, 1, 2]]
+    await bed.clock.advance(1.5)
+    assert bed.delivered()[1:] == [[3]]
+    await bed.pump.stop()
+
+
 def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_after_the_other() -> None:
     """One record failed and others by one answer: several batches are left, and one is in flight at a time."""
 

@@ -2,7 +2,7 @@
 
 from headrace.kafka.admin import Admin, PartitionInfo, TopicInfo
 from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back
-from headrace.kafka.consumer import Consumer, Subscription
+from headrace.kafka.consumer import Consumer, Subscription, hanging_consumers
 from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.positions import ReadPolicy
@@ -35,6 +35,7 @@ __all__ = [
     "TransactionalProducers",
     "check_group",
     "check_topic",
+    "hanging_consumers",
     "lease_holder",
     "read_back",
     "read_records",

@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import confluent_kafka
 
@@ -37,9 +38,12 @@ _WAKE_PART = 0.1
 _FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
 """How long the first answer for one partition may take, how long a later one, and how many are requested at a time."""
 _THREAD_STOP_SECONDS = 30.0
+_HANGS_SECONDS = 60.0
+"""A turn of a thread takes milliseconds, and in a rebalance as long as the drain of its partitions."""
 _LOOK_SECONDS = 5.0
 _DEFAULT_POLICY = ReadPolicy()
 _MOST_QUEUED_KBYTES = 16_384
+_running: WeakSet[Consumer] = WeakSet()
 
 
 class Consumer(Service):
@@ -123,6 +127,7 @@ class Consumer(Service):
         )
         self._thread = OwnedThread(self.name, self._poll.run, self.die)
         self._thread.start()
+        _running.add(self)
 
     def _properties(self) -> dict[str, Any]:
         return {
@@ -144,6 +149,14 @@ class Consumer(Service):
         await super().stop()  # a revoke that still waits for its drain ends here, with nothing to commit
         if self._thread and not await self._thread.stop(_THREAD_STOP_SECONDS):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its thread does not return from Kafka's client, which only another process can cure."""
+        poll, limit = self._poll, _HANGS_SECONDS + self._policy.drain_seconds
+        if self.death or poll is None or poll.leave_by:
+            return False
+        return self._clock.monotonic() - poll.turned_at > limit
 
     def readiness(self) -> Readiness:
         reasons = self._problems.all()
@@ -335,6 +348,11 @@ class Consumer(Service):
             self._admin.reachability.answered()
         if self._poll:
             self._poll.commits.reported(error, offsets)
+
+
+def hanging_consumers() -> list[str]:
+    """Return the names of the consumers of this process whose threads hang."""
+    return [consumer.name for consumer in [*_running] if consumer.hangs]
 
 
 class _StoreQuestions:

@@ -81,6 +81,8 @@ class PollThread:
         self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)
         self.leave_by: Deadline | None = None
         """When the group must be left; set by the loop."""
+        self.turned_at = clock.monotonic()
+        """When it began its present turn, by the monotonic clock."""
         self.attentive_until = 0.0
         """Until when polls are short, by the monotonic clock."""
         self._name = name
@@ -102,6 +104,7 @@ class PollThread:
         """Poll until the stop is requested, then leave the group."""
         try:
             while not stop_requested.is_set():
+                self.turned_at = self._clock.monotonic()
                 self.turn()
                 self._renew()
             # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.

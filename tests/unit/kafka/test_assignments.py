@@ -17,6 +17,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
+from headrace.kafka import hanging_consumers
 from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline
@@ -381,3 +382,29 @@ def test_partitions_whose_store_is_silent_hold_no_other(monkeypatch: pytest.Monk
         assert most <= 64
 
     with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))
+
+
+def test_a_thread_that_does_not_return_from_the_client_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time of a drain and a minute; not while it takes turns, nor while the consumer leaves its group."""
+
+    async def test(member: Member) -> None:
+        free, in_poll = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            in_poll.set()
+            assert free.wait(60)
+
+        member.clock._now += 1000
+        await member.turns()
+        assert hanging_consumers() == []
+        member.client._todo.put(hang)
+        await member.until(in_poll.is_set, "a poll")
+        begun = member.clock.monotonic()
+        await member.until(hanging_consumers, "a thread that hangs")
+        assert hanging_consumers() == ["c"]
+        assert 79 < member.clock.monotonic() - begun < 82
+        free.set()
+        await member.until(lambda: not hanging_consumers(), "the thread to return")
+
+    with_member(monkeypatch, test)
+    assert hanging_consumers() == []

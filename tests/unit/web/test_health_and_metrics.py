@@ -33,6 +33,15 @@ async def test_readiness_says_which_service_is_not_ready_and_why(opened: Any) ->
             assert (await server.get(path)).status == 200
 
 
+async def test_liveness_fails_for_a_consumer_that_hangs(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body names it; so does the log, because an orchestrator restarts the process."""
+    async with opened() as server:
+        monkeypatch.setattr("headrace.web.routes.health.hanging_consumers", lambda: ["function f.k consumer"])
+        for path in ("/health/liveness", "/live"):
+            answer = await server.get(path)
+            assert (answer.status, answer.json) == (503, {"status": "hangs", "consumers": ["function f.k consumer"]})
+
+
 async def test_health_of_the_original_is_plain_text(opened: Any) -> None:
     """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
     async with opened() as server:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
 
 from headrace.errors import PathNotFound
+from headrace.kafka import hanging_consumers
 from headrace.lifecycle import Readiness
 from headrace.security.principals import ADMIN, METRICS
 from headrace.telemetry.metrics import CONTENT_TYPE, Metrics
 from headrace.web.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
 from headrace.web.exchange import HttpResponse
 
+log = logging.getLogger(__name__)
+
 
 class Liveness(msgspec.Struct):
-    """The process answers."""
+    """Whether the process must be replaced. Consumers that hang are listed for known callers."""
 
-    status: Literal["alive"]
+    status: Literal["alive", "hangs"]
+    consumers: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ServiceReadiness(msgspec.Struct):
@@ -47,9 +52,14 @@ class HealthEndpoints:
         self._service_id = service_id
         self._metrics = metrics
 
-    @Endpoint("GET", "/health/liveness", "getLiveness", "Whether the process is alive", OPEN)
-    async def liveness(self, call: Call[None, None]) -> Liveness:
-        return Liveness("alive")
+    @Endpoint(
+        "GET", "/health/liveness", "getLiveness", "Whether the process is alive", OPEN, {200: Liveness, 503: Liveness}
+    )
+    async def liveness(self, call: Call[None, None]) -> HttpResponse:
+        if not (names := hanging_consumers()):
+            return HttpResponse(Liveness("alive"))
+        log.critical("liveness fails: the Kafka client does not return to %s", ", ".join(names))
+        return HttpResponse(Liveness("hangs", names if is_known(call.scope) else msgspec.UNSET), 503)
 
     live = liveness.at("GET", "/live", "getLive")
 

@@ -57,6 +57,20 @@ async def handler(context, event):
     return response
 '''
 
+COLLECTS = """
+async def handler(context, event):
+    window = context.user_data.__dict__.setdefault("windows", {}).setdefault(event.shard_id, [])
+    if event.body == b"die" and not pathlib.Path("died").exists():
+        pathlib.Path("died").touch()
+        os._exit(1)
+    window.append(event.offset)
+    if len(window) == 10:
+        for offset in window:
+            note("stored", event.shard_id, offset)
+        window.clear()
+        await context.platform.explicit_ack(QualifiedOffset.from_event(event))
+"""
+
 
 @pytest.fixture
 def calls(site: Any, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
@@ -107,6 +121,25 @@ def test_an_unmodified_window_function_commits_whole_windows(calls: Any, tmp_pat
     assert process.terminate() == 0
     assert one.committed == {0: 80}
     assert [int(line) for line in stored.read_text().split()] == [*range(80)]
+
+
+@pytest.mark.parametrize("allocation", ["static", "key"])
+def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any, allocation: str) -> None:
+    """The next worker has never had its records, so the acknowledgement of a later window must not end them."""
+    one = calls(2)
+    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "workerAllocationMode": allocation}
+    one.write(0, *(str(number) for number in range(6)))
+    one.write(1, *(str(number) for number in range(5)))
+    process = one.start(COLLECTS, explicitAckEnds="upTo", **own)
+    one.site.wait_until(lambda: held(one, process.url) == 11, "two windows that are not full")
+    one.write(0, "die", *(str(number) for number in range(30)))
+    one.wait_committed({0: 30, 1: 0})
+    assert {line.offset for line in one.of("stored")} >= {*range(30)}
+    one.write(1, *(str(number) for number in range(5)))
+    one.wait_committed({1: 10})
+    assert {line.offset for line in one.of("stored") if line.partition == 1} == {*range(10)}
+    assert process.terminate() == 0
+    assert one.reasons() == []
 
 
 def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Any) -> None:

@@ -35,6 +35,7 @@ from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.records import TopicPartition
 from headrace.security import ClientTlsFiles
 from headrace.sidecar.reactive.external_offsets import ExternalOffsets
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
@@ -190,8 +191,9 @@ class Assembly:
     def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:
         made: list[Service] = []
         acknowledgers: dict[str, Acknowledge] = {}
+        deliver_again: dict[str, Callable[[TopicPartition], None]] = {}
         clock = self._context.clock
-        pools = [FunctionService(spec, triggers, clock, acknowledgers) for triggers in spec.worker_pools]
+        pools = [FunctionService(spec, triggers, clock, acknowledgers, deliver_again) for triggers in spec.worker_pools]
         for workers in pools:
             made.append(workers)
             for trigger in workers.triggers:
@@ -203,6 +205,7 @@ class Assembly:
                     pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
                     acknowledge = functools.partial(pump.acknowledge, up_to=up_to)
                     acknowledgers.update(dict.fromkeys(trigger.topics, acknowledge))
+                    deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
 

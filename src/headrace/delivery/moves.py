@@ -138,6 +138,21 @@ class Moves:
         lane.abandon(records)
         return self._spawn_move(lambda answer: self._skip(lane, records, answer), "skip")
 
+    def deliver_again(self, partition: TopicPartition) -> None:
+        """Deliver again what has begun and not ended: the memory of what was called for it is gone.
+
+        It is a skip of no record, so what has ended behind it does not come again.
+        """
+        lane = self._lanes.get(partition)
+        if lane is None or not (lane.tracker.held or lane.in_flight):
+            return
+        lane.tracker.held.clear()  # or the acknowledgement of a later record would end them
+        if self.member and not lane.condition.is_ending:
+            if self._hooks.on_draining:
+                self._hooks.on_draining([partition])
+            lane.drain("its worker has ended: what waits for an acknowledgement is delivered again")
+            self._spawn_move(lambda answer: self._skip(lane, [], answer), "deliver again")
+
     def _spawn_move(
         self, move: Callable[[asyncio.Future[None]], Coroutine[None, None, None]], name: str
     ) -> asyncio.Future[None]:

@@ -153,12 +153,13 @@ class FunctionDestination:
         return reply, output if result.error or not reply.error else None
 
     def _next_part(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
-        """Return the records up to the next suspect, or the suspect alone when it is first."""
+        """Return the records up to the next suspect, or when it is first the suspect alone, or a part of its batch."""
         if not self._crashes:
             return records
+        batch = min(self._trigger.batch.batch_size, len(records)) if self._trigger.batch.mode == "enable" else 1
         for index, offset in enumerate(records.offsets):
-            if (partition, offset) in self._crashes:
-                return records[: index or 1]
+            if crashes := self._crashes.get((partition, offset)):
+                return records[: index or max(1, batch >> crashes)]
         return records
 
     async def _attempt(
@@ -203,11 +204,8 @@ class FunctionDestination:
 
         Returns:
             The end of that record if this was the third death; else nothing, and the records are to be attempted
-            again, the suspect alone.
+            again, the suspect alone, or of a batch the half that begins with it.
         """
-        if self._trigger.batch.mode == "enable" and len(records) > 1:
-            error = lost.parameters["error"] or "WorkerLost"  # of any record of the batch: halves show which
-            return [Reply(error, lost.description, shared=True)] * len(records)
         begun = min(lost.parameters["begun"], len(records))
         suspect = (partition, records.offsets[begun - 1])
         crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1

@@ -46,6 +46,8 @@ class _Slot:
         self.up = False
         self.problem = ""
         """Why the last process never got ready; empty once one did."""
+        self.partitions = set[TopicPartition]()
+        """Whose events the process has had."""
 
     @property
     def busy(self) -> bool:
@@ -64,8 +66,12 @@ class FunctionService(Service):
         triggers: Sequence[AnyTrigger],
         clock: Clock,
         acknowledgers: Mapping[str, Acknowledge] = MappingProxyType({}),
+        deliver_again: Mapping[str, Callable[[TopicPartition], None]] = MappingProxyType({}),
     ) -> None:
-        """Prepare; `acknowledgers` take explicit acknowledgements, by the topic that a trigger reads."""
+        """Prepare; both by the topic that a trigger reads.
+
+        `acknowledgers` take explicit acknowledgements; `deliver_again` takes partitions of a worker that has ended.
+        """
         name = triggers[0].name if len(triggers) == 1 else triggers[0].allocator_name
         super().__init__(f"function {spec.name}.{name}")
         self.spec = spec
@@ -75,7 +81,7 @@ class FunctionService(Service):
         self.restarts = 0
         """Workers that ended by themselves, or were killed, and were replaced."""
         self._clock = clock
-        self._acknowledgers = acknowledgers
+        self._acknowledgers, self._deliver_again = acknowledgers, deliver_again
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._take_back)
         self._stopping, self._reloading = False, set[WorkerProcess]()
@@ -177,6 +183,7 @@ class FunctionService(Service):
                 continue
             process, began = self._slots[number].process, self._clock.monotonic()
             assert process is not None
+            self._slots[number].partitions.add(partition)
             try:
                 answer = await process.serve(partition, frame, records, schemas)
             except WorkerLost as lost:
@@ -244,6 +251,10 @@ class FunctionService(Service):
         self._allocator.started(number)
         lost = await process.ended
         self._allocator.lost(number)
+        for partition in slot.partitions:
+            if deliver_again := self._deliver_again.get(partition.topic):
+                deliver_again(partition)
+        slot.partitions.clear()
         return lost.description
 
     async def _start(self, process: WorkerProcess, number: int, spec: FunctionSpec) -> str:

@@ -102,14 +102,17 @@ def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running:
 
     async def run() -> None:
         async with running(batched(write_function(code), 10)) as function:
-            for bad in (b"raise", b"die"):
-                found = await function.deliver(b"a", bad, b"c")
-                assert [reply.shared for reply in found] == [True] * 3
-                judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
-                assert [*judged] == [Outcome.SPLIT], "no record becomes a dead letter for the failure of its batch"
-                (alone,) = await function.deliver(bad)
-                assert alone.error and not alone.shared
-                assert await function.deliver(b"a") == [ACK]
+            found = await function.deliver(b"a", b"raise", b"c")
+            assert [reply.shared for reply in found] == [True] * 3
+            judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
+            assert [*judged] == [Outcome.SPLIT], "no record becomes a dead letter for the failure of its batch"
+            (alone,) = await function.deliver(b"raise")
+            assert alone.error and not alone.shared
+            assert await function.deliver(b"a") == [ACK]
+            first, bad, *others = await function.deliver(b"a", b"die", *[b"c"] * 10)
+            assert (bad.error, bad.permanent, bad.shared) == ("WorkerLost", True, False)
+            assert [first, *others] == [ACK] * 11
+            assert function.service.restarts <= 7
 
     uvloop.run(run())
 

@@ -30,8 +30,10 @@ class Libraries(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that installs them."""
-        return shlex.join(self._command(self.folder))
+        """The shell line that installs them; if it is interrupted, nothing of them counts."""
+        partial, folder = shlex.quote(f"{self.folder}.partial"), shlex.quote(str(self.folder))
+        install = shlex.join(self._command(Path(f"{self.folder}.partial")))
+        return f"rm -rf {partial} && {install} && mv {partial} {folder}"
 
     def _command(self, target: Path) -> list[str]:
         return [sys.executable, "-m", "pip", "install", "--target", str(target), *self.arguments]
@@ -55,6 +57,10 @@ class Libraries(NamedTuple):
 
 def is_install(command: str) -> bool:
     """Return whether a command of `spec.build.commands` installs libraries."""
+    try:
+        shlex.split(command)
+    except ValueError:  # a quotation that does not end
+        return False
     return re.match(r"(python3? -m )?pip3? install ", command) is not None and not re.search(r"[;&|`$<>]", command)
 
 
@@ -69,6 +75,6 @@ def libraries_of(folder: Path, commands: Sequence[str], state: Path) -> Librarie
     if not arguments:
         return None
     # A file that others are read from is likely a text too.
-    texts = [path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.txt"))]
+    texts = [path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.txt")) if path.is_file()]
     key = hashlib.sha256(repr((sys.version, sys.platform, arguments, texts)).encode()).hexdigest()[:32]
     return Libraries(state / key, arguments)

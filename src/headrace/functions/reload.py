@@ -55,8 +55,8 @@ class FunctionReload(Service):
             seen = found
             try:
                 await self.reload()
-            except HeadraceError as cause:
-                log.error("%s: the old workers stay: %s", self.name, cause.description)
+            except (HeadraceError, OSError) as cause:  # an editor may put a file in place just now
+                log.error("%s: the old workers stay: %s", self.name, cause)
 
     def _stamps(self) -> Mapping[Path, tuple[int, int]]:
         found: dict[Path, tuple[int, int]] = {}

@@ -84,7 +84,7 @@ class FunctionService(Service):
         self._acknowledgers, self._deliver_again = acknowledgers, deliver_again
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._take_back)
-        self._stopping, self._reloading = False, set[WorkerProcess]()
+        self._stopping, self._reloading, self._installing = False, set[WorkerProcess](), asyncio.Lock()
         self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
         """What its workers do."""
 
@@ -259,10 +259,11 @@ class FunctionService(Service):
 
     async def _start(self, process: WorkerProcess, number: int, spec: FunctionSpec) -> str:
         """Start a process and wait until it can serve; return why it cannot, else an empty text."""
-        if spec.libraries and (why := await run_blocking(spec.libraries.install)):
-            return f"{process.label}: {why}"
         limit = spec.readiness_timeout_seconds
         try:
+            async with self._installing:  # one thread waits for pip, not one for each worker
+                if spec.libraries and (why := await run_blocking(spec.libraries.install)):
+                    return f"{process.label}: {why}"
             await process.start(self, self._setup(number, spec))
             if self._stopping:
                 process.kill("stopped")

@@ -55,7 +55,7 @@ async def test_without_leave_a_function_is_refused_with_the_command(needs_librar
         load_function(needs_libraries, settings(needs_libraries, "refuse"))
     command = refused.value.description.partition("run ")[2].partition("; functions_libraries")[0]
     assert "--target" in command
-    await run_blocking(subprocess.run, shlex.split(command), check=True, capture_output=True)
+    await run_blocking(subprocess.run, command, shell=True, check=True, capture_output=True)
     async with running(needs_libraries, settings(needs_libraries, "refuse")) as function:
         await function.deliver(b"")
         assert [record.value for record in function.written] == [b"tiny 1.0", b"true"]
@@ -111,8 +111,39 @@ def test_commands_of_the_build_are_requirements(
         ("pip install a; rm -r x", False),
         ("pip install $(x)", False),
         ("pip uninstall a", False),
+        ("pip install 'a", False),
     ],
 )
 def test_which_commands_install(command: str, installs: bool) -> None:
     """No shell is run for them."""
     assert is_install(command) is installs
+
+
+async def test_a_state_folder_that_cannot_be_made_is_named(needs_libraries: Path, running: Any) -> None:
+    """The function is not ready, and the process lives."""
+    (needs_libraries / "state").write_text("a file")
+    async with running(needs_libraries, settings(needs_libraries, "install")) as function:
+        await function.until(lambda: "cannot be started" in function.service.readiness().reason)
+
+
+def test_what_an_editor_leaves_in_the_folder_is_no_requirement(needs_libraries: Path) -> None:
+    """A link to nothing, as an open file of an editor has, and a folder."""
+    (needs_libraries / ".#requirements.txt").symlink_to("me@there.1:2")
+    (needs_libraries / "old.txt").mkdir()
+    assert load_function(needs_libraries, settings(needs_libraries, "install")).libraries
+
+
+async def test_a_command_that_was_interrupted_begins_again(needs_libraries: Path, running: Any) -> None:
+    """What it left is no folder of libraries, so the start is refused until the command has ended."""
+    refuse = settings(needs_libraries, "refuse")
+    for _ in range(2):
+        with pytest.raises(FunctionInvalid, match="names libraries that are not installed: run ") as refused:
+            load_function(needs_libraries, refuse)
+        command = refused.value.description.partition("run ")[2].partition("; functions_libraries")[0]
+        target = Path(shlex.split(command)[shlex.split(command).index("--target") + 1])
+        target.mkdir(parents=True, exist_ok=True)  # as pip has made it when it is killed
+        (target / "tiny.py").touch()
+    await run_blocking(subprocess.run, command, shell=True, check=True, capture_output=True)
+    async with running(needs_libraries, refuse) as function:
+        await function.deliver(b"")
+        assert function.written[0].value == b"tiny 1.0"

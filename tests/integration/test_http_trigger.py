@@ -75,7 +75,8 @@ def test_a_request_acknowledges_records_of_kafka(
         slow = pool.submit(site.ask, f"{url}/slow")
         site.wait_until((tmp_path / "begun").exists, "the slow request is at work")
         process.server.ask_to_stop()
-        site.wait_until(lambda: acknowledge(9).status == 503, "new requests are refused")
+        site.wait_until(lambda: site.ask(f"{url}/__internal/health").status == 503, "new requests are refused")
+        assert acknowledge(9).status == 503
         (tmp_path / "go").touch()
         assert slow.result().body == "ended"
     site.wait_until(lambda: process.exit_code is not None, "the end of the process")

@@ -1,6 +1,7 @@
 """A function as a destination: deliveries become frames of work, answers become replies and outputs."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 
 from headrace.config.internal_topics import kind_by_name
@@ -28,6 +29,8 @@ from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, Topi
 _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
+_LEAST_WAIT_SECONDS = 0.1
+"""Of a request for a worker: an idle one needs a moment to begin it."""
 _MAGIC = 0
 
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
@@ -121,8 +124,12 @@ class FunctionDestination:
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
         return replies
 
-    async def answer(self, request: wire.Work, seconds: float) -> tuple[Reply, wire.Output | None]:
+    async def answer(
+        self, request: wire.Work, seconds: float, gone: Callable[[], Awaitable[None]]
+    ) -> tuple[Reply, wire.Output | None]:
         """Let a worker answer a request and write what it emits; return how that ended, and the answer if there is one.
+
+        It waits for a worker for so many seconds at most, and until `gone` returns.
 
         Raises:
             WorkerLost: The worker ended while it was at the request.
@@ -131,11 +138,13 @@ class FunctionDestination:
         # No topic has this name, so no records are given up with the request.
         partition, end = TopicPartition(f"{self._trigger.name} requests", request.partition), "failure"
 
-        def give_up() -> None:
+        async def give_up() -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gone(), max(seconds, _LEAST_WAIT_SECONDS))
             self._ending.add(partition)
             self._workers.stop_partitions([partition])
 
-        request.trigger, timer = self._trigger_index, asyncio.get_running_loop().call_later(seconds, give_up)
+        request.trigger, waiting = self._trigger_index, self._workers.spawn(give_up(), "wait for a worker")
         frame = wire.encode_frame(request)
         try:
             answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
@@ -144,7 +153,7 @@ class FunctionDestination:
                 raise DestinationUnavailable(f"no worker was free within {seconds:g} s")
             end = "failure" if result.error else "success"
         finally:
-            timer.cancel()
+            waiting.cancel()
             self._ending.discard(partition)
             self._workers.metrics.handled[self._trigger.name][end] += 1
         output = result.outputs.pop() if result.outputs else None

@@ -1,7 +1,9 @@
 """The HTTP trigger of a function: requests become events of its workers, and what the handler returns the answers."""
 
+import functools
 import itertools
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headrace import errors
@@ -22,6 +24,7 @@ from headrace.web.exchange import (
     Receive,
     Scope,
     Send,
+    client_closed,
     headers_of,
     read_body,
     retry_after,
@@ -30,6 +33,8 @@ from headrace.web.exchange import (
 _HEALTH: Final = "/__internal/health"
 _CREDENTIALS: Final = (b"authorization", b"x-scope-token")
 """Headers for Headrace, which handlers do not get if it authenticates callers."""
+_MOST_WAITING_BYTES: Final = 67_108_864
+"""Of the bodies of all requests in flight."""
 _NO_CONTENT: Final = (204, 304)
 
 
@@ -45,6 +50,7 @@ class FunctionRequests(Router):
         self._wait_seconds = trigger.worker_wait_ms / 1000 if trigger.worker_wait_ms >= 0 else 10.0
         self._numbers, self._free = itertools.count(), list[int]()
         """Numbers of requests in flight, which are used again."""
+        self._bytes = 0
         rule = Rule((WRITE,), "call", "function")
         self._endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
         self._open = Endpoint("GET", _HEALTH, "functionHealth", "Whether its workers are ready", OPEN)
@@ -63,6 +69,8 @@ class FunctionRequests(Router):
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope) | {b"content-encoding": b"identity"}  # the handler unpacks its body
         body = await read_body(receive, headers, self._settings)
+        if self._bytes and self._bytes + len(body) > _MOST_WAITING_BYTES:
+            raise errors.ServerBusy(f"requests in flight have {self._bytes} bytes: send again after a pause")
         if self._workers.spec.event_timeout_seconds:
             scope["state"][STREAMING] = True  # that ends the request, instead of the server
         hidden, query = _CREDENTIALS if PRINCIPAL in scope else (), scope["query_string"]
@@ -70,17 +78,20 @@ class FunctionRequests(Router):
         sent: wire.Headers = [(":method", scope["method"].encode()), (":path", target)]
         sent += [(name.decode("latin-1"), value) for name, value in scope["headers"] if name not in hidden]
         number = self._free.pop() if self._free else next(self._numbers)
+        self._bytes += len(body)
         now, identity = round(time.time() * 1000), correlation_id.get().encode()
         try:
-            answer = await self._answer(wire.Work("", number, 0, [0], [now], [identity], [body], [sent]))
+            work = wire.Work("", number, 0, [0], [now], [identity], [body], [sent])
+            answer = await self._answer(work, functools.partial(client_closed, receive))
         finally:
             self._free.append(number)
+            self._bytes -= len(body)
         await answer.send(send)
 
-    async def _answer(self, work: wire.Work) -> HttpResponse:
+    async def _answer(self, work: wire.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
         """Return the handler's answer, else an error without the words of the worker, which are for the log."""
         try:
-            reply, output = await self._destination.answer(work, self._wait_seconds)
+            reply, output = await self._destination.answer(work, self._wait_seconds, gone)
         except WorkerLost as lost:
             is_late = lost.parameters["error"] == "timeout"
             why = "the event took longer than spec.eventTimeout" if is_late else "its worker ended"

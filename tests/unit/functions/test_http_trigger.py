@@ -63,8 +63,13 @@ class Listening:
         own = HttpConfig(port=port, max_body_bytes=spec.http.max_body_bytes)
         router = FunctionRequests(self.service, spec.http, destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
-        application = Application(own, (), Metrics(), authenticator, router=router)
-        self.web = WebService(own, application, name=router.name)
+        self.application = Application(own, (), Metrics(), authenticator, router=router)
+        self.web = WebService(own, self.application, name=router.name)
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that have not ended."""
+        return self.application.gate._in_progress
 
     async def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> Answer:
         """Send one request on a connection of its own, and read its answer to the end."""
@@ -360,6 +365,61 @@ def test_a_request_without_a_worker_in_time_is_503(write: Write, tmp_path: Path)
             assert [answer.body for answer in answers] == [b"done"]
             assert not (tmp_path / "late").exists()
             assert (await function.ask("GET", "/next")).status == 200
+
+    uvloop.run(run())
+
+
+def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Path) -> None:
+    """It waits for no worker any more; the one at work ends, and what it emits is written."""
+    code = WAITS.replace("return", "context.emit('out', value='v')\n        return")
+
+    async def run() -> None:
+        async with listening(write(code, {"workerAvailabilityTimeoutMilliseconds": 600_000})) as function:
+            port = int(function.web.url.rpartition(":")[2])
+            for path in ("first", "gone", "gone"):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+                await function.until(lambda: (tmp_path / "first").exists())
+                if path == "gone":
+                    await function.until(lambda: function.in_hand == 2)
+                writer.close()
+                await function.until(lambda: function.in_hand == 1)
+            (tmp_path / "go").touch()
+            await function.until(lambda: function.in_hand == 0)
+            assert [each.topic for each in function.written] == ["out"]
+            assert not (tmp_path / "gone").exists()
+            assert (await function.ask("GET", "/next")).status == 200
+
+    uvloop.run(run())
+
+
+def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
+    """With a wait of 0 only a busy worker is a reason for 503."""
+
+    async def run() -> None:
+        trigger = {"workerAvailabilityTimeoutMilliseconds": 0}
+        async with listening(write("def handler(context, event):\n    return 'up'", trigger)) as function:
+            assert [(await function.ask("GET", "/")).status for _ in range(20)] == [200] * 20
+
+    uvloop.run(run())
+
+
+def test_requests_that_wait_have_a_limit_of_memory(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body above it is refused at once; one alone is always taken."""
+    monkeypatch.setattr("headrace.web.function_requests._MOST_WAITING_BYTES", 1000)
+
+    async def run() -> None:
+        async with listening(write(WAITS)) as function:
+            first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
+            await function.until((tmp_path / "first").exists)
+            answer = await function.ask("POST", "/second", b"x")
+            assert (answer.status, json.loads(answer.body)["statusCode"]) == (503, 503)
+            (tmp_path / "go").touch()
+            await first
+            assert [answer.body for answer in answers] == [b"done"]
+            assert (await function.ask("POST", "/next", b"x")).status == 200
 
     uvloop.run(run())
 

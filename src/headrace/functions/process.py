@@ -298,6 +298,8 @@ class WorkerProcess(asyncio.Protocol):
             assert self._frames  # the wire is opened after it
             self._frame_left(self._frames.answered(message), message.seconds)
         elif isinstance(message, wire.Ack):
+            if self._ends:  # it gets no answer any more, so it must not count
+                return
             answer = wire.Acked(message.number, self.acknowledge(message))
             self._transport.write(wire.encode_frame(answer))
         elif isinstance(message, wire.HasDrainCallback):

@@ -339,6 +339,7 @@ class FunctionService(Service):
         self._allocator.lost(number)
         process.take_back()
         await process.at_rest.wait()
+        await process.call_drain_callback(Deadline(self._clock, self._termination_seconds))  # which may acknowledge
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
 
     async def reload(self, spec: FunctionSpec) -> None:

@@ -257,3 +257,37 @@ def test_workers_by_key_end_one_record_by_an_acknowledgement(write_function: Wri
         folder = write_function("def handler(context, event): pass", **mode, workerAllocationMode=allocation, **given)
         [trigger] = load_function(folder).triggers
         assert trigger.explicit_ack_ends == expected
+
+
+FLUSHES = """
+    import asyncio, pathlib
+    from nuclio_sdk import QualifiedOffset
+    def init_context(context):
+        def flush():
+            asyncio.run(context.platform.explicit_ack(QualifiedOffset("flights", 3, 0)))
+            pathlib.Path("flushed").touch()
+        context.platform.set_drain_callback(flush)
+    def handler(context, event):
+        pass
+"""
+
+
+def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
+    write_function: Write, running: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one that is called at the very end is told that it is too late."""
+
+    async def run(folder: Path) -> None:
+        async with running(folder) as function:
+            await function.ready()
+            found = acknowledged(function)
+            assert await function.deliver(b"a") == [HELD]
+            pid = function.pid()
+            await function.service.reload(load_function(folder))
+            await function.until(lambda: function.service._slots[0].up and function.pid() != pid)
+            assert found == [(P, 0)]
+            assert (tmp_path / "flushed").exists()
+            assert await function.deliver(b"b") == [HELD]
+        assert "Fatal error" not in caplog.text
+
+    uvloop.run(run(write_function(FLUSHES, **own())))

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from headrace import errors
 from headrace.control.dead_letter_pages import FoundDeadLetter, Scan, ScanOptions
 from headrace.control.ended_offsets import EndedOffsets, Produce, dead_letter_lease
 from headrace.control.running_consumer import RunningConsumer
@@ -26,18 +27,6 @@ from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, 
 from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge, last_error
 from headrace.delivery.protocols import DeadLetter, Delivery, Outcome, Reply
-from headrace.errors import (
-    DeadLetterFailed,
-    DestinationRefused,
-    DestinationUnavailable,
-    InvalidRequest,
-    InvalidTopicName,
-    KafkaTimeout,
-    KafkaUnavailable,
-    LeaseTaken,
-    ReadFailed,
-    TopicNotFound,
-)
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock
 from headrace.records import Record, TopicPartition
@@ -140,7 +129,7 @@ class Redelivery:
             found += [(name, consumer) for consumer in readers]
             if not readers:
                 group = f" of group {request.group}" if of_group else ""
-                raise InvalidTopicName(
+                raise errors.InvalidTopicName(
                     f"{name[:249]} is consumed by no reactive consumer{group} here: name topics as they stand in its "
                     "topics, without the ending of their dead letter topic"
                 )
@@ -157,7 +146,7 @@ class Redelivery:
         """
         chosen = self.chosen(request)
         if kept := next((c.group for _, c in chosen if c.no_replay), ""):
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a dead letter "
                 "would move them back: redrive its dead letters instead (headrace dlq redrive)"
             )
@@ -167,11 +156,11 @@ class Redelivery:
         unproved = Counter[str]()
         try:
             for (_, topic), consumer in searched.items():
-                with contextlib.suppress(TopicNotFound):
+                with contextlib.suppress(errors.TopicNotFound):
                     if done := await self._of_topic(topic, consumer, request, unproved):
                         return self._answer(group, topics, topic, done, unproved)
-        except (KafkaUnavailable, KafkaTimeout, DestinationUnavailable) as cause:
-            raise ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
+        except (errors.KafkaUnavailable, errors.KafkaTimeout, errors.DestinationUnavailable) as cause:
+            raise errors.ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
         nothing = (
             f"nothing is left in {', '.join(topics)}, but for dead letters that were redriven {MAX_REDRIVES} times "
             "(lastretry=true takes them): nothing was processed"
@@ -182,7 +171,9 @@ class Redelivery:
         self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest, unproved: Counter[str]
     ) -> Redelivered | None:
         if topic in self._busy:
-            raise LeaseTaken(f"another call delivers dead letters of {topic} just now: call again when it is answered")
+            raise errors.LeaseTaken(
+                f"another call delivers dead letters of {topic} just now: call again when it is answered"
+            )
         self._busy.add(topic)
         try:
             offsets = await self._admin.topic_offsets(topic, "Read")
@@ -251,13 +242,13 @@ class Redelivery:
                     found.append(Restored(one.record, one.origin, restored(one.record)))
                     if len(found) == limits.max_records:
                         break
-        except (TimeoutError, InvalidRequest):  # or the topic holds other records only
+        except (TimeoutError, errors.InvalidRequest):  # or the topic holds other records only
             pass
         finally:
             self._passed[key] = passed
         if not found and scan.remaining:
             resumes = f"{_unproved(unproved)}: call again, and reading resumes behind them" if unproved[topic] else ""
-            raise KafkaUnavailable(f"no dead letter of {topic} arrived within {seconds:g} s{resumes}")
+            raise errors.KafkaUnavailable(f"no dead letter of {topic} arrived within {seconds:g} s{resumes}")
         return found
 
     def _answer(
@@ -319,7 +310,7 @@ class PartitionRedelivery:
             async with self._slots.slot():
                 delivery = self._delivery._replace(records=records, attempt=attempt)
                 replies = await self._consumer.destination.deliver(delivery)
-        except DestinationRefused as refusal:
+        except errors.DestinationRefused as refusal:
             return self._leave(items, refusal.description)
         now = self._clock.time()
         judged, why = judge(records, replies, self._policy), last_error(replies)
@@ -342,7 +333,7 @@ class PartitionRedelivery:
         for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
             try:
                 ended += await self._deliver(half) if half else []
-            except DestinationUnavailable as cause:
+            except errors.DestinationUnavailable as cause:
                 if not ended:
                     raise
                 self._leave([*half, *rest], cause.description)
@@ -364,7 +355,7 @@ class PartitionRedelivery:
         else:
             try:
                 await writer.write([_again(item, reply, self._delivery.group, now) for item, reply in failed])
-            except DeadLetterFailed as failure:
+            except errors.DeadLetterFailed as failure:
                 missing, why = failure.parameters.get("missing", range(len(failed))), failure.description
         self._leave([item for index, (item, _) in enumerate(failed) if index in missing], why)
         over = [pair for index, pair in enumerate(failed) if index not in missing]

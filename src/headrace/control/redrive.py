@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from headrace import errors
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.ended_offsets import NOTHING_ENDED, EndedOffsets, Produce, dead_letter_lease
 from headrace.control.origins import QUARANTINE, Origins
@@ -24,14 +25,6 @@ from headrace.control.selection import Matcher, Window, iso_ms
 from headrace.delivery.dead_letter import origin_of, redriven_count, require_origin
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
-from headrace.errors import (
-    BatchRefused,
-    DestinationUnavailable,
-    HeadraceError,
-    InvalidRequest,
-    KafkaError,
-    RecordTooLarge,
-)
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
@@ -167,7 +160,7 @@ class _Sink:
         self,
         planner: _Planner,
         write: Callable[[Sequence[Item]], Awaitable[Sequence[Item]]],
-        fail: Callable[[HeadraceError], None],
+        fail: Callable[[errors.HeadraceError], None],
     ) -> None:
         """Prepare; `write` writes items and returns those that have ended."""
         self._planner, self._write, self._fail = planner, write, fail
@@ -175,14 +168,14 @@ class _Sink:
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self._failed:
-            raise DestinationUnavailable("the run has failed")
+            raise errors.DestinationUnavailable("the run has failed")
         try:
             items = await self._planner.items(delivery.records)
             ended = await self._write(items) if items else ()
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self._failed = True
             self._fail(error)
-            raise DestinationUnavailable("the run has failed") from error
+            raise errors.DestinationUnavailable("the run has failed") from error
         if len(ended) == len(delivery.records):
             return [ACK] * len(ended)
         offsets = {item.record.offset for item in ended}
@@ -272,7 +265,7 @@ class Redrive:
                     self._tally.add(self._unsure)
                 self._unsure = ()
                 return await self._pass(stop, on_progress)
-            except KafkaError:
+            except errors.KafkaError:
                 moved = self._tally.records + len(self._tally.too_large) > before
                 failures = 0 if moved else failures + 1
                 if failures == _SESSIONS:
@@ -288,7 +281,7 @@ class Redrive:
         now = self._clock.time()
         window = await Window.resolve(self._admin, spec.topic, spec.select, now, cut_until=False)
         if spec.topic_id not in ("", window.topic_id):
-            raise InvalidRequest(f"topic {spec.topic} was deleted or created again: the window is gone")
+            raise errors.InvalidRequest(f"topic {spec.topic} was deleted or created again: the window is gone")
         if self._ends is None:
             self._ends = {p.partition: end for p, end in window.ends.items()}
         logs = await self._admin.start_offsets(window.starts)
@@ -322,7 +315,9 @@ class Redrive:
             return tally.result()
         if spec.select.has_conditions and not tally.met and not self._resumes:
             left = sum(e - starts[p] - ended.ended_count(p.partition, starts[p], e) for p, e in ends.items())
-            raise InvalidRequest(f"nothing matches: {spec.topic} has {left} dead letters left, and none is selected")
+            raise errors.InvalidRequest(
+                f"nothing matches: {spec.topic} has {left} dead letters left, and none is selected"
+            )
         if not spec.options.dry_run and (
             expired := ended.tombstones_for_expired(await self._admin.start_offsets(starts))
         ):
@@ -337,7 +332,7 @@ class Redrive:
             async with contextlib.aclosing(read_window(self._admin.config, starts, ends)) as batches:
                 async for batch in batches:
                     yield batch
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             if error.retriable:  # any other is that of records that have expired, or ends the source
                 run.fail(error)
             raise
@@ -380,7 +375,7 @@ class Redrive:
         self._unsaved.append(_offsets(ended))  # not the items: their records may be large
         self._tally.add(ended)
         for error in failed.values():
-            if not isinstance(error, RecordTooLarge):
+            if not isinstance(error, errors.RecordTooLarge):
                 raise error
         return ended
 
@@ -388,11 +383,11 @@ class Redrive:
         results = list(await self._produce(records))
         # One that is too large fails its batch, so now each goes by itself. A limit that is learned only from
         # refusals is halved by each, until it is below the record.
-        for index in [index for index, result in enumerate(results) if isinstance(result, HeadraceError)]:
-            alone: tuple[type[HeadraceError], ...] = RecordTooLarge, BatchRefused
+        for index in [index for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)]:
+            alone: tuple[type[errors.HeadraceError], ...] = errors.RecordTooLarge, errors.BatchRefused
             while isinstance(results[index], alone):
                 (results[index],) = await self._produce([records[index]])
-                alone = (BatchRefused,)
+                alone = (errors.BatchRefused,)
         return results
 
     async def _transact(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -418,13 +413,13 @@ class Redrive:
 
     def _failed(
         self, items: Sequence[Item], records: Sequence[OutgoingRecord], results: Sequence[Any]
-    ) -> dict[int, HeadraceError]:
+    ) -> dict[int, errors.HeadraceError]:
         """Report what was written, and return what was not, by index."""
         if records and self._on_sent:
             self._on_sent(records, results)
-        failed = {index: result for index, result in enumerate(results) if isinstance(result, HeadraceError)}
+        failed = {index: result for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)}
         for index, error in failed.items():
-            if isinstance(error, RecordTooLarge):
+            if isinstance(error, errors.RecordTooLarge):
                 record = items[index].record
                 what = f"{record.topic_partition} offset {record.offset}"
                 self._tally.too_large[items[index].position] = f"{what}: {error.description}"
@@ -459,5 +454,5 @@ def _offsets(items: Sequence[Item]) -> Mapping[int, Sequence[int]]:
 def _check(results: Sequence[Any]) -> None:
     """Raise the first error of some results."""
     for result in results:
-        if isinstance(result, HeadraceError):
+        if isinstance(result, errors.HeadraceError):
             raise result

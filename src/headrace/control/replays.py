@@ -7,19 +7,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace import errors
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Job, JobRunner, Jobs, JobView, spec_of
 from headrace.control.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
 from headrace.control.running_consumer import RunningConsumer, find_consumer
 from headrace.control.selection import Moment, Selection, Span, Window
-from headrace.errors import (
-    InvalidRequest,
-    JobConflict,
-    NotFound,
-    ProducerNotEnabled,
-    ReplayMetadataInvalid,
-    RequestError,
-)
 from headrace.kafka import Admin, check_topic
 
 
@@ -143,7 +136,7 @@ class Replays:
         """
         target = self._target("consumer", consumer)
         if not self._check(target, topic, f"consumer {consumer}"):
-            raise InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
+            raise errors.InvalidRequest(f"{topic} is a topic that consumer {consumer} reads, and no dead letter topic")
         selection = msgspec.structs.replace(selection, groups=selection.groups or [target.group])
         return ReplaySpec(
             window=await self._window(target.admin, topic, selection, cut_until=False),
@@ -164,13 +157,13 @@ class Replays:
             JobConflict: It runs already.
         """
         if not self._producing:
-            raise ProducerNotEnabled()
+            raise errors.ProducerNotEnabled()
         try:
             return await self.begin(jobs, self._as_request(metadata), by)
-        except (JobConflict, ReplayMetadataInvalid):
+        except (errors.JobConflict, errors.ReplayMetadataInvalid):
             raise
-        except RequestError as error:
-            raise ReplayMetadataInvalid(error.description) from error
+        except errors.RequestError as error:
+            raise errors.ReplayMetadataInvalid(error.description) from error
 
     def _as_request(self, metadata: ReplayMetadata) -> ReplayRequest:
         topic, group = metadata.topic_name[:249], metadata.consumer_group[:100]
@@ -192,10 +185,10 @@ class Replays:
             and not metadata.destination_topic,
         }
         if problem := next((text for text, holds in problems.items() if holds), ""):
-            raise ReplayMetadataInvalid(problem)
+            raise errors.ReplayMetadataInvalid(problem)
         target, dead_letters = chosen[0], None
         if metadata.dlq_indicator and (dead_letters := target.dead_letters) is None:
-            raise ReplayMetadataInvalid(f"the group {target.group} has no dead letters")
+            raise errors.ReplayMetadataInvalid(f"the group {target.group} has no dead letters")
         kind = "consumer" if target.kind == "reactive" else "function"
         to = {"topic": metadata.destination_topic} if metadata.streaming_app else {kind: target.name}
         return ReplayRequest(
@@ -209,23 +202,27 @@ class Replays:
     async def _spec(self, request: ReplayRequest) -> ReplaySpec:
         to: dict[str, str] = msgspec.to_builtins(request.to)
         if len(to) != 1:
-            raise InvalidRequest("name one destination in to: a consumer, a function or a topic")
+            raise errors.InvalidRequest("name one destination in to: a consumer, a function or a topic")
         if request.offsets and request.time:
-            raise InvalidRequest("name offsets or time, not both")
+            raise errors.InvalidRequest("name offsets or time, not both")
         ((kind, name),) = to.items()
         target = self._target(kind, name) if kind != "topic" else None
         topic, admin, holds_dead_letters = check_topic(request.topic), self._context.admin, False
         if request.dead_letter:
             if not (target and target.dead_letters):
-                raise InvalidRequest("deadLetter needs a consumer or function that has dead letters: name their topic")
+                raise errors.InvalidRequest(
+                    "deadLetter needs a consumer or function that has dead letters: name their topic"
+                )
             topic = target.dead_letters.topic_for(topic)
         if target:
             admin, holds_dead_letters = target.admin, self._check(target, topic, f"{kind} {name}")
         elif topic == name:
-            raise InvalidRequest(f"{topic} is where the records come from: replay it to another topic", topic=topic)
+            raise errors.InvalidRequest(
+                f"{topic} is where the records come from: replay it to another topic", topic=topic
+            )
         else:
             if self._internal.kind_of(check_topic(name)):
-                raise InvalidRequest(f"{name} is internal: only Headrace writes there, so name another topic")
+                raise errors.InvalidRequest(f"{name} is internal: only Headrace writes there, so name another topic")
             await admin.describe_topic(name, "Write")
         return ReplaySpec(
             window=await self._window(admin, topic, self._span(request)),
@@ -240,14 +237,16 @@ class Replays:
         """Return the part of a topic that a request names."""
         times, offsets = request.time or Times(), request.offsets
         if times.until is not None and times.until.timestamp() > self._context.clock.time():
-            raise InvalidRequest("the window ends in the future: leave until out to go up to what is there now")
+            raise errors.InvalidRequest("the window ends in the future: leave until out to go up to what is there now")
         if offsets is None:
             return Span(partition=request.partition, since=times.since, until=times.until)
         if request.partition is None:
-            raise InvalidRequest("offsets need a partition: they count within one")
+            raise errors.InvalidRequest("offsets need a partition: they count within one")
         if offsets.start < 0 or offsets.start >= offsets.end:
             what = "empty" if offsets.start == offsets.end else "reversed or negative"
-            raise InvalidRequest(f"offsets {offsets.start} to {offsets.end} are {what}: end is one more than the last")
+            raise errors.InvalidRequest(
+                f"offsets {offsets.start} to {offsets.end} are {what}: end is one more than the last"
+            )
         return Span(partition=request.partition, first=offsets.start, last=offsets.end - 1)
 
     async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
@@ -255,7 +254,7 @@ class Replays:
         window = await Window.resolve(admin, topic, span, self._context.clock.time(), cut_until=cut_until)
         ranges = {number: bounds for number, bounds in window.ranges.items() if bounds[0] < bounds[1]}
         if not ranges:
-            raise InvalidRequest(f"the window is empty: {topic} holds no record in it", topic=topic)
+            raise errors.InvalidRequest(f"the window is empty: {topic} holds no record in it", topic=topic)
         return msgspec.structs.replace(window, ranges=ranges)
 
     def _target(self, kind: str, name: str) -> RunningConsumer:
@@ -264,17 +263,17 @@ class Replays:
         running = [each for each in self._consumers.values() if (each.kind == "function") == (kind == "function")]
         names = sorted({each.name for each in running}.union(each.function for each in running) - {""})
         known = ", ".join(names) or "none"
-        raise NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
+        raise errors.NotFound(f"there is no {kind} {name[:100]!r} in this process: known are {known}")
 
     def _check(self, target: RunningConsumer, topic: str, label: str) -> bool:
         """Return whether a topic holds dead letters of a target, which else reads it."""
         if target.no_replay:
-            raise InvalidRequest(f"{label} takes no replay: {target.no_replay}")
+            raise errors.InvalidRequest(f"{label} takes no replay: {target.no_replay}")
         if target.reads(topic):
             return False
         if target.writes_dead_letters_to(topic):
             return True
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{label} does not read {topic}, and its dead letters do not go there: replay one of its topics"
         )
 
@@ -287,7 +286,7 @@ def conflict(one: Job, other: Job) -> bool:
         if one.kind != "replay" or other.kind != "replay":
             return False
         first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
-    except (InvalidRequest, LookupError, TypeError):  # a job that cannot be read cannot run
+    except (errors.InvalidRequest, LookupError, TypeError):  # a job that cannot be read cannot run
         return False
     return bool(first.to == second.to and first.window.overlaps(second.window))
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from headrace import errors
 from headrace.delivery.dead_letter import restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import (
@@ -20,14 +21,6 @@ from headrace.delivery.protocols import (
     Reply,
     no_epoch,
     not_taken,
-)
-from headrace.errors import (
-    DeadLetterFailed,
-    DeliveryError,
-    DestinationUnavailable,
-    HeadraceError,
-    RecordRefused,
-    RecordTooLarge,
 )
 from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
 
@@ -49,8 +42,8 @@ class CopyToTopic:
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         try:
             results = await self._produce([self._outgoing(record) for record in delivery.records])
-        except HeadraceError as cause:
-            raise DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
+        except errors.HeadraceError as cause:
+            raise errors.DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
         return [self._reply(result) for result in results]
 
     def _outgoing(self, record: Record) -> OutgoingRecord:
@@ -62,12 +55,12 @@ class CopyToTopic:
         return OutgoingRecord(self._topic, record.key, record.value, headers, partition, time_ms)
 
     def _reply(self, result: Any) -> Reply:
-        if not isinstance(result, HeadraceError):
+        if not isinstance(result, errors.HeadraceError):
             return ACK
-        if isinstance(result, RecordTooLarge | RecordRefused):
+        if isinstance(result, errors.RecordTooLarge | errors.RecordRefused):
             return Reply(type(result).__name__, result.description, permanent=True)
         # The whole delivery is repeated, or a later record of a key would be followed by an earlier one.
-        raise DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
+        raise errors.DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
 
 
 class RestoredDelivery:
@@ -106,7 +99,7 @@ class RestoredDelivery:
             part = delivery._replace(partition=origin, epoch=self._epoch_of(origin), records=records)
             try:
                 answered = await self._inner.deliver(part)
-            except DeliveryError as cause:
+            except errors.DeliveryError as cause:
                 if not number:
                     raise
                 # Delivered records are not repeated. Later groups wait: one may hold later records of this partition.
@@ -155,7 +148,7 @@ class ReplayDeadLetters:
     """Writes what fails in a replay as dead letters that name the job; a dead letter fails as the record it was."""
 
     def __init__(
-        self, inner: DeadLetterWriter | None, job: str, *, restores: bool, fail: Callable[[HeadraceError], None]
+        self, inner: DeadLetterWriter | None, job: str, *, restores: bool, fail: Callable[[errors.HeadraceError], None]
     ) -> None:
         """Prepare; without `inner` there are no dead letters, and `fail` ends the job with the reason."""
         self._inner, self._job, self._restores, self._fail = inner, job, restores, fail
@@ -168,8 +161,8 @@ class ReplayDeadLetters:
                 f"({first.reply.error}: {first.reply.reason[:200]}), and there are no dead letters here: replay "
                 "with lastRetry to pass over what fails"
             )
-            self._fail(HeadraceError(why))
-            raise DeadLetterFailed(why)
+            self._fail(errors.HeadraceError(why))
+            raise errors.DeadLetterFailed(why)
         return await self._inner.write([self._of(dead_letter) for dead_letter in dead_letters])
 
     def _of(self, dead_letter: DeadLetter) -> DeadLetter:

@@ -4,16 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 
+from headrace import errors
 from headrace.config.internal_topics import kind_by_name
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Reply, not_taken
-from headrace.errors import (
-    DeliveryError,
-    DestinationUnavailable,
-    HeadraceError,
-    ProducerQueueFull,
-    SchemaNotFound,
-    WorkerLost,
-)
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
@@ -33,7 +26,7 @@ _LEAST_WAIT_SECONDS = 0.1
 """Of a request for a worker: an idle one needs a moment to begin it."""
 _MAGIC = 0
 
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | errors.HeadraceError]]]
 """Writes records and returns one result per record, in their order."""
 
 
@@ -118,7 +111,7 @@ class FunctionDestination:
             part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
             try:
                 replies += await self._attempt(workers, delivery, part, ending)
-            except DeliveryError as cause:
+            except errors.DeliveryError as cause:
                 if not replies:
                     raise
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
@@ -150,7 +143,7 @@ class FunctionDestination:
             answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
             result = answer.results[0] if isinstance(answer, wire.Results) and answer.results else None
             if result is None:
-                raise DestinationUnavailable(f"no worker was free within {seconds:g} s")
+                raise errors.DestinationUnavailable(f"no worker was free within {seconds:g} s")
             end = "failure" if result.error else "success"
         finally:
             waiting.cancel()
@@ -186,7 +179,7 @@ class FunctionDestination:
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
             answer = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
-        except WorkerLost as lost:
+        except errors.WorkerLost as lost:
             handled["failure"] += 1
             return self._blame(partition, records, lost)
         if answer is None:
@@ -208,7 +201,7 @@ class FunctionDestination:
                 self._crashes.pop((partition, offset), None)
         return replies
 
-    def _blame(self, partition: TopicPartition, records: RecordBatch, lost: WorkerLost) -> Sequence[Reply]:
+    def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
         """Count a worker's death against the record it was at.
 
         Returns:
@@ -276,22 +269,22 @@ class FunctionDestination:
             replies[index] = Reply(type(problem).__name__, f"its output: {problem.description}")
         return replies
 
-    async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+    async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | errors.HeadraceError]:
         while True:
             try:
                 return await self._produce(outgoing)
-            except ProducerQueueFull:
+            except errors.ProducerQueueFull:
                 # The handler has finished, so wait for the producer instead of running it again.
                 await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
-            except HeadraceError as cause:
+            except errors.HeadraceError as cause:
                 raise _unavailable(cause, ", ".join(sorted({record.topic for record in outgoing}))) from cause
 
     async def _count_partitions(self, topic: str) -> int:
         try:
             return await self._topics.partitions_of(topic)
-        except HeadraceError as cause:
+        except errors.HeadraceError as cause:
             text = f"the number of partitions of {topic} is not known: {cause.description}"
-            raise DestinationUnavailable(text) from cause
+            raise errors.DestinationUnavailable(text) from cause
 
     async def _schemas_of(self, records: RecordBatch) -> dict[int, wire.Schema]:
         """Return the schemas that these records name and the registry has."""
@@ -307,10 +300,10 @@ class FunctionDestination:
                     schema = await self._registry.by_id(schema_id)
                     texts = await self._registry.texts_of(schema.references)
                     self._schemas[schema_id] = wire.Schema(schema_id, schema.type, schema.text, texts)
-                except SchemaNotFound:
+                except errors.SchemaNotFound:
                     continue  # the worker finds no schema for the record, so that becomes a dead letter
-                except HeadraceError as cause:
-                    raise DestinationUnavailable(
+                except errors.HeadraceError as cause:
+                    raise errors.DestinationUnavailable(
                         f"schema {schema_id} cannot be read: {cause.description}", schema_id=schema_id
                     ) from cause
             found[schema_id] = self._schemas[schema_id]
@@ -325,7 +318,7 @@ def _in_order(
     for indexes, result in zip(parts, ended, strict=True):
         if isinstance(result, BaseException):
             failures += 1
-            if failures == len(ended) or not isinstance(result, DeliveryError):
+            if failures == len(ended) or not isinstance(result, errors.DeliveryError):
                 raise result
             result = [not_taken(result)] * len(indexes)
         for index, reply in zip(indexes, result, strict=True):
@@ -339,8 +332,8 @@ def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
     return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
 
 
-def _unavailable(cause: HeadraceError, topic: str) -> DestinationUnavailable:
-    return DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
+def _unavailable(cause: errors.HeadraceError, topic: str) -> errors.DestinationUnavailable:
+    return errors.DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
 
 
 def _reply(result: wire.Result) -> Reply:

@@ -10,17 +10,8 @@ import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace import errors
 from headrace.config.http import JwtConfig, SecurityConfig
-from headrace.errors import (
-    AuthTokenExpired,
-    AuthTokenInvalid,
-    AuthTokenMissing,
-    ConfigError,
-    HeadraceError,
-    ScopeTokenExpired,
-    ScopeTokenInvalid,
-    TooManyRequests,
-)
 from headrace.lifecycle import Clock, Service
 from headrace.security.principals import Principal, TokenExpired, TokenRefused
 from headrace.security.rate_limit import FailureDelay, InFlight, RateLimit
@@ -75,7 +66,7 @@ class Authenticator:
             TooManyRequests: This principal sends too many requests, or this address too many wrong tokens.
         """
         if not wait and self._failures.applies(address):
-            raise TooManyRequests("too many wrong tokens from this address")
+            raise errors.TooManyRequests("too many wrong tokens from this address")
         try:
             principal = await self._principal(headers, certificate)
         except TokenRefused as refused:
@@ -102,7 +93,7 @@ class Authenticator:
         if wait and seconds:
             await self._clock.sleep(min(seconds, FailureDelay.MOST_SECONDS))
         if seconds > FailureDelay.MOST_SECONDS:
-            raise TooManyRequests("too many wrong tokens from this address: wait, and send the right one")
+            raise errors.TooManyRequests("too many wrong tokens from this address: wait, and send the right one")
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
         """Return the principal that `identify` would return, if its token is cached; nothing is counted."""
@@ -134,7 +125,7 @@ class Authenticator:
             return Principal(name, self._scopes.get(name, frozenset()), expires_at=ends)
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if not kind:
-            raise AuthTokenMissing()
+            raise errors.AuthTokenMissing()
         if kind.lower() != "bearer" or not token:
             raise TokenRefused("no bearer token")
         return await self._by_token(token)
@@ -153,7 +144,7 @@ class Authenticator:
             from headrace.security.tokens import Tokens
         except ImportError as cause:
             text = "security.mode is jwt, and the package joserfc is not installed: pip install 'headrace[security]'"
-            raise ConfigError(text) from cause
+            raise errors.ConfigError(text) from cause
         keys = Keys(settings, clock)
         self.services.append(keys)
         return Tokens(settings, keys, clock)
@@ -163,7 +154,7 @@ class Authenticator:
         names: list[str] = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
         names += [name for part in certificate.get("subject", ()) for kind, name in part if kind == "commonName"]
         if not names:
-            raise AuthTokenMissing("this server requires a client certificate that names its owner")
+            raise errors.AuthTokenMissing("this server requires a client certificate that names its owner")
         return next((name for name in names if name in self._scopes), names[0])
 
 
@@ -176,8 +167,8 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _error_of(refused: TokenRefused, *, in_scope_token: bool) -> HeadraceError:
+def _error_of(refused: TokenRefused, *, in_scope_token: bool) -> errors.HeadraceError:
     log.debug("a token was refused: %s", refused)
     if isinstance(refused, TokenExpired):
-        return ScopeTokenExpired() if in_scope_token else AuthTokenExpired()
-    return ScopeTokenInvalid() if in_scope_token else AuthTokenInvalid()
+        return errors.ScopeTokenExpired() if in_scope_token else errors.AuthTokenExpired()
+    return errors.ScopeTokenInvalid() if in_scope_token else errors.AuthTokenInvalid()

@@ -72,7 +72,7 @@ class Endpoint:
     summary: str
     rule: Rule
     answers: Mapping[int, Kinds] = dataclasses.field(default_factory=dict)
-    """Answers to successful requests, by status. By default 200 with the type that the handler returns."""
+    """Answers to successful requests, by status. By default 200 with the type that the handler returns, else 204."""
     request: Mapping[str, type | str] = dataclasses.field(default_factory=dict)
     """Request bodies by media type: a type, or a description of the bytes. By default JSON of the handler's type."""
     example: object = None
@@ -104,7 +104,7 @@ class Endpoint:
         return dataclasses.replace(
             self,
             handler=handler,
-            answers=self.answers or {200: types["return"]},
+            answers=self.answers or ({204: ()} if types["return"] is NoneType else {200: types["return"]}),
             request=self.request or ({JSON: body} if body not in (None, NoneType) else {}),
             query=self.query or (query if query is not NoneType else None),
         )
@@ -137,6 +137,12 @@ PRINCIPAL: Final = "headrace.principal"
 def principal_of(scope: Scope) -> Principal | None:
     """Return who sends a request; None without authentication, and for unknown callers of open endpoints."""
     return scope.get(PRINCIPAL)
+
+
+def owner_of(scope: Scope) -> str:
+    """Return the name of the caller that owns what it creates; empty without authentication."""
+    principal = principal_of(scope)
+    return principal.name if principal else ""
 
 
 def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
@@ -234,6 +240,8 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
             raise
         if call.note:
             note(call.note)
+        if answer is None:
+            answer = HttpResponse(b"", 204)
         await (answer if isinstance(answer, HttpResponse) else HttpResponse(answer)).send(send)
 
     def note(what: CallNote) -> None:

@@ -16,20 +16,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.errors import (
-    AmbiguousRequest,
-    ContentTypeMismatch,
-    Draining,
-    EncodingRefused,
-    HeadersTooLarge,
-    HeadraceError,
-    InvalidRequest,
-    PayloadTooLarge,
-    ServerBusy,
-    TransferCodingUnknown,
-    Unauthenticated,
-)
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -59,21 +47,21 @@ _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
 _CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
 _ENDS_CONNECTION: Final = (
-    AmbiguousRequest,
-    Draining,
-    HeadersTooLarge,
-    PayloadTooLarge,
-    ServerBusy,
-    TransferCodingUnknown,
+    errors.AmbiguousRequest,
+    errors.Draining,
+    errors.HeadersTooLarge,
+    errors.PayloadTooLarge,
+    errors.ServerBusy,
+    errors.TransferCodingUnknown,
 )
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
+def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRequest:
     """Return the error for an unknown name, with the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
-    return InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
+    return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
 
 
 class ClientGone(Exception):
@@ -102,7 +90,7 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     if body and media_type(headers) != JSON:
         kind = headers.get(b"content-type")
         named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
-        raise ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
+        raise errors.ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
     return body
 
 
@@ -137,7 +125,7 @@ def decode_query(scope: Scope, kind: type[T]) -> T:
         raise _mismatch("the query", kind, cause) from cause
 
 
-def _mismatch(what: str, kind: type, cause: Exception) -> InvalidRequest:
+def _mismatch(what: str, kind: type, cause: Exception) -> errors.InvalidRequest:
     text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
     hint = ""
@@ -145,7 +133,7 @@ def _mismatch(what: str, kind: type, cause: Exception) -> InvalidRequest:
         near = difflib.get_close_matches(unknown[1], names, 1, 0.5)
         known = f"known here are {', '.join(names)}" if names else "no field is known here"
         hint = f": did you mean {near[0]}?" if near else f": {known}"
-    return InvalidRequest(f"{what} does not match what this endpoint takes: {text}{hint}")
+    return errors.InvalidRequest(f"{what} does not match what this endpoint takes: {text}{hint}")
 
 
 def media_type(headers: dict[bytes, bytes]) -> bytes:
@@ -169,9 +157,9 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     return _unpacked(await _read_body(receive, headers, settings.max_body_bytes), settings.max_body_bytes)
 
 
-def encoding_refused(encoding: bytes, why: str) -> EncodingRefused:
+def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
     """Return the error for a body that is compressed."""
-    return EncodingRefused(
+    return errors.EncodingRefused(
         f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body as it is"
     )
 
@@ -181,11 +169,11 @@ def _unpacked(packed: bytes, limit_bytes: int) -> bytes:
     try:
         body = unpacking.decompress(packed, limit_bytes + 1)
     except zlib.error as cause:
-        raise InvalidRequest(f"the body is no gzip, as Content-Encoding says: {cause}") from cause
+        raise errors.InvalidRequest(f"the body is no gzip, as Content-Encoding says: {cause}") from cause
     if len(body) > limit_bytes:
         raise _too_large(limit_bytes)
     if not unpacking.eof or unpacking.unused_data:
-        raise InvalidRequest("the body is cut off, or there is more behind its gzip")
+        raise errors.InvalidRequest("the body is cut off, or there is more behind its gzip")
     return body
 
 
@@ -208,8 +196,8 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(limit_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
+def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
+    return errors.PayloadTooLarge(
         f"the body is larger than {limit_bytes} bytes: send less in one request, or raise http.max_body_bytes "
         "(maxRequestBodySize of a function)",
         limit_bytes=limit_bytes,
@@ -233,17 +221,17 @@ class HttpResponse:
         await send({"type": "http.response.body", "body": self.body})
 
 
-async def answer_error(receive: Receive, send: Send, error: HeadraceError) -> None:
+async def answer_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
     """Send the error body. Where the request was not read completely, the connection ends after it."""
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
         headers.append((b"allow", allow.encode()))
-    if isinstance(error, Unauthenticated):
+    if isinstance(error, errors.Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
     response = HttpResponse(error.body(), error.status, headers=headers)
-    if not isinstance(error, PayloadTooLarge):
+    if not isinstance(error, errors.PayloadTooLarge):
         await response.send(send)
         return
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})

@@ -31,7 +31,7 @@ from headrace.lifecycle.supervisor import first_of
 from headrace.security import Principal
 from headrace.sidecar.active.peer_connection import PeerConnection
 from headrace.telemetry.correlation import caller, correlation_id
-from headrace.web.endpoint import PRINCIPAL, Endpoint, principal_of
+from headrace.web.endpoint import PRINCIPAL, Endpoint, owner_of, principal_of
 from headrace.web.exchange import (
     STREAMING,
     UNREAD_SECONDS,
@@ -157,8 +157,7 @@ class Forwarder:
         group, name = key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
         owner = None if hop else await self.owners.find(group, name)
         if owner and owner.process != self.owners.process:
-            principal = principal_of(scope)
-            if owner.principal != (principal.name if principal else ""):
+            if owner.principal != owner_of(scope):
                 raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
             if owner.gone_at is not None:
                 raise self._gone(group, name)

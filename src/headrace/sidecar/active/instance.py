@@ -11,16 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from headrace import errors
 from headrace.config.consumers import FlowControl
-from headrace.errors import (
-    CommitRefused,
-    HeadraceError,
-    InstanceBusy,
-    InstanceNotFound,
-    InstanceState,
-    KafkaUnavailable,
-    ReadFailed,
-)
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
@@ -139,13 +131,15 @@ class ActiveInstance(Service):
     async def _subscribe(self, topics: Topics) -> None:
         if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
             has = "a subscription" if self.reads.partitions is None else "an assignment"
-            raise InstanceState(f"instance {self.name} has {has}: delete its subscriptions before it gets the other")
+            raise errors.InstanceState(
+                f"instance {self.name} has {has}: delete its subscriptions before it gets the other"
+            )
         consumer = self._consumer or await self._open()
         watch, self._watch, self.reads = self._watch, None, topics
         if watch:
             await watch.stop()
         if self._consumer is not consumer:
-            raise InstanceNotFound(f"instance {self.name} was closed meanwhile")
+            raise errors.InstanceNotFound(f"instance {self.name} was closed meanwhile")
         names = topics.names
         if topics.partitions is not None:
             consumer.assign(topics.partitions)
@@ -166,7 +160,7 @@ class ActiveInstance(Service):
 
     async def _open(self) -> Consumer:
         if self._ended:
-            raise InstanceNotFound(f"instance {self.name} was closed meanwhile")
+            raise errors.InstanceNotFound(f"instance {self.name} was closed meanwhile")
         spec = self.spec
         flow = FlowControl(max_records=_MAX_RECORDS, max_bytes=spec.buffer_bytes)
         consumer = Consumer(
@@ -231,7 +225,9 @@ class ActiveInstance(Service):
             await self.wait_free()
         self._check_free(stream)
         if self.reads is None:
-            raise InstanceState(f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions")
+            raise errors.InstanceState(
+                f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions"
+            )
         self._free.clear()
         try:
             if self.spec.auto_commit_seconds:
@@ -264,7 +260,7 @@ class ActiveInstance(Service):
 
     def _check_free(self, stream: object) -> None:
         if not self._free.is_set() or self._stream is not stream:
-            raise InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
+            raise errors.InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
     def _end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
         """Count the first records as delivered, and put the others back, where the assignment still lasts."""
@@ -290,7 +286,7 @@ class ActiveInstance(Service):
         if consumer is None:
             return
         if consumer.death:
-            raise ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
+            raise errors.ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
         if error := self._problems.take(consumer, self._watch, self._epochs):
             raise error
         self._admin.reachability.check(float("inf") if self._epochs else 0, "nothing was read")
@@ -324,7 +320,7 @@ class ActiveInstance(Service):
 
     async def _commit_later(self, consumer: Consumer, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Commit offsets of a request that is answered already."""
-        with contextlib.suppress(HeadraceError):  # the consumer has ended
+        with contextlib.suppress(errors.HeadraceError):  # the consumer has ended
             await consumer.commit_now(offsets)
             for partition, at in offsets.items():
                 if self._unanswered.get(partition) is at:
@@ -342,9 +338,9 @@ class ActiveInstance(Service):
             KafkaUnavailable: Earlier commits are not acknowledged, so the transaction did not begin.
         """
         if self._consumer is None or not self.reads or self.reads.partitions is not None:
-            raise InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
+            raise errors.InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
         if self.spec.auto_commit_seconds:
-            raise InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
+            raise errors.InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
         epochs = {partition: self._epochs.get(partition) for partition in offsets}
         if gone := [partition for partition, epoch in epochs.items() if epoch is None]:
             raise self._refused(gone)
@@ -352,14 +348,14 @@ class ActiveInstance(Service):
             first, end = self._confirmed.get(partition, 0), self.positions.get(partition, 0)
             if not first < at.offset <= end:
                 which = f"{first} to {end - 1} were" if first < end else "none was"
-                raise InstanceState(
+                raise errors.InstanceState(
                     f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek: {which}"
                 )
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 found = await self._consumer.for_transaction(offsets)
         except TimeoutError as cause:
-            raise KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
+            raise errors.KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
         if found is None:
             raise self._refused(list(offsets))
 
@@ -371,11 +367,11 @@ class ActiveInstance(Service):
 
     def _refused(
         self, gone: Sequence[TopicPartition], committed: Mapping[TopicPartition, Committed] = _NONE
-    ) -> CommitRefused:
+    ) -> errors.CommitRefused:
         for partition in gone:
             self._revoked.pop(partition, None)
         names = names_of(gone)
-        return CommitRefused(
+        return errors.CommitRefused(
             f"not assigned to this instance, so not committed: {names}; the member that has them gets their records",
             refused=[partition._asdict() for partition in gone],
             committed=[{**p._asdict(), "offset": at.offset} for p, at in committed.items()],
@@ -400,7 +396,7 @@ class ActiveInstance(Service):
                 gone = await self._consumer.move(offsets)
         if gone:
             text = f"not assigned to instance {self.name}, so no position has changed: {names_of(gone)}"
-            raise InstanceState(f"{text}; subscribe or assign them first")
+            raise errors.InstanceState(f"{text}; subscribe or assign them first")
 
     async def resume(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read on behind the last event of a stream; of a partition that is not in it nothing was received."""
@@ -440,7 +436,7 @@ class ActiveInstance(Service):
         self._epochs.update(partitions)
         self._arrived.set()
 
-    def _on_problem(self, error: HeadraceError) -> None:
+    def _on_problem(self, error: errors.HeadraceError) -> None:
         self._problems.add(error)
         self._arrived.set()
 

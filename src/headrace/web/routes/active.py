@@ -5,6 +5,7 @@ Both the documented names of fields and those of the light-4j kafka-sidecar's wi
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ from headrace.sidecar.active.requests import (
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, check_key
 from headrace.web.endpoint import JSON as JSON_TYPE
-from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, principal_of
+from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
 from headrace.web.exchange import (
     JSON,
     WRITTEN,
@@ -77,6 +78,9 @@ _ERRORS: Final[Errors] = (
     errors.InstanceGone,
     errors.OwnerUnavailable,
 )
+_reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS)
+_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS)
+_PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
 _ANY_BYTES: Final = 2**40
 _MOST_BYTES: Final = 2_097_152
 _UNNOTICED_BYTES: Final = 65_536
@@ -93,14 +97,13 @@ class ActiveEndpoints:
         self._admin = admin
         self._server = server
 
-    @Endpoint(
+    @_changes(
         "POST",
         INSTANCES,
         "createConsumerInstanceInGroup",
         "Create an instance in a group",
-        _MAY_CHANGE,
-        {200: Created},
-        {JSON_TYPE: CreateInstance},
+        answers={200: Created},
+        request={JSON_TYPE: CreateInstance},
         example={"keyFormat": "string", "autoOffsetReset": "earliest"},
         headers={"Idempotency-Key": "Names the request: sent again, it answers with the same instance."},
         errors=(
@@ -117,7 +120,7 @@ class ActiveEndpoints:
         body = decode_body(call.body, CreateInstance, strict=False)
         key = headers_of(call.scope).get(IDEMPOTENCY_KEY)
         named = "" if key is None else check_key(key).decode()
-        spec = self._spec(body, check_group(call.parameters["group"]), _owner(call.scope), named)
+        spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.scope), named)
         call.note = CallNote(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
@@ -156,33 +159,22 @@ class ActiveEndpoints:
             key=key,
         )
 
-    @Endpoint(
-        "DELETE",
-        INSTANCE,
-        "deleteConsumerInstance",
-        "Close an instance",
-        _MAY_CHANGE,
-        {204: ()},
-        errors=_ERRORS,
-        audited="close",
-    )
-    async def delete(self, call: Call[None, None]) -> HttpResponse:
-        instance, call.note = self._find(call), _note(call)
+    @_changes("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", audited="close")
+    async def delete(self, call: Call[None, None]) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
         await self._instances.delete(instance)
-        return HttpResponse(b"", 204)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/offsets",
         "commmitConsumerOffsets",
         "Commit offsets, or what was delivered",
-        _MAY_CHANGE,
-        {200: list[Position]},
+        answers={200: list[Position]},
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 41}]},
         errors=(*_ERRORS, errors.CommitRefused),
     )
     async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
-        instance = self._find(call)
+        instance = self._find(call.scope)
         offsets = None
         if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
             raise InvalidRequest("the body names no offsets: name some, or send no body to commit what was delivered")
@@ -194,31 +186,22 @@ class ActiveEndpoints:
         committed = await instance.commit(offsets, wait=not call.query.asynchronous)
         return HttpResponse(_positions(committed) if call.query.show else [])
 
-    @Endpoint(
-        "PUT",
-        f"{INSTANCE}/offsets",
-        "getCommittedOffsets",
-        "Committed offsets of partitions",
-        _MAY_CHANGE,
-        example={"partitions": [{"topic": "orders", "partition": 0}]},
-        errors=_ERRORS,
+    @_changes(
+        "PUT", f"{INSTANCE}/offsets", "getCommittedOffsets", "Committed offsets of partitions", example=_PARTITION
     )
     async def committed(self, call: Call[Partitions, None]) -> CommittedOffsets:
-        found = await self._find(call).committed(call.body.all)
+        found = await self._find(call.scope).committed(call.body.all)
         return CommittedOffsets(_positions(found))
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/subscriptions",
         "subscribeTopics",
         "Subscribe to topics or a pattern, instead of those before",
-        _MAY_CHANGE,
-        {204: ()},
         example={"topics": ["orders"]},
-        errors=_ERRORS,
     )
-    async def subscribe(self, call: Call[SubscribeRequest, None]) -> HttpResponse:
-        instance, body = self._find(call), call.body
+    async def subscribe(self, call: Call[SubscribeRequest, None]) -> None:
+        instance, body = self._find(call.scope), call.body
         principal = principal_of(call.scope)
 
         def may_read(topic: str) -> bool:
@@ -236,78 +219,53 @@ class ActiveEndpoints:
             except ValueError as cause:
                 raise InvalidRequest(f"topic_pattern {cause}", parameter="topic_pattern") from None
             await instance.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
-        return HttpResponse(b"", 204)
 
-    @Endpoint(
-        "GET",
-        f"{INSTANCE}/subscriptions",
-        "getSubscribedTopics",
-        "Topics of an instance",
-        _MAY_READ,
-        {200: Subscribed},
-        errors=_ERRORS,
+    @_reads(
+        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", answers={200: Subscribed}
     )
     async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
-        found = Subscribed(self._find(call).topics)
+        found = Subscribed(self._find(call.scope).topics)
         return HttpResponse([found] if self._settings.array_answers else found)
 
-    @Endpoint(
-        "DELETE",
-        f"{INSTANCE}/subscriptions",
-        "unsubscribeTopics",
-        "Read nothing, and leave the group",
-        _MAY_CHANGE,
-        {204: ()},
-        errors=_ERRORS,
-    )
-    async def unsubscribe(self, call: Call[None, None]) -> HttpResponse:
-        await self._find(call).unsubscribe()
-        return HttpResponse(b"", 204)
+    @_changes("DELETE", f"{INSTANCE}/subscriptions", "unsubscribeTopics", "Read nothing, and leave the group")
+    async def unsubscribe(self, call: Call[None, None]) -> None:
+        await self._find(call.scope).unsubscribe()
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/assignments",
         "assignPartitions",
         "Read exactly these partitions, without membership in the group",
-        _MAY_CHANGE,
-        {204: ()},
-        example={"partitions": [{"topic": "orders", "partition": 0}]},
-        errors=_ERRORS,
+        example=_PARTITION,
     )
-    async def assign(self, call: Call[Partitions, None]) -> HttpResponse:
-        instance, principal = self._find(call), principal_of(call.scope)
+    async def assign(self, call: Call[Partitions, None]) -> None:
+        instance, principal = self._find(call.scope), principal_of(call.scope)
         for partition in call.body.all:
             if principal:
                 principal.require((READ, WRITE), "consume", partition.topic)
         await instance.subscribe(Topics(partitions=list(dict.fromkeys(call.body.all))))
-        return HttpResponse(b"", 204)
 
-    @Endpoint(
+    @_reads(
         "GET",
         f"{INSTANCE}/assignments",
         "getAssignedPartitions",
         "Partitions that an instance reads now",
-        _MAY_READ,
-        {200: Assigned},
-        errors=_ERRORS,
+        answers={200: Assigned},
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
-        found = Assigned([PartitionName(*partition) for partition in self._find(call).assigned])
+        found = Assigned([PartitionName(*partition) for partition in self._find(call.scope).assigned])
         return HttpResponse([found] if self._settings.array_answers else found)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/positions",
         "overrideFetchOffset",
         "Read partitions from offsets or times on",
-        _MAY_CHANGE,
-        {204: ()},
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
-        errors=_ERRORS,
         audited="seek",
     )
-    async def seek(self, call: Call[SeekPositions, None]) -> HttpResponse:
-        instance, call.note = self._find(call), _note(call)
+    async def seek(self, call: Call[SeekPositions, None]) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
         targets = {TopicPartition(check_topic(one.topic), one.partition): one.offset for one in call.body.offsets}
         times = {
             TopicPartition(check_topic(one.topic), one.partition): _milliseconds(one) for one in call.body.timestamps
@@ -318,49 +276,40 @@ class ActiveEndpoints:
             ends = await self._admin.end_offsets(partitions)
             targets |= {**ends, **await self._admin.offsets_since(partitions, moment)}
         await instance.seek(targets)
-        return HttpResponse(b"", 204)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/positions/first",
         "seekFirstOffset",
         "Read partitions from their first record on",
-        _MAY_CHANGE,
-        {204: ()},
-        example={"partitions": [{"topic": "orders", "partition": 0}]},
-        errors=_ERRORS,
+        example=_PARTITION,
         audited="seek to the start",
     )
-    async def first(self, call: Call[Partitions, None]) -> HttpResponse:
-        return await self._seek_all(call, self._admin.start_offsets)
+    async def first(self, call: Call[Partitions, None]) -> None:
+        await self._seek_all(call, self._admin.start_offsets)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{INSTANCE}/positions/last",
         "seekLastOffset",
         "Read partitions from their end on",
-        _MAY_CHANGE,
-        {204: ()},
-        example={"partitions": [{"topic": "orders", "partition": 0}]},
-        errors=_ERRORS,
+        example=_PARTITION,
         audited="seek to the end",
     )
-    async def last(self, call: Call[Partitions, None]) -> HttpResponse:
-        return await self._seek_all(call, self._admin.end_offsets)
+    async def last(self, call: Call[Partitions, None]) -> None:
+        await self._seek_all(call, self._admin.end_offsets)
 
-    async def _seek_all(self, call: Call[Partitions, None], offsets_of: Any) -> HttpResponse:
-        instance, call.note = self._find(call), _note(call)
+    async def _seek_all(self, call: Call[Partitions, None], offsets_of: Any) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
         await instance.wait_assigned(call.body.all)
         await instance.seek(await offsets_of(call.body.all or instance.assigned))
-        return HttpResponse(b"", 204)
 
-    @Endpoint(
+    @_reads(
         "GET",
         f"{INSTANCE}/records",
         "fetchTopicData",
         "The next records",
-        _MAY_READ,
-        {200: (list[ConsumedRecord], EVENTS, NDJSON)},
+        answers={200: (list[ConsumedRecord], EVENTS, NDJSON)},
         query=ReadQuery,
         errors=(
             *_ERRORS,
@@ -375,7 +324,7 @@ class ActiveEndpoints:
     )
     async def records(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = decode_query(scope, ReadQuery)
-        instance = self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], _owner(scope))
+        instance = self._find(scope)
         entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
         spec, headers = instance.spec, headers_of(scope)
         accepts = headers.get(b"accept", b"").decode("latin-1").lower()
@@ -403,8 +352,8 @@ class ActiveEndpoints:
             raise ClientGone
         await send_read(self._instances, read, entries, scope, send)
 
-    def _find(self, call: Call[Any, Any]) -> ActiveInstance:
-        return self._instances.find(call.parameters["group"], call.parameters["instance"], _owner(call.scope))
+    def _find(self, scope: Scope) -> ActiveInstance:
+        return self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
 
 
 def _note(call: Call[Any, Any]) -> CallNote:
@@ -442,11 +391,6 @@ def _why(cause: ValueError) -> str:
         return str(cause)
     found = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in cause.errors()]
     return "; ".join(f"{name} {text}".strip() for name, text in found)
-
-
-def _owner(scope: Scope) -> str:
-    principal = principal_of(scope)
-    return principal.name if principal else ""
 
 
 def _check_name(name: str) -> str:

@@ -20,14 +20,6 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import (
-    DeadLetterNotTaken,
-    FormatError,
-    HeadraceError,
-    InstanceNotFound,
-    InvalidTopicName,
-    TooManyRecords,
-)
 from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
@@ -39,7 +31,7 @@ from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import ConsumedRecord, ExactHeader
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 from headrace.telemetry.audit_targets import Produce
-from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, principal_of, require
+from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.web.exchange import ClientGone, HttpResponse, Receive, Scope, Send, client_closed, decode_query
 from headrace.web.routes.active import ActiveEndpoints, send_read
 
@@ -150,7 +142,9 @@ class ActiveDeadLetterEndpoints:
         named = [check_topic(name.strip()) for name in (query.topic or "").split(",") if name.strip()]
         origins = named or [topic for one in self._reactive() for topic in one.topics]
         if not origins:
-            raise InvalidTopicName("no reactive consumer here names a topic: name the origin topics as topic=a,b")
+            raise errors.InvalidTopicName(
+                "no reactive consumer here names a topic: name the origin topics as topic=a,b"
+            )
         topics = sorted({self._dead_letters_of(origin) for origin in origins})
         for topic in topics:
             require(scope, _ACCESS, "consume", topic)
@@ -190,9 +184,9 @@ class ActiveDeadLetterEndpoints:
             texts = _split(call.body)
         except (msgspec.MsgspecError, RecursionError) as cause:
             text = f"the body is no array of results, so nothing is written: {str(cause)[:200]}"
-            raise DeadLetterNotTaken(text) from None
+            raise errors.DeadLetterNotTaken(text) from None
         if len(texts) > _MOST_RECORDS:
-            raise TooManyRecords(f"{len(texts)} results are sent, and {_MOST_RECORDS} are the most: send fewer")
+            raise errors.TooManyRecords(f"{len(texts)} results are sent, and {_MOST_RECORDS} are the most: send fewer")
         outgoing, origins = [], set()
         for index, each in enumerate(texts):
             if index % _SLICE == _SLICE - 1:
@@ -204,14 +198,14 @@ class ActiveDeadLetterEndpoints:
                     raise ValueError("it has no record: send it as it was fetched")
                 require(call.scope, _ACCESS, "consume", check_topic(record.topic))
                 outgoing.append(await self._dead_letter(result, record))
-            except (msgspec.MsgspecError, RecursionError, ValueError, FormatError) as cause:
+            except (msgspec.MsgspecError, RecursionError, ValueError, errors.FormatError) as cause:
                 text = f"result {index} is not usable, so nothing is written: {str(cause)[:300]}"
-                raise DeadLetterNotTaken(text, index=index) from cause
+                raise errors.DeadLetterNotTaken(text, index=index) from cause
             origins.add(record.topic)
         for topic in origins:
             await self._writer_of(topic).prepare(topic)
         written = await self._produce(outgoing) if outgoing else []
-        if failed := next((one for one in written if isinstance(one, HeadraceError)), None):
+        if failed := next((one for one in written if isinstance(one, errors.HeadraceError)), None):
             raise failed
         return [
             WrittenDeadLetter(
@@ -267,9 +261,8 @@ class ActiveDeadLetterEndpoints:
         return formats.key_format, formats.value_format
 
     async def _instance(self, group: str, origin: str, scope: Scope) -> ActiveInstance:
-        principal, settings = principal_of(scope), self._settings
-        owner = principal.name if principal else ""
-        with contextlib.suppress(InstanceNotFound):
+        owner, settings = owner_of(scope), self._settings
+        with contextlib.suppress(errors.InstanceNotFound):
             return self._instances.find(group, self._name, owner)
         key_format, value_format = self._formats_of(origin)
         spec = InstanceSpec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -21,6 +22,7 @@ from headrace.web.exchange import HttpResponse
 CONSUMERS: Final = "/adm/reactive-consumers"
 CONSUMER: Final = CONSUMERS + "/{name}"
 _ERRORS: Final[Errors] = (*KAFKA, errors.NotFound)
+_changes = functools.partial(Endpoint, rule=CHANGE, errors=_ERRORS)
 _COMMAND: Final = {200: CommandAnswer, 202: CommandAnswer}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=60)]
 
@@ -89,14 +91,12 @@ class ControlEndpoints:
     async def show(self, call: Call[None, None]) -> Details:
         return await self._statuses.details(self._consumer(call))
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{CONSUMER}/pause",
         "pauseConsumer",
         "Pause a consumer or some of its partitions; records in flight finish first",
-        CHANGE,
         example={"reason": "the database is being moved"},
-        errors=_ERRORS,
         audited="pause",
     )
     async def pause(self, call: Call[PartitionsRequest, None]) -> Details:
@@ -104,14 +104,12 @@ class ControlEndpoints:
         await self._commands.pause(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{CONSUMER}/resume",
         "resumeConsumer",
         "Resume a consumer or some of its partitions",
-        CHANGE,
         example={},
-        errors=_ERRORS,
         audited="resume",
     )
     async def resume(self, call: Call[PartitionsRequest, None]) -> Details:
@@ -119,13 +117,12 @@ class ControlEndpoints:
         await self._commands.resume(consumer, call.body)
         return await self._statuses.details(consumer)
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{CONSUMER}/seek",
         "seekConsumer",
         "Continue at another position in some or all partitions; records in flight finish first",
-        CHANGE,
-        _COMMAND,
+        answers=_COMMAND,
         example={"to": "end", "reason": "the waiting records are obsolete"},
         errors=(*_ERRORS, errors.OffsetsKeptElsewhere),
         audited="seek",
@@ -134,29 +131,25 @@ class ControlEndpoints:
         consumer = self._consumer_of(call)
         return _response(await self._commands.seek(consumer, call.body, caller_name(), call.query.wait_seconds))
 
-    @Endpoint(
+    @_changes(
         "POST",
         f"{CONSUMER}/skip",
         "skipRecord",
         "Skip one record for good",
-        CHANGE,
-        _COMMAND,
+        answers=_COMMAND,
         example={"partition": 0, "offset": 0, "reason": "no order, see ticket 7"},
-        errors=_ERRORS,
         audited="skip",
     )
     async def skip(self, call: Call[SkipRequest, WaitQuery]) -> HttpResponse:
         consumer = self._consumer_of(call)
         return _response(await self._commands.skip(consumer, call.body, caller_name(), call.query.wait_seconds))
 
-    @Endpoint(
+    @_changes(
         "PATCH",
         f"{CONSUMER}/settings",
         "changeSettings",
         "Use other settings at once, in every process and after restarts",
-        CHANGE,
         example={"rateRecords": 100},
-        errors=_ERRORS,
         audited="change settings",
     )
     async def change_settings(self, call: Call[SettingsRequest, None]) -> Details:
@@ -164,15 +157,7 @@ class ControlEndpoints:
         await self._commands.change(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
 
-    @Endpoint(
-        "DELETE",
-        f"{CONSUMER}/commands/{{id}}",
-        "takeBackCommand",
-        "Cancel a pending command",
-        CHANGE,
-        errors=_ERRORS,
-        audited="cancel",
-    )
+    @_changes("DELETE", f"{CONSUMER}/commands/{{id}}", "takeBackCommand", "Cancel a pending command", audited="cancel")
     async def cancel(self, call: Call[None, None]) -> CancelledCommand:
         consumer, identity = self._consumer_of(call, call.parameters["id"]), call.parameters["id"]
         partitions = await self._control.cancel(consumer, identity)

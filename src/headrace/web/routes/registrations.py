@@ -19,6 +19,8 @@ from headrace.web.exchange import HttpResponse
 
 REGISTRATIONS: Final = "/reactive-consumers"
 REGISTRATION: Final = REGISTRATIONS + "/{name}"
+_LIST: Final = (errors.KafkaUnavailable,)
+_KNOWN: Final = (errors.NotFound, errors.KafkaUnavailable)
 
 
 class RegistrationSettings(msgspec.Struct):
@@ -65,25 +67,11 @@ class RegistrationEndpoints:
         self._registrations = registrations
         self._readiness_of = readiness_of
 
-    @Endpoint(
-        "GET",
-        REGISTRATIONS,
-        "listRegistrations",
-        "The caller's registered consumers",
-        SEE,
-        errors=(errors.KafkaUnavailable,),
-    )
+    @Endpoint("GET", REGISTRATIONS, "listRegistrations", "The caller's registered consumers", SEE, errors=_LIST)
     async def list(self, call: Call[None, None]) -> RegistrationList:
         return RegistrationList([self._view(one) for one in self._registrations.all_of(_owner(call))])
 
-    @Endpoint(
-        "GET",
-        REGISTRATION,
-        "showRegistration",
-        "A registered consumer of the caller",
-        SEE,
-        errors=(errors.NotFound, errors.KafkaUnavailable),
-    )
+    @Endpoint("GET", REGISTRATION, "showRegistration", "A registered consumer of the caller", SEE, errors=_KNOWN)
     async def show(self, call: Call[None, None]) -> RegistrationView:
         return self._details(self._registrations.one_of(_owner(call), call.parameters["name"]))
 

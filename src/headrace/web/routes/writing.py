@@ -22,18 +22,7 @@ from headrace.sidecar.transactions import (
 )
 from headrace.telemetry.correlation import correlation_id
 from headrace.telemetry.metrics import Metrics
-from headrace.web.endpoint import (
-    JSON,
-    KAFKA,
-    RECORDS_BODY,
-    Endpoint,
-    Errors,
-    Rule,
-    below,
-    is_admin,
-    principal_of,
-    require,
-)
+from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.web.exchange import (
     CORRELATION,
     TRACE_PARENT,
@@ -168,13 +157,12 @@ class TransactionRoute:
             require(scope, (WRITE,), "produce", part.topic)
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = answered_ids(headers)
-        transactions, consumer, principal = self._writing.transactions, request.consumer, principal_of(scope)
+        transactions, consumer = self._writing.transactions, request.consumer
 
         async def prepare() -> PreparedTransaction:
             instance = None
             if consumer and self._instances:
-                owner = principal.name if principal else ""
-                instance = self._instances.find(consumer.group, consumer.instance_id, owner)
+                instance = self._instances.find(consumer.group, consumer.instance_id, owner_of(scope))
             return await transactions.prepare(request, ids, instance)
 
         async def write_here(scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,14 +22,12 @@ from headrace.control.reconciler import Reconciler
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
 from headrace.kafka import CompactedTable
 from headrace.lifecycle import Clock, Deadline
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.security.principals import READ, Principal
 
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "registration/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_GAUGES: Final = ("headrace_registrations", "headrace_refused_registrations")
 _NEVER: Final = 2**63
 _NO_TIME_MS: Final = 253_402_300_800_000
 """The year 10,000, which cannot be shown."""
@@ -214,17 +212,12 @@ class Registrations(Reconciler):
         self.watch(PREFIX, self._on_entry)
 
     async def start(self) -> None:
-        register_gauge(_GAUGES[0], lambda: len(self._entries))
-        register_gauge(_GAUGES[1], lambda: len(self._refused))
+        self.publish("headrace_registrations", lambda: len(self._entries))
+        self.publish("headrace_refused_registrations", lambda: len(self._refused))
         await super().start()
 
     async def drain(self, deadline: Deadline) -> None:
         await self.cancel_tasks()  # from now on nothing starts
-
-    async def stop(self) -> None:
-        for gauge in _GAUGES:
-            unregister_gauge(gauge)
-        await super().stop()
 
     def all_of(self, owner: str | None) -> list[Registration]:
         """Return the registrations of an owner, or of all, by name."""

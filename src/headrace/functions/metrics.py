@@ -11,7 +11,8 @@ from copy import copy
 from functools import partial
 
 from headrace.functions.spec import AnyTrigger, FunctionSpec
-from headrace.lifecycle.gauge_registry import DurationHistogram, Measured, register_gauge, unregister_gauge
+from headrace.lifecycle import Service
+from headrace.lifecycle.gauge_registry import DurationHistogram, Measured
 
 _Labels = Mapping[str, str]
 _NUCLIO = "nuclio_processor_"
@@ -32,7 +33,6 @@ class WorkerMetrics:
         self._own = {"kind": "function", "consumer": f"{spec.name}.{name}"}
         self._nuclio = {"namespace": spec.namespace, "function": spec.name, "trigger_kind": triggers[0].kind}
         self._pool = {**self._nuclio, "trigger_id": name}
-        self._published: list[tuple[str, _Labels]] = []
 
     def allocated(self, waited_seconds: float, waited: bool, idle_part: float) -> None:
         """Count the choice of a worker, and which part of the workers was idle before it."""
@@ -50,16 +50,10 @@ class WorkerMetrics:
         self._milliseconds[worker] += seconds * 1000
         self._events[worker] += events
 
-    def publish(self, more: Mapping[str, Callable[[], float]]) -> None:
-        """Publish every number, and further ones by the name of their metric."""
+    def publish(self, service: Service, more: Mapping[str, Callable[[], float]]) -> None:
+        """Publish every number until a service stops, and further ones by the name of their metric."""
         for metric, labels, read in [*self._series(), *((metric, self._own, read) for metric, read in more.items())]:
-            register_gauge(metric, read, **labels)
-            self._published.append((metric, labels))
-
-    def withdraw(self) -> None:
-        """Publish nothing of it any longer."""
-        for metric, labels in self._published:
-            unregister_gauge(metric, **labels)
+            service.publish(metric, read, **labels)
 
     def _series(self) -> Iterator[tuple[str, _Labels, Callable[[], Measured]]]:
         for name, histogram in (("event", self._event), ("frame", self._frame), ("wait", self._wait)):

@@ -99,11 +99,12 @@ class FunctionService(Service):
             self.spawn(self._keep_alive(number), f"worker {number}")
         self.spawn(self._watch(), "limits")
         self.metrics.publish(
+            self,
             {
                 "headrace_function_waiting_frames": lambda: self._allocator.waiting,
                 "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
                 "headrace_function_worker_restarts_total": lambda: self.restarts,
-            }
+            },
         )
 
     def readiness(self) -> Readiness:
@@ -152,7 +153,6 @@ class FunctionService(Service):
         stops = [self.spawn(slot.process.stop(deadline), "stop") for slot in self._slots if slot.process]
         if stops:
             await asyncio.wait(stops)
-        self.metrics.withdraw()
         await super().stop()
 
     async def serve(

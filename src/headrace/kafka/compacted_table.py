@@ -18,7 +18,6 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records, read_window
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Readiness, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 _RETRY_SECONDS = 1.0
 _MISSING_SECONDS = 30.0
 _LIMIT_SECONDS = 10.0
-_GAUGE = "headrace_corrupt_control_entries"
 
 
 class ValueFormat(NamedTuple, Generic[T]):
@@ -97,13 +95,8 @@ class CompactedTable(Service, Generic[T]):
 
     async def start(self) -> None:
         if self._optional:
-            register_gauge(_GAUGE, lambda: len(self._corrupt))
+            self.publish("headrace_corrupt_control_entries", lambda: len(self._corrupt))
         self.spawn(self._follow(), "follow")
-
-    async def stop(self) -> None:
-        if self._optional:
-            unregister_gauge(_GAUGE)
-        await super().stop()
 
     def readiness(self) -> Readiness:
         if self.missing and self._optional:

@@ -27,7 +27,6 @@ from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKe
 from headrace.kafka.properties import client_log, producer_properties
 from headrace.kafka.renewal import ClientReplacement
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 _POLL_SECONDS = 0.1
@@ -180,7 +179,7 @@ class Producer(Service):
 
     async def start(self) -> None:
         self._open()
-        register_gauge("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
+        self.publish("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -321,7 +320,6 @@ class Producer(Service):
     async def stop(self) -> None:
         for client in self._limited.values():
             await client.stop()
-        unregister_gauge("headrace_producer_pending_bytes", producer=self.name)
         if self._thread:
             for held in self._replacement.stop():
                 self._hand_over(*held)

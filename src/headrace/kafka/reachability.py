@@ -22,7 +22,6 @@ from headrace.kafka.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import SecurityFiles
 from headrace.lifecycle import Clock, OwnedThread, Readiness, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
 _THREAD_STOP_SECONDS = 5.0
-_UP = "headrace_kafka_up"
 _PORT = re.compile(r":\d+$")
 _SILENT = ConnectionProblem("neither an answer nor an error arrived")
 _Error = confluent_kafka.KafkaError
@@ -99,12 +97,11 @@ class Reachability(Service):
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
-        register_gauge(_UP, lambda: int(self._has_answered and not self._unanswered), bootstrap_servers=self._label)
+        self.publish("headrace_kafka_up", lambda: int(not self.must_ask), bootstrap_servers=self._label)
         self._thread = OwnedThread(self.name, self._watch, self.die)
         self._thread.start()
 
     async def stop(self) -> None:
-        unregister_gauge(_UP, bootstrap_servers=self._label)
         if self._thread:
             await self._thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()

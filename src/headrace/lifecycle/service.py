@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.lifecycle.clock import Deadline
+from headrace.lifecycle.gauge_registry import Measured, register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Service:
         """The error that ended the service, if one did."""
         self.on_death: Callable[[Service], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._gauges: list[tuple[str, dict[str, str]]] = []
 
     async def start(self) -> None:
         """Begin to work. Must not wait for anything outside the process; a task may."""
@@ -42,6 +44,13 @@ class Service:
     async def stop(self) -> None:
         """End now and release everything. Called once, after `drain` or instead of it."""
         await self.cancel_tasks()
+        for metric, labels in self._gauges:
+            unregister_gauge(metric, **labels)
+
+    def publish(self, metric: str, read: Callable[[], Measured], **labels: str) -> None:
+        """Publish a gauge until the service stops."""
+        register_gauge(metric, read, **labels)
+        self._gauges.append((metric, labels))
 
     def readiness(self) -> Readiness:
         """Return whether the service does its work now."""

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError, ServiceDied
 from headrace.lifecycle.clock import Clock, Deadline
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.lifecycle.service import Readiness, Service
 from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor, first_of
 
@@ -17,7 +16,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
-_GAUGES: Final = ("headrace_running_registrations", "headrace_failing_registrations")
 
 
 class GroupSpec(NamedTuple):
@@ -59,8 +57,9 @@ class ServiceGroups(Service):
         self._groups: dict[str, _Group] = {}
 
     async def start(self) -> None:
-        register_gauge(_GAUGES[0], lambda: sum(group.supervisor is not None for group in self._groups.values()))
-        register_gauge(_GAUGES[1], lambda: sum(bool(group.why) for group in self._groups.values()))
+        groups = self._groups
+        self.publish("headrace_running_registrations", lambda: sum(bool(each.supervisor) for each in groups.values()))
+        self.publish("headrace_failing_registrations", lambda: sum(bool(each.why) for each in groups.values()))
 
     async def drain(self, deadline: Deadline) -> None:
         self.apply({})
@@ -71,8 +70,6 @@ class ServiceGroups(Service):
         for group in self._groups.values():
             group.signals.notice()  # the second one: stop now
         await self._ended(None)
-        for gauge in _GAUGES:
-            unregister_gauge(gauge)
         await super().stop()
 
     def apply(self, required: Mapping[str, GroupSpec]) -> None:

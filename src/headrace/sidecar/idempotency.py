@@ -20,7 +20,6 @@ from headrace import errors
 from headrace.config.producer import IdempotencyConfig
 from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.lifecycle import Clock, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
@@ -128,12 +127,8 @@ class Idempotency(Service):
         self._problem: errors.HeadraceError = errors.KafkaUnavailable("they are being read back")
 
     async def start(self) -> None:
-        register_gauge("headrace_idempotency_keys", lambda: len(self.window))
+        self.publish("headrace_idempotency_keys", lambda: len(self.window))
         self.spawn(self._read_back(), "read back")
-
-    async def stop(self) -> None:
-        unregister_gauge("headrace_idempotency_keys")
-        await super().stop()
 
     async def once(
         self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError, InternalError, ProducerQueueFull
 from headrace.lifecycle import Clock, Deadline, Readiness, Service, TokenBucket, next_slice
-from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.telemetry.audit_notes import (
     AuditNote,
@@ -116,7 +115,7 @@ class Audit(Service):
         """Those of them that a note has reported."""
 
     async def start(self) -> None:
-        register_gauge("headrace_audit_pending_notes", lambda: self._queue.notes)
+        self.publish("headrace_audit_pending_notes", lambda: self._queue.notes)
         await self._target.write(())  # creates the file, or the log says why it cannot
         self.spawn(self._run(), "write")
 

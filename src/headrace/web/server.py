@@ -23,7 +23,6 @@ import uvicorn
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
-from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
 from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
@@ -137,7 +136,7 @@ class WebService(Service):
             return
         limit = self._server.shared.limit
         for kind in limit.admitted:
-            register_gauge("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
+            self.publish("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
         self.spawn(give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:

@@ -13,7 +13,6 @@ from headrace.errors import Draining, IdempotencyKeyReused, InstanceExists, Inst
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.monitor import ReadMonitor
@@ -29,11 +28,6 @@ Claim = Callable[[str, str, str, Callable[[], None]], Awaitable[None]]
 """Makes an instance known to other processes: group, name, principal, and what closes it if they say so."""
 Release = Callable[[str, str], Awaitable[None]]
 """Says that an instance is closed: group and name."""
-_GAUGES: Final = (
-    "headrace_active_instances",
-    "headrace_active_buffered_bytes",
-    "headrace_active_refused_creations_total",
-)
 
 
 class ActiveInstances(Service):
@@ -66,9 +60,11 @@ class ActiveInstances(Service):
             self._claim, self._release = shared
 
     async def start(self) -> None:
-        register_gauge(_GAUGES[0], lambda: len(self._instances))
-        register_gauge(_GAUGES[1], lambda: sum(one.buffered_bytes for one in self._instances.values()))
-        register_gauge(_GAUGES[2], lambda: self._refused)
+        self.publish("headrace_active_instances", lambda: len(self._instances))
+        self.publish(
+            "headrace_active_buffered_bytes", lambda: sum(one.buffered_bytes for one in self._instances.values())
+        )
+        self.publish("headrace_active_refused_creations_total", lambda: self._refused)
         self.spawn(self._close_idle(), "idle instances")
 
     def end_reads(self) -> None:
@@ -83,8 +79,6 @@ class ActiveInstances(Service):
     async def stop(self) -> None:
         await asyncio.gather(*(one.stop() for one in self._instances.values()))
         self._instances.clear()
-        for name in _GAUGES:
-            unregister_gauge(name)
         await super().stop()
 
     async def create(self, spec: InstanceSpec, *, is_named: bool = True) -> ActiveInstance:

@@ -12,7 +12,6 @@ import msgspec
 from headrace.errors import KafkaError
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.telemetry.audit import Audit
@@ -64,16 +63,11 @@ class ReadMonitor(Service):
 
     async def start(self) -> None:
         counts = self._counts
-        register_gauge("headrace_active_reads_total", lambda: counts["reads"])
-        register_gauge("headrace_active_delivered_records_total", lambda: counts["records"])
-        register_gauge("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
-        register_gauge("headrace_active_waiting_reads", lambda: sum(one.is_reading for one in self._instances()))
+        self.publish("headrace_active_reads_total", lambda: counts["reads"])
+        self.publish("headrace_active_delivered_records_total", lambda: counts["records"])
+        self.publish("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
+        self.publish("headrace_active_waiting_reads", lambda: sum(one.is_reading for one in self._instances()))
         self.spawn(self._follow_ends(), "ends")
-
-    async def stop(self) -> None:
-        for name in ("reads_total", "delivered_records_total", "delivered_bytes_total", "waiting_reads"):
-            unregister_gauge(f"headrace_active_{name}")
-        await super().stop()
 
     def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
         """Count and audit records that a client has received, at least one."""

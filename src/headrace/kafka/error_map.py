@@ -12,70 +12,42 @@ from headrace.kafka.access import KIND_OF, Right, is_refused, missing_right
 from headrace.records import OutgoingRecord
 
 _KIND = {
-    errors.TopicNotFound: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "TOPIC_EXCEPTION"),
-    errors.PartitionNotFound: ("_UNKNOWN_PARTITION",),
-    errors.KafkaUnauthorized: (
-        "TOPIC_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
-    ),
-    errors.KafkaUnauthenticated: ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "ILLEGAL_SASL_STATE"),
-    errors.RecordTooLarge: ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
-    errors.RecordRefused: ("INVALID_RECORD", "INVALID_TIMESTAMP"),
-    errors.BatchRefused: ("_INVALID_DIFFERENT_RECORD",),
-    errors.ProducerQueueFull: ("_QUEUE_FULL",),
-    errors.KafkaTimeout: ("_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "_PURGE_INFLIGHT"),
-    errors.KafkaUnavailable: (
-        "_TRANSPORT",
-        "_ALL_BROKERS_DOWN",
-        "_RESOLVE",
-        "_WAIT_COORD",
-        "_PURGE_QUEUE",
-        "BROKER_NOT_AVAILABLE",
-        "CONCURRENT_TRANSACTIONS",
-        "COORDINATOR_NOT_AVAILABLE",
-        "COORDINATOR_LOAD_IN_PROGRESS",
-        "ELIGIBLE_LEADERS_NOT_AVAILABLE",
-        "FENCED_LEADER_EPOCH",
-        "INCONSISTENT_TOPIC_ID",
-        "KAFKA_STORAGE_ERROR",
-        "LEADER_NOT_AVAILABLE",
-        "LISTENER_NOT_FOUND",
-        "NETWORK_EXCEPTION",
-        "NOT_CONTROLLER",
-        "NOT_COORDINATOR",
-        "NOT_ENOUGH_REPLICAS",
-        "NOT_LEADER_FOR_PARTITION",
-        "OFFSET_NOT_AVAILABLE",
-        "PREFERRED_LEADER_NOT_AVAILABLE",
-        "REPLICA_NOT_AVAILABLE",
-        "STALE_BROKER_EPOCH",
-        "UNKNOWN_LEADER_EPOCH",
-        "UNSTABLE_OFFSET_COMMIT",
-    ),
-    errors.TransactionAborted: (
-        "INVALID_PRODUCER_ID_MAPPING",
-        "INVALID_TXN_STATE",
-        "TRANSACTION_ABORTABLE",
-        "UNKNOWN_PRODUCER_ID",
-    ),
-    errors.FatalKafkaError: (
-        "_FATAL",
-        "_FENCED",
-        "INVALID_PRODUCER_EPOCH",
-        "OUT_OF_ORDER_SEQUENCE_NUMBER",
-        "PRODUCER_FENCED",
-    ),
+    errors.TopicNotFound: "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID TOPIC_EXCEPTION",
+    errors.PartitionNotFound: "_UNKNOWN_PARTITION",
+    errors.KafkaUnauthorized: """
+        TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED
+    """,
+    errors.KafkaUnauthenticated: "_AUTHENTICATION SASL_AUTHENTICATION_FAILED _SSL ILLEGAL_SASL_STATE",
+    errors.RecordTooLarge: "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE",
+    errors.RecordRefused: "INVALID_RECORD INVALID_TIMESTAMP",
+    errors.BatchRefused: "_INVALID_DIFFERENT_RECORD",
+    errors.ProducerQueueFull: "_QUEUE_FULL",
+    errors.KafkaTimeout: "_MSG_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT _PURGE_INFLIGHT",
+    errors.KafkaUnavailable: """
+        _TRANSPORT _ALL_BROKERS_DOWN _RESOLVE _WAIT_COORD _PURGE_QUEUE BROKER_NOT_AVAILABLE
+        CONCURRENT_TRANSACTIONS COORDINATOR_NOT_AVAILABLE COORDINATOR_LOAD_IN_PROGRESS
+        ELIGIBLE_LEADERS_NOT_AVAILABLE FENCED_LEADER_EPOCH INCONSISTENT_TOPIC_ID KAFKA_STORAGE_ERROR
+        LEADER_NOT_AVAILABLE LISTENER_NOT_FOUND NETWORK_EXCEPTION NOT_CONTROLLER NOT_COORDINATOR
+        NOT_ENOUGH_REPLICAS NOT_LEADER_FOR_PARTITION OFFSET_NOT_AVAILABLE PREFERRED_LEADER_NOT_AVAILABLE
+        REPLICA_NOT_AVAILABLE STALE_BROKER_EPOCH UNKNOWN_LEADER_EPOCH UNSTABLE_OFFSET_COMMIT
+    """,
+    errors.TransactionAborted: """
+        INVALID_PRODUCER_ID_MAPPING INVALID_TXN_STATE TRANSACTION_ABORTABLE UNKNOWN_PRODUCER_ID
+    """,
+    errors.FatalKafkaError: "_FATAL _FENCED INVALID_PRODUCER_EPOCH OUT_OF_ORDER_SEQUENCE_NUMBER PRODUCER_FENCED",
 }
-_CLASS_OF = {
-    getattr(confluent_kafka.KafkaError, name): kind
-    for kind, names in _KIND.items()
-    for name in names
-    if hasattr(confluent_kafka.KafkaError, name)
-}
+"""Class of our error to the names of Kafka's errors that it stands for."""
 
+
+def _codes(names: str) -> set[int]:
+    """Return the codes of Kafka's errors with these names, as far as the client knows them."""
+    return {
+        getattr(confluent_kafka.KafkaError, name) for name in names.split() if hasattr(confluent_kafka.KafkaError, name)
+    }
+
+
+_CLASS_OF = {code: kind for kind, names in _KIND.items() for code in _codes(names)}
 _NO_CONFIG = KafkaConfig()
 ClientProblem = confluent_kafka.KafkaError | confluent_kafka.KafkaException
 
@@ -85,22 +57,18 @@ _WRITTEN_PERHAPS = {
     confluent_kafka.KafkaError.REQUEST_TIMED_OUT,
 }
 
-_CERTAINLY_NOT_WRITTEN = {
-    getattr(confluent_kafka.KafkaError, name)
-    for name in (
-        *_KIND[errors.TopicNotFound],
-        *_KIND[errors.PartitionNotFound],
-        *_KIND[errors.RecordTooLarge],
-        *_KIND[errors.RecordRefused],
-        *_KIND[errors.BatchRefused],
-        "TOPIC_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "POLICY_VIOLATION",
-        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
-        "UNSUPPORTED_COMPRESSION_TYPE",
-    )
-    if hasattr(confluent_kafka.KafkaError, name)
-}
+_CERTAINLY_NOT_WRITTEN = _codes(
+    """
+    TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED POLICY_VIOLATION UNSUPPORTED_FOR_MESSAGE_FORMAT
+    UNSUPPORTED_COMPRESSION_TYPE
+    """
+).union(
+    _codes(_KIND[errors.TopicNotFound]),
+    _codes(_KIND[errors.PartitionNotFound]),
+    _codes(_KIND[errors.RecordTooLarge]),
+    _codes(_KIND[errors.RecordRefused]),
+    _codes(_KIND[errors.BatchRefused]),
+)
 
 
 def report_error(

@@ -56,22 +56,10 @@ _CONFIRM_SECONDS: Final = 30.0
 _CONFIRMED_SOON_SECONDS: Final = 2.0
 _MOST_KEPT: Final = 32
 """Unused connections to one process."""
-_REQUEST_HEADERS: Final = (
-    b"accept",
-    b"content-type",
-    b"idempotency-key",
-    b"last-event-id",
-    b"x-traceability-id",
-    b"traceparent",
-)
-_ANSWER_HEADERS: Final = (
-    b"content-type",
-    b"content-length",
-    b"cache-control",
-    b"idempotency-replayed",
-    b"x-accel-buffering",
-    b"retry-after",
-)
+_REQUEST_HEADERS: Final = b"accept content-type idempotency-key last-event-id x-traceability-id traceparent".split()
+_ANSWER_HEADERS: Final = b"""
+    content-type content-length cache-control idempotency-replayed x-accel-buffering retry-after
+    """.split()
 
 
 class _Hop(msgspec.Struct, frozen=True):

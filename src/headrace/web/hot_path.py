@@ -38,16 +38,9 @@ log = logging.getLogger(__name__)
 _TOPIC: Final = re.compile(rb"/producers/([A-Za-z0-9._-]{1,249})")
 _KINDS: Final = (b"application/json", b"application/json; charset=utf-8")
 _UNUSUAL: Final = frozenset(
-    (
-        b"content-encoding",
-        b"expect",
-        b"idempotency-key",
-        b"origin",
-        b"sec-fetch-site",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-scope-token",
-    )
+    b"""
+    content-encoding expect idempotency-key origin sec-fetch-site transfer-encoding upgrade x-scope-token
+    """.split()
 )
 _NOT_RAW: Final = (JSON, b"", *NDJSON)
 _RULE: Final = ProduceRoute.produce.rule

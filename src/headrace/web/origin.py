@@ -13,17 +13,10 @@ from headrace.config.http import HttpConfig
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
 from headrace.web.exchange import LONG_HEAD, MAX_HEAD_BYTES, Scope
 
-_ONCE: Final = (
-    b"host",
-    b"content-length",
-    b"transfer-encoding",
-    b"content-type",
-    b"content-encoding",
-    b"idempotency-key",
-    b"authorization",
-    b"x-scope-token",
-    b"origin",
-)
+_ONCE: Final = b"""
+    host content-length transfer-encoding content-type content-encoding idempotency-key authorization
+    x-scope-token origin
+    """.split()
 _VERSIONS: Final = ("1.1", "1.0")
 _OWN_SITE: Final = (b"same-origin", b"none")
 """`Sec-Fetch-Site` of a browser: the page is of this origin, or the user typed the address."""

@@ -53,14 +53,9 @@ class HeadraceError(Exception):
         self.parameters = parameters
         super().__init__(self.description)
 
-    @property
-    def slug(self) -> str:
-        """Lower-case name of the case, as in `metadata.reason`."""
-        return self.message.lower()
-
     def body(self) -> dict[str, Any]:
         """Return the one HTTP error body."""
-        metadata = {"reason": self.slug, "retriable": self.retriable, **self.parameters}
+        metadata = {"reason": self.message.lower(), "retriable": self.retriable, **self.parameters}
         return {
             "statusCode": self.status,
             "code": self.code,

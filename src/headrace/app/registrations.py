@@ -31,16 +31,13 @@ class RegisteredConsumers:
             config.kafka.properties,
             {consumer.name for consumer in assembly.consumers},
             [each for _, of_cluster in required for each in of_cluster],
-            self._is_internal,
+            lambda topic: topic.startswith("_") or bool(self._internal.kind_of(topic)),
         )
         # A removed consumer keeps its hold while it drains, or it would begin again for that time.
         self._registrations = Registrations(table, rules, context.clock, self._apply, control.remove)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
         self.endpoints = RegistrationEndpoints(self._registrations, self._groups.readiness_of)
-
-    def _is_internal(self, topic: str) -> bool:
-        return topic.startswith("_") or bool(self._internal.kind_of(topic))
 
     def _apply(self, required: Mapping[str, Registration]) -> None:
         self._internal.register(one.settings for one in required.values() if one.settings)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.output import print_json, print_rows
+from headrace.cli.output import print_rows
 from headrace.web.routes.control import ActiveStatusEndpoints
 
 
@@ -29,10 +29,8 @@ def list_(group: str | None, api: Api, output: str) -> None:
     Example: headrace consumers list --group billing
     """
     found = api.call(ActiveStatusEndpoints.list, None, {"group": group})["consumers"]
-    if output == "json":
-        print_json(found)
-    else:
-        print_rows([_row(one) for one in found], output, "no instances of active consumers here")
+    rows = found if output == "json" else [_row(one) for one in found]
+    print_rows(rows, output, "no instances of active consumers here")
 
 
 def _row(one: dict[str, Any]) -> dict[str, Any]:

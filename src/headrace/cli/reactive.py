@@ -257,11 +257,9 @@ def _with_values(value: Any, folder: Path) -> Any:
 
 
 def _print_registrations(found: list[dict[str, Any]], output: str) -> None:
-    if output == "json":
-        print_json(found)
-    else:
-        names = ("name", "owner", "version", "state", "why")
-        print_rows([{name: one.get(name, "") for name in names} for one in found], output, "nothing is registered")
+    names = ("name", "owner", "version", "state", "why")
+    shown = [{name: one.get(name, "") for name in names} for one in found]
+    print_rows(found if output == "json" else shown, output, "nothing is registered")
 
 
 def _print_consumer(one: Mapping[str, Any], output: str) -> None:

@@ -155,11 +155,6 @@ class ConsumerConfig(Section):
         found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
         return found
 
-    @property
-    def stops_everything(self) -> bool:
-        """Whether each rebalance first revokes all partitions (Kafka's eager protocol)."""
-        return "cooperative-sticky" not in self.assignors
-
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
         """Source: KIP-848; the client refuses these properties."""
         for setting, brokers in _DECIDED_BY_BROKER.items():

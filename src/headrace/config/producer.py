@@ -42,10 +42,7 @@ class IdempotencyConfig(Section):
 
 _MOST = 2**31 - 1
 _IDEMPOTENT_IN_FLIGHT = 5
-
-
-def _known_acks(value: object) -> object:
-    return {"-1": "all", "0": 0, "1": 1}.get(str(value), str(value))  # and True is not 1
+_ACKS = {"-1": "all", "0": 0, "1": 1}  # and True is not 1
 
 
 class ProducerConfig(Section):
@@ -67,7 +64,7 @@ class ProducerConfig(Section):
     """Whether schema text in a request is registered when the registry does not have it under the subject."""
     idempotence: bool = True
     """Whether the client's own retries neither double nor reorder records (Kafka's `enable.idempotence`)."""
-    acks: Annotated[Literal["all", 1, 0], BeforeValidator(_known_acks)] = "all"
+    acks: Annotated[Literal["all", 1, 0], BeforeValidator(lambda value: _ACKS.get(str(value), str(value)))] = "all"
     """Who must have a record before it is acknowledged: `all` in-sync replicas, the leader (1), no broker (0). \
 1 and 0 need `idempotence: false`, and what they answer is weaker than ok."""
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000), Number] = 5

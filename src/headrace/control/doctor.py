@@ -122,14 +122,11 @@ class Durability(Service):
         self._clock = clock
         self._found: list[Finding] = []
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
     def readiness(self) -> Readiness:
         texts = [f"{one.about}: {one.check} is {one.found}" for one in self._found]
         return Readiness(True, f"{'; '.join(texts)}: see headrace doctor" if texts else "")
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             pause = _AGAIN_SECONDS
             try:

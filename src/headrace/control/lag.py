@@ -91,10 +91,7 @@ class LagMonitor(Service):
             for partition, entry in self.of(group).items():
                 yield group, partition, entry.lag
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             for group, (admin, topics) in self._groups().items():
                 at = self._clock.monotonic()

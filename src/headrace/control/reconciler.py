@@ -23,9 +23,6 @@ class Reconciler(Service):
         self._clock = clock
         self._changed = asyncio.Event()
 
-    async def start(self) -> None:
-        self.spawn(self._reconcile_often(), "reconcile")
-
     def watch(self, prefix: str, on_entry: Callable[[str, Entry | None], None]) -> None:
         """Have a function called with each entry whose key starts with a prefix, before `reconcile` runs."""
 
@@ -47,7 +44,7 @@ class Reconciler(Service):
         """
         raise NotImplementedError
 
-    async def _reconcile_often(self) -> None:
+    async def run(self) -> None:
         while True:
             self._changed.clear()
             pause = self.reconcile()

@@ -69,7 +69,7 @@ class Registration:
         """The topics it reads; None if its settings are not allowed. Patterns count as all topics."""
         if not self.settings:
             return None
-        matches = _every_topic if self.settings.topic_patterns else None
+        matches = (lambda _: True) if self.settings.topic_patterns else None
         return TopicRequirement("another registration", self.settings.group, {*self.settings.topics}, matches)
 
     def may_read(self, topic: str) -> bool:
@@ -356,10 +356,6 @@ class Registrations(Reconciler):
         allowed = [one for one in self._entries.values() if one.key not in refused]
         self._running = {one.name: one for one in allowed if one.settings and one.settings.enabled}
         self._apply(self._running)
-
-
-def _every_topic(_: str) -> bool:
-    return True
 
 
 def _entry(one: Registration) -> dict[str, Any]:

@@ -314,10 +314,7 @@ class StaleEntries(Service):
         self._blocked, self._lanes, self._clock = blocked, lanes, clock
         self._ends, self._committed, self._late_seconds = ends, committed, late_seconds
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             await self._clock.sleep(_ROUND_SECONDS)
             try:

@@ -272,13 +272,10 @@ class RegistryWatch(Service):
         self._clock = clock
         self._problem = "the schema registry was not checked yet"
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
     def readiness(self) -> Readiness:
         return Readiness(not self._problem, self._problem)
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             try:
                 await self._registry.check()

@@ -409,13 +409,10 @@ class Subscription(Service):
         self._missing_since: dict[str, float] = {}
         self._problem = "" if fits is None else "the cluster's topics are not known yet"
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
     def readiness(self) -> Readiness:
         return Readiness(not self._problem, self._problem)
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             try:
                 await self._look()

@@ -18,10 +18,11 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable, LeaseLost
 from headrace.kafka.admin import Admin
 from headrace.kafka.consumer import Consumer
+from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, TopicPartition
 
 _GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"
@@ -39,7 +40,7 @@ async def lease_holder(admin: Admin, name: str) -> str:
     return members[0].client.removeprefix("headrace-lease-") if members else ""
 
 
-class Lease:
+class Lease(Listener):
     """A lease of one process; a `Listener` of its own group membership."""
 
     def __init__(self, kafka: KafkaConfig, admin: Admin, name: str, clock: Clock, *, source: str = "") -> None:
@@ -108,15 +109,6 @@ class Lease:
     ) -> None:
         if partitions:
             self._assigned.set()
-
-    def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        """Do nothing: the lock topic has no records."""
-
-    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """Do nothing."""
-
-    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        """Do nothing."""
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline

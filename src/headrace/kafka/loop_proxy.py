@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Listener(Protocol):
-    """Receives the records of a consumer. Every method runs on the loop."""
+    """Receives the records of a consumer. Every method runs on the loop; three of them do nothing by default."""
 
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
@@ -31,12 +31,15 @@ class Listener(Protocol):
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         """Records arrived, in offset order, never empty; from Kafka as a `RecordBatch`."""
+        return
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
         """The end of the partition is reached at `position`: all records before it were passed."""
+        return
 
     def on_gap(self, partition: TopicPartition, offsets: int) -> None:
         """So many offsets are no longer in the log and were skipped, as the policy says."""
+        return
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline

@@ -114,7 +114,7 @@ class PollThread:
 
     def _use(self, client: Any) -> None:
         self._client = client
-        self._assignment = Assignment(client, whole=self.resolver.policy.member.stops_everything)
+        self._assignment = Assignment(client, whole="cooperative-sticky" not in self.resolver.policy.member.assignors)
 
     def _renew(self) -> None:
         """Replace a client that cannot continue, or has other certificates or another user: leave, and join again."""

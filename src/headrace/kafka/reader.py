@@ -236,9 +236,6 @@ def _properties(kafka: KafkaConfig) -> dict[str, Any]:
         "enable.partition.eof": True,
         "fetch.queue.backoff.ms": 10,
         "queued.max.messages.kbytes": 16_384,
-        "error_cb": _ignore_transport,
+        # The client reconnects by itself; fatal and authentication errors are returned with the records too.
+        "error_cb": lambda error: None,
     }
-
-
-def _ignore_transport(error: confluent_kafka.KafkaError) -> None:
-    """Let the client reconnect by itself; fatal and authentication errors are returned with the records too."""

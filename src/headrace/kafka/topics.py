@@ -34,9 +34,6 @@ class TopicDirectory(Service):
         self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet")
         self._requested = asyncio.Event()
 
-    async def start(self) -> None:
-        self.spawn(self._keep_fresh(), "refresh")
-
     def readiness(self) -> Readiness:
         return Readiness(False, self._problem.description) if self._problem else Readiness(True)
 
@@ -87,7 +84,7 @@ class TopicDirectory(Service):
         await self._admin.batch_limits.learn(topic)
         return len(info.partitions)
 
-    async def _keep_fresh(self) -> None:
+    async def run(self) -> None:
         while True:
             try:
                 limit = _LIMIT_SECONDS if self._requested.is_set() else _FIRST_LIMIT_SECONDS
@@ -136,13 +133,10 @@ class TopicCreator(Service):
         self._clock = clock
         self._problem = "topics are being created"
 
-    async def start(self) -> None:
-        self.spawn(self._create(), "create")
-
     def readiness(self) -> Readiness:
         return Readiness(False, self._problem) if self._missing else Readiness(True)
 
-    async def _create(self) -> None:
+    async def run(self) -> None:
         while self._missing:
             for topic in list(self._missing):
                 try:

@@ -51,9 +51,5 @@ def arm(text: str) -> Callable[[str], None]:
     return reach
 
 
-def _off(point: str) -> None:
-    """Do nothing."""
-
-
-reach = arm(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else _off
+reach = arm(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else lambda point: None
 """Called where a point is reached."""

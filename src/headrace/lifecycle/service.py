@@ -23,8 +23,8 @@ class Readiness(NamedTuple):
 class Service:
     """Something that runs inside the process.
 
-    A subclass overrides what it needs of `start`, `drain` and `stop`, and starts its tasks with `spawn`. A task
-    that ends with an error takes its service down, and the supervisor names the service.
+    A subclass overrides `run`, or what it needs of `start`, `drain` and `stop`, and starts its tasks with `spawn`. A
+    task that ends with an error takes its service down, and the supervisor names the service.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,11 @@ class Service:
         self._gauges: list[tuple[str, dict[str, str]]] = []
 
     async def start(self) -> None:
-        """Begin to work. Must not wait for anything outside the process; a task may."""
+        """Begin to work, by default with `run` as a task. Waits for nothing outside the process; a task may."""
+        self.spawn(self.run(), "run")
+
+    async def run(self) -> None:
+        """Do the work of a service that has one task."""
 
     async def drain(self, deadline: Deadline) -> None:
         """Accept no new work and finish the work in flight, at most until the deadline."""

@@ -43,11 +43,6 @@ def tables_read(sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def first_word(sql: str) -> str:
-    """Return the first word or sign of a SQL text in lower case, empty if there is none."""
-    return next(_words(sql), "")
-
-
 def _words(sql: str) -> Iterator[str]:
     for match in _TOKEN.finditer(sql):
         if match["text"]:
@@ -148,7 +143,7 @@ def check_sql(spec: PipelineSpec) -> Iterator[SqlFinding]:
 
 
 def _check_query(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
-    first = first_word(sql)
+    first = next(_words(sql), "")
     if first.isidentifier() and first not in _STARTS:
         sentence = f"begins with {first.upper()}, which begins no query{_near(first, _STARTS)}"
         yield SqlFinding(path, sentence, True)

@@ -57,9 +57,6 @@ class Keys(Service):
         self._tried_at = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def start(self) -> None:
-        self.spawn(self._refresh(), "refresh")
-
     def readiness(self) -> Readiness:
         return Readiness(self._keys is not None, "" if self._keys is not None else self._problem)
 
@@ -86,7 +83,7 @@ class Keys(Service):
             return keys[0].key if len(keys) == 1 else None
         return next((key.key for key in keys if key.kid == kid), None)
 
-    async def _refresh(self) -> None:
+    async def run(self) -> None:
         while True:
             async with self._lock:
                 if self._clock.monotonic() - self._tried_at >= _AGAIN_SECONDS:

@@ -31,9 +31,6 @@ class _WatchedContext(Service):
         except (OSError, ssl.SSLError) as cause:
             raise ConfigError(f"{setting}: {self._problem(cause)}") from cause
 
-    async def start(self) -> None:
-        self.spawn(self._watch(), "watch")
-
     def look(self) -> None:
         """Load changed files if they fit together; otherwise the old ones stay in use."""
         if not self._changes.found():
@@ -46,7 +43,7 @@ class _WatchedContext(Service):
         except (OSError, ssl.SSLError) as cause:
             log.warning("%s: %s. The files read before stay in use", self._setting, self._problem(cause))
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
         while True:
             await self._clock.sleep(FileChanges.LOOK_SECONDS)
             self.look()

@@ -207,16 +207,14 @@ def _responses(endpoint: Endpoint) -> Json:
         by_status.setdefault(error.status, []).append(error)
     for status, group in by_status.items():
         response = responses.setdefault(str(status), {"headers": _ANSWERED, "content": {}})
-        response["description"] = "\n".join(f"- `{error.code}` {_meaning(error)}" for error in group)
+        response["description"] = "\n".join(
+            f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
+        )
         response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
         if any(error.retry_after_seconds for error in group):
             wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
             response["headers"] = {**_ANSWERED, "Retry-After": wait}
     return dict(sorted(responses.items()))
-
-
-def _meaning(error: type[HeadraceError]) -> str:
-    return " ".join((error.__doc__ or "").split())
 
 
 def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> Json:

@@ -14,6 +14,7 @@ from typing import Final
 from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
+from headrace.kafka.loop_proxy import Listener
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import Committed, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
@@ -29,8 +30,8 @@ OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes records that the client of an instance has received, at least one."""
 
 
-class ActiveInstance(Service):
-    """One instance. Its consumer starts with its first topics."""
+class ActiveInstance(Service, Listener):
+    """One instance. Its consumer starts with its first topics. It never skips offsets by itself."""
 
     def __init__(
         self, spec: InstanceSpec, entries: EntryWriter, admin: Admin, clock: Clock, on_delivered: OnDelivered
@@ -444,12 +445,6 @@ class ActiveInstance(Service):
         if self._epochs.get(partition) == epoch:
             self._buffer.add(partition, [*records])  # each is made once, and not whenever it is read
             self._arrived.set()
-
-    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """Do nothing: a read waits for more."""
-
-    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        """Do nothing: an instance never skips offsets by itself."""
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline

@@ -56,7 +56,10 @@ def binary(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Recor
     """Return the request of mode `cloudevents_binary`."""
     record = records[0]
     event = _event_of(payloads, delivery, record)
-    lines = [(f"ce-{name}", safe(_canonical(value))) for name, value in event.attributes.items()]
+    lines = [
+        (f"ce-{name}", safe(str(value).lower() if isinstance(value, bool) else str(value)))
+        for name, value in event.attributes.items()
+    ]
     if event.data is not None:
         lines.append(("Content-Type", event.content_type))
     return event.data or b"", lines + delivery_headers(payloads, delivery, record)
@@ -158,10 +161,6 @@ def _json_of(event: CloudEvent) -> dict[str, Any]:
     except UnicodeDecodeError:
         pass
     return {**found, "data_base64": base64.b64encode(event.data).decode()}
-
-
-def _canonical(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _media(content_type: str) -> str:

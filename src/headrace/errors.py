@@ -35,10 +35,11 @@ class HeadraceError(Exception):
     retriable: ClassVar[bool] = False
     """Whether the same request may succeed when it is sent again unchanged."""
     retry_after_seconds: ClassVar[int | None] = None
-    """Value of the `Retry-After` header, where one helps."""
+    """Value of the `Retry-After` header, where one helps; a case with it is retriable."""
 
     def __init_subclass__(cls, **facts: Any) -> None:
         """Take the facts of a case (`code`, `message`, `status`, ...) from the head of its class."""
+        cls.retriable = cls.retriable or "retry_after_seconds" in facts
         for name, value in facts.items():
             setattr(cls, name, value)
 
@@ -106,9 +107,7 @@ class TooManyRecords(RequestError, code="ERR40041", message="TOO_MANY_RECORDS", 
     """The request has more records than this server accepts at once; send them in several requests."""
 
 
-class TooManyRequests(
-    RequestError, code="ERR40004", message="TOO_MANY_REQUESTS", status=429, retriable=True, retry_after_seconds=1
-):
+class TooManyRequests(RequestError, code="ERR40004", message="TOO_MANY_REQUESTS", status=429, retry_after_seconds=1):
     """A limit is reached; wait and send again."""
 
 
@@ -148,9 +147,7 @@ class InstanceState(RequestError, code="ERR40066", message="CONSUMER_ILLEGAL_STA
     """The instance cannot do this in its present state: it reads nothing, or reads in another way."""
 
 
-class InstanceBusy(
-    RequestError, code="ERR40067", message="CONSUMER_BUSY", status=409, retriable=True, retry_after_seconds=1
-):
+class InstanceBusy(RequestError, code="ERR40067", message="CONSUMER_BUSY", status=409, retry_after_seconds=1):
     """Another read of the instance is not answered yet."""
 
 
@@ -219,7 +216,7 @@ class IdempotencyKeyReused(RequestError, code="ERR40043", message="IDEMPOTENCY_K
 
 
 class IdempotencyKeyBusy(
-    RequestError, code="ERR40044", message="IDEMPOTENCY_KEY_BUSY", status=409, retriable=True, retry_after_seconds=1
+    RequestError, code="ERR40044", message="IDEMPOTENCY_KEY_BUSY", status=409, retry_after_seconds=1
 ):
     """The first request with this Idempotency-Key is not answered yet; send it again after a pause."""
 
@@ -228,9 +225,7 @@ class TopicInternal(RequestError, code="ERR40063", message="TOPIC_INTERNAL", sta
     """Only Headrace itself, or Kafka, writes to this topic; name another topic."""
 
 
-class LeaseTaken(
-    RequestError, code="ERR40048", message="LEASE_TAKEN", status=409, retriable=True, retry_after_seconds=10
-):
+class LeaseTaken(RequestError, code="ERR40048", message="LEASE_TAKEN", status=409, retry_after_seconds=10):
     """Another process does this work already, and only one may at a time."""
 
 
@@ -291,7 +286,7 @@ class ScopeTokenScopeMismatch(Forbidden, code="ERR10006", message="SCOPE_TOKEN_S
 
 
 class KeysUnavailable(
-    HeadraceError, code="ERR40038", message="TOKEN_KEYS_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=5
+    HeadraceError, code="ERR40038", message="TOKEN_KEYS_UNAVAILABLE", status=503, retry_after_seconds=5
 ):
     """The public keys that tokens are checked with could not be read yet; send the request again later."""
 
@@ -333,12 +328,7 @@ class SchemaWithoutFormat(SchemaConflict, code="ERR12214", message="RAW_SCHEMA_W
 
 
 class RegistryUnavailable(
-    HeadraceError,
-    code="ERR40010",
-    message="SCHEMA_REGISTRY_UNAVAILABLE",
-    status=503,
-    retriable=True,
-    retry_after_seconds=2,
+    HeadraceError, code="ERR40010", message="SCHEMA_REGISTRY_UNAVAILABLE", status=503, retry_after_seconds=2
 ):
     """The schema registry does not answer; nothing was sent, send the request again later."""
 
@@ -347,9 +337,7 @@ class KafkaError(HeadraceError, code="ERR40011", message="KAFKA_ERROR", status=5
     """Kafka refused the request, or failed."""
 
 
-class KafkaUnavailable(
-    KafkaError, code="ERR40012", message="KAFKA_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=2
-):
+class KafkaUnavailable(KafkaError, code="ERR40012", message="KAFKA_UNAVAILABLE", status=503, retry_after_seconds=2):
     """No broker can serve this at present; nothing was lost, send again later."""
 
 
@@ -365,9 +353,7 @@ class KafkaUnauthorized(KafkaError, code="ERR40015", message="KAFKA_UNAUTHORIZED
     """Kafka's access rules forbid this to Headrace's principal."""
 
 
-class ProducerQueueFull(
-    KafkaError, code="ERR40016", message="PRODUCER_QUEUE_FULL", status=503, retriable=True, retry_after_seconds=1
-):
+class ProducerQueueFull(KafkaError, code="ERR40016", message="PRODUCER_QUEUE_FULL", status=503, retry_after_seconds=1):
     """The produce byte budget is used up; nothing of the request was sent, send it again after a pause."""
 
 
@@ -379,9 +365,7 @@ class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", statu
     """The topic does not accept such a record: its timestamp is out of bounds, or a compacted topic requires a key."""
 
 
-class BatchRefused(
-    KafkaError, code="ERR40046", message="BATCH_REFUSED", status=503, retriable=True, retry_after_seconds=1
-):
+class BatchRefused(KafkaError, code="ERR40046", message="BATCH_REFUSED", status=503, retry_after_seconds=1):
     """Kafka refused the batch this record was part of, so it is not written: send it again."""
 
 
@@ -389,9 +373,7 @@ class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL",
     """The client cannot continue and is replaced; the outcome of records in flight is unknown."""
 
 
-class TransactionAborted(
-    KafkaError, code="ERR40042", message="TRANSACTION_ABORTED", status=503, retriable=True, retry_after_seconds=1
-):
+class TransactionAborted(KafkaError, code="ERR40042", message="TRANSACTION_ABORTED", status=503, retry_after_seconds=1):
     """The transaction was aborted: no record of it will ever be visible; send the request again."""
 
 
@@ -445,12 +427,7 @@ class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST",
 
 
 class ReadFailed(
-    HeadraceError,
-    code="ERR12205",
-    message="UNEXPECTED_CONSUMER_READ_EXCEPTION",
-    status=503,
-    retriable=True,
-    retry_after_seconds=2,
+    HeadraceError, code="ERR12205", message="UNEXPECTED_CONSUMER_READ_EXCEPTION", status=503, retry_after_seconds=2
 ):
     """Kafka or the backend does not answer: the remaining dead letters stay; send the request again later."""
 
@@ -459,19 +436,15 @@ class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503
     """Another process may do this work now, so this one has stopped."""
 
 
-class OwnerUnavailable(
-    HeadraceError, code="ERR40082", message="OWNER_UNAVAILABLE", status=503, retriable=True, retry_after_seconds=2
-):
+class OwnerUnavailable(HeadraceError, code="ERR40082", message="OWNER_UNAVAILABLE", status=503, retry_after_seconds=2):
     """The process that has the instance does not answer now."""
 
 
-class ServerBusy(
-    HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retriable=True, retry_after_seconds=1
-):
+class ServerBusy(HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retry_after_seconds=1):
     """Too many connections are open; close some, or send again after a pause."""
 
 
-class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retriable=True, retry_after_seconds=1):
+class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retry_after_seconds=1):
     """This process is stopping and accepts no new work; send the request to another one."""
 
 

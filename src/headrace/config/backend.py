@@ -209,15 +209,11 @@ class BackendConfig(Section):
     assigned partition, with `group`, `topic`, `partition` and `epoch`; it answers `{"offset": n}`, null for none."""
 
     @model_validator(mode="after")
-    def _allowed_hosts(self) -> BackendConfig:
+    def _consistent(self) -> BackendConfig:
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
             why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
             if why:
                 raise ValueError(f"{name} is refused: {why}; to allow it, set allow_link_local: true")
-        return self
-
-    @model_validator(mode="after")
-    def _transport_fits(self) -> BackendConfig:
         if self.tls != ClientTls() and not self.secure:
             raise ValueError("tls is set and url is not https: correct one of them")
         if self.oauth and any(name.lower() == "authorization" for name in self.headers):

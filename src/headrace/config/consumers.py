@@ -99,7 +99,7 @@ class RetryConfig(Section):
     There it has `attempts` again, a delay apart, and its key is blocked until it has ended."""
 
     @model_validator(mode="after")
-    def _tiers_fit(self) -> RetryConfig:
+    def _consistent(self) -> RetryConfig:
         if self.keep_key_order and len(self.tiers) != 1:
             raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
         if self.tiers and self.last_retry:
@@ -109,18 +109,10 @@ class RetryConfig(Section):
                 f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
                 "last one is never used: raise the deadline or drop that delay"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_threshold(self) -> RetryConfig:
         if self.rollback_threshold_percent is not None and self.rollback_at_percent is not None:
             raise ValueError(
                 "rollback_threshold_percent (more than) and rollback_at_percent (at least) exclude each other: drop one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _growing(self) -> RetryConfig:
         if self.first_delay_seconds > self.max_delay_seconds:
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
         return self

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from cachetools import TTLCache
+
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.kafka.names import check_topic
@@ -30,7 +32,7 @@ class TopicDirectory(Service):
         self._admin = admin
         self._clock = clock
         self._partitions: dict[str, int] = {}
-        self._missing: dict[str, float] = {}
+        self._missing: TTLCache[str, bool] = TTLCache(_NEGATIVE_ENTRIES, _NEGATIVE_SECONDS, clock.monotonic)
         self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet")
         self._requested = asyncio.Event()
 
@@ -60,9 +62,7 @@ class TopicDirectory(Service):
                 await self._admin.batch_limits.learn(topic)
             return known
         check_topic(topic)
-        missing_since = self._missing.get(topic)
-        now = self._clock.monotonic()
-        if missing_since is not None and now - missing_since < _NEGATIVE_SECONDS:
+        if topic in self._missing:
             raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
         if not self._requested.is_set():
             with contextlib.suppress(TimeoutError):
@@ -76,9 +76,7 @@ class TopicDirectory(Service):
         try:
             info = await self._admin.describe_topic(topic, "Write")
         except TopicNotFound:
-            if len(self._missing) >= _NEGATIVE_ENTRIES:
-                self._missing.clear()
-            self._missing[topic] = now
+            self._missing[topic] = True
             raise
         self._partitions[topic] = len(info.partitions)
         await self._admin.batch_limits.learn(topic)

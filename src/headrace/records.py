@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple, overload
 
@@ -227,3 +227,7 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
 
     partition: int
     offset: int
+
+
+Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
+"""Writes records and returns one result per record, in their order: `Produced`, or the error of one that failed."""

@@ -106,11 +106,8 @@ class Assembly:
         """What replaces the workers of each function."""
         for file, spec in zip(config.functions, self.functions, strict=True):
             made += self._function(spec, file)
-        self.known_functions = [*self.functions, *(load_function(file, config) for file in config.watched_functions)]
+        self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
-        for trigger in triggers_of(self.known_functions[len(self.functions) :]):
-            admin = self._admin_of(trigger.kafka.cluster(config.kafka), trigger.group)
-            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
         made += map(self._pipeline, load_pipelines(config.pipelines))
         self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters), *made]
         """Downstream first."""
@@ -208,6 +205,13 @@ class Assembly:
                     deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
+
+    def _watched_function(self, file: Path) -> FunctionSpec:
+        spec = load_function(file, self._config)
+        for trigger in spec.triggers:
+            admin = self._admin_of(trigger.kafka.cluster(self._config.kafka), trigger.group)
+            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
+        return spec
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
         context, config, kafka, topics = self._context, self._config, trigger.kafka, trigger.topics

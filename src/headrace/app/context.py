@@ -15,11 +15,11 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.lifecycle import Clock, Service
-from headrace.records import Record
+from headrace.records import Produce, Record
 from headrace.security import ClientTlsFiles
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.audit_notes import Consumption
-from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic, Produce
+from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
 from headrace.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000

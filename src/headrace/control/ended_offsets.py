@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Final
 
 from headrace.delivery.dead_letter import write_all
 from headrace.errors import LeaseTaken, TopicNotFound
 from headrace.kafka import Admin, InternalTopic, Lease, read_back
 from headrace.lifecycle import Clock
-from headrace.records import Header, OutgoingRecord, TopicPartition
+from headrace.records import Header, OutgoingRecord, Produce, TopicPartition
 
 ENDED_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192
@@ -30,8 +30,6 @@ _CONFIGS: Final = {"cleanup.policy": "compact", "min.compaction.lag.ms": "864000
 """A day for the next writer; and small segments, because the last one is never compacted, and every reader reads it."""
 NOTHING_ENDED: Final = OutgoingRecord(ENDED_TOPIC, b"session", None, None, 0)
 """A record that changes nothing, and shows that the topic takes records."""
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records and returns a result per record; an error stands for each that failed."""
 
 
 def lease_name(topic: str) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace import errors
 from headrace.control.dead_letter_pages import FoundDeadLetter, Scan, ScanOptions
-from headrace.control.ended_offsets import EndedOffsets, Produce, dead_letter_lease
+from headrace.control.ended_offsets import EndedOffsets, dead_letter_lease
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, restored
@@ -29,7 +29,7 @@ from headrace.delivery.policy import judge, last_error
 from headrace.delivery.protocols import DeadLetter, Delivery, Outcome, Reply
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock
-from headrace.records import Record, TopicPartition
+from headrace.records import Produce, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 

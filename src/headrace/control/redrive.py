@@ -17,7 +17,7 @@ import msgspec
 
 from headrace import errors
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.ended_offsets import NOTHING_ENDED, EndedOffsets, Produce, dead_letter_lease
+from headrace.control.ended_offsets import NOTHING_ENDED, EndedOffsets, dead_letter_lease
 from headrace.control.origins import QUARANTINE, Origins
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.run import Limits, Progress, Run, WindowSource
@@ -28,7 +28,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
+from headrace.records import Committed, Header, OutgoingRecord, Produce, Record, TopicPartition
 
 REPEATS_AT_MOST = 2000
 """Dead letters that a killed run sends again; with a rate, those of one second if they are fewer."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.ended_offsets import EndedOffsets, Produce, dead_letter_lease
+from headrace.control.ended_offsets import EndedOffsets, dead_letter_lease
 from headrace.control.jobs import Job, SaveProgress
 from headrace.control.run import Limits, Progress, Run, WindowSource
 from headrace.control.running_consumer import RunningConsumer
@@ -27,7 +27,7 @@ from headrace.errors import DestinationUnavailable, InvalidRequest
 from headrace.kafka import Admin, Lease, read_records
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed, Produce, Record, TopicPartition
 
 TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace import errors
@@ -22,15 +22,12 @@ from headrace.delivery.protocols import (
     no_epoch,
     not_taken,
 )
-from headrace.records import Committed, Header, OutgoingRecord, Record, TopicPartition
+from headrace.records import Committed, Header, OutgoingRecord, Produce, Record, TopicPartition
 
 REPLAY = "headrace.replay"
 """Header of a record that a replay wrote to a topic: the id of the job."""
 REPLAY_OF = "headrace.replay.of"
 """Header with it: `topic:partition:offset` of the record it was made from."""
-
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records and returns a result per record; an error stands for each that failed."""
 
 
 class CopyToTopic:

@@ -17,7 +17,7 @@ from headrace.functions.spec import AnyTrigger
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition, is_reserved
+from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
 
 _POISON_CRASHES = 3
 _MAX_SUSPECTS = 1000
@@ -25,9 +25,6 @@ _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1
 """Of a request for a worker: an idle one needs a moment to begin it."""
 _MAGIC = 0
-
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | errors.HeadraceError]]]
-"""Writes records and returns one result per record, in their order."""
 
 
 class FunctionDestination:

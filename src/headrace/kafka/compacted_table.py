@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -18,13 +18,11 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records, read_window
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Readiness, Service
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, Produce, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
-"""Writes records; an error stands in for the result of each record that failed."""
 
 _RETRY_SECONDS = 1.0
 _MISSING_SECONDS = 30.0

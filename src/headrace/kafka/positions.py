@@ -333,7 +333,9 @@ class PositionResolver:
                 if limit.passed:
                     continue
                 try:
-                    _, end = client.get_watermark_offsets(_to_client(partition), timeout=_LOG_SECONDS)
+                    _, end = client.get_watermark_offsets(
+                        confluent_kafka.TopicPartition(*partition), timeout=_LOG_SECONDS
+                    )
                     starts[partition] = StartPosition(end, Committed(end), is_new=True)
                 except confluent_kafka.KafkaException as cause:
                     starts[partition] = cause.args[0]
@@ -382,7 +384,9 @@ def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict
     Raises:
         KafkaException: The group's coordinator did not answer.
     """
-    items = client.committed([_to_client(partition) for partition in partitions], timeout=_LIMIT_SECONDS)
+    items = client.committed(
+        [confluent_kafka.TopicPartition(*partition) for partition in partitions], timeout=_LIMIT_SECONDS
+    )
     errors = {TopicPartition(item.topic, item.partition): item.error for item in items if item.error}
     found = {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
     return {**found, **errors}
@@ -409,7 +413,7 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap
     Raises:
         KafkaException: Kafka did not answer.
     """
-    start, end = client.get_watermark_offsets(_to_client(partition), timeout=_LOG_SECONDS)
+    start, end = client.get_watermark_offsets(confluent_kafka.TopicPartition(*partition), timeout=_LOG_SECONDS)
     if 0 <= position < start:
         return OffsetGap(position, start, start)
     return OffsetGap(end, position, start) if position > end else None
@@ -423,7 +427,3 @@ def to_client(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
 def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
     """Return committed offsets, as the client returns them."""
     return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
-
-
-def _to_client(partition: TopicPartition) -> Any:
-    return confluent_kafka.TopicPartition(partition.topic, partition.partition)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError, InternalError, ProducerQueueFull
 from headrace.lifecycle import Clock, Deadline, Readiness, Service, TokenBucket, next_slice
-from headrace.records import OutgoingRecord, Produced, Record
+from headrace.records import OutgoingRecord, Produce, Produced, Record
 from headrace.telemetry.audit_notes import (
     AuditNote,
     ClientReport,
@@ -30,7 +30,7 @@ from headrace.telemetry.audit_notes import (
     written_notes,
     written_ranges,
 )
-from headrace.telemetry.audit_targets import AuditTarget, Produce
+from headrace.telemetry.audit_targets import AuditTarget
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
 

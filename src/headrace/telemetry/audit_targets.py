@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from typing import Protocol
@@ -11,13 +11,10 @@ from typing import Protocol
 from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError
 from headrace.lifecycle import run_blocking
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord, Produce
 from headrace.telemetry.audit_notes import Line
 
 log = logging.getLogger(__name__)
-
-Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Produced | HeadraceError]]]
-"""Writes records and returns one result per record, in their order."""
 
 
 class AuditTarget(Protocol):

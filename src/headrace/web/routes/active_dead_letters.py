@@ -24,13 +24,12 @@ from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.lifecycle import next_slice, run_while
-from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition, is_reserved
+from headrace.records import Header, OutgoingRecord, Produce, Produced, Record, TopicPartition, is_reserved
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import ConsumedRecord, ExactHeader
 from headrace.sidecar.active.spec import InstanceSpec, Topics
-from headrace.telemetry.audit_targets import Produce
 from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.web.exchange import ClientGone, HttpResponse, Receive, Scope, Send, client_closed, decode_query
 from headrace.web.routes.active import ActiveEndpoints, send_read

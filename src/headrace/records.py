@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 import msgspec
 
@@ -229,5 +229,8 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+CORRELATION_ID: Final = "X-Correlation-Id"
+TRACEABILITY_ID: Final = "X-Traceability-Id"
+"""Headers of records that name the request, and the work, that they come from."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 """Writes records and returns one result per record, in their order: `Produced`, or the error of one that failed."""

@@ -36,18 +36,12 @@ The client would read a partition no further than a batch that it does not recei
 _FETCH_HEAD_BYTES = 512
 
 
-def _short(name: Any) -> Any:
-    """Return the client's name of an assignor given by its Java class."""
-    if not isinstance(name, str):
-        return name
-    short = name.rpartition(".")[2].removesuffix("Assignor")
-    return {"Range": "range", "RoundRobin": "roundrobin", "CooperativeSticky": "cooperative-sticky"}.get(short, name)
-
-
 def _assignor(name: Any) -> Any:
+    """Return the client's name of an assignor, which may be given by its Java class."""
     if name in ("sticky", "org.apache.kafka.clients.consumer.StickyAssignor", "StickyAssignor"):
         raise ValueError("is sticky, which the client does not have: write cooperative-sticky, which moves as little")
-    return _short(name)
+    short = str(name).rpartition(".")[2].removesuffix("Assignor")
+    return {"Range": "range", "RoundRobin": "roundrobin", "CooperativeSticky": "cooperative-sticky"}.get(short, name)
 
 
 def _one_way_to_rebalance(assignors: list[Assignor]) -> list[Assignor]:

@@ -67,15 +67,11 @@ class SlowKeys:
         if size > few and few in self._usual:
             usual = min(usual, self._usual[few] * count / self._few)
         if seconds <= usual * _SLOWER + _NOTICED_SECONDS:
-            if self.marks:
-                self._clear(keys)
+            for key in keys if self.marks else ():
+                if self.marks.pop(key, 0) == SLOW:
+                    self._slow -= 1
         else:
             self._suspect(keys)
-
-    def _clear(self, keys: Sequence[bytes | None]) -> None:
-        for key in keys:
-            if self.marks.pop(key, 0) == SLOW:
-                self._slow -= 1
 
     def _suspect(self, keys: Sequence[bytes | None]) -> None:
         is_alone = len(keys) == 1 and self._slow < _MOST_SLOW

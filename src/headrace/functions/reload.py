@@ -28,10 +28,6 @@ class FunctionReload(Service):
         super().__init__(f"function {pools[0].spec.name} reload")
         self._file, self._config, self._pools, self._clock = file, config, pools, clock
 
-    async def start(self) -> None:
-        if self._config.functions_reload:
-            self.spawn(self._watch(), "watch")
-
     async def reload(self) -> None:
         """Read the file and replace every worker; the old ones stay until a new one is ready.
 
@@ -45,9 +41,9 @@ class FunctionReload(Service):
         for pool in self._pools:
             await pool.reload(spec)
 
-    async def _watch(self) -> None:
-        seen = await run_blocking(self._stamps)
-        while True:
+    async def run(self) -> None:
+        seen = await run_blocking(self._stamps) if self._config.functions_reload else {}
+        while self._config.functions_reload:
             await self._clock.sleep(_LOOK_SECONDS)
             found = await run_blocking(self._stamps)
             if found == seen:

@@ -111,9 +111,8 @@ class Idempotency(Service):
         admin: Admin,
         open_producers: Callable[[], None],
         clock: Clock,
-        name: str = "idempotency",
     ) -> None:
-        super().__init__(name)
+        super().__init__("idempotency")
         self.window = RememberedRequests(settings, clock)
         self._window_seconds = settings.window_seconds
         self._transactions = transactions

@@ -16,7 +16,7 @@ from headrace.formats.codec import Codec, JsonCodec
 from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
 from headrace.kafka import Producer, TopicDirectory
 from headrace.lifecycle import next_slice
-from headrace.records import Header, OutgoingRecord, Produced, is_reserved
+from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, is_reserved
 from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, Result, answer_of
 from headrace.sidecar.produce_request import (
     SHORT_RECORDS,
@@ -32,10 +32,8 @@ from headrace.sidecar.produce_request import (
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import new_correlation_ids
 
-_CORRELATION: Final = "X-Correlation-Id"
-_TRACEABILITY: Final = "X-Traceability-Id"
 _TRACE_PARENT: Final = "traceparent"
-_OWN_HEADERS: Final = (_CORRELATION.lower(), _TRACEABILITY.lower())
+_OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
 _NAMED_INDEXES: Final = 20
 LONG_BODY_BYTES: Final = 32_768
 """Larger bodies are decoded in a turn of the event loop of their own."""
@@ -349,8 +347,8 @@ def _named(record: ProduceRecord) -> Iterable[tuple[str, str | None]]:
 
 
 def _id_headers(correlation: bytes, traceability: bytes | None) -> list[Header]:
-    ids: list[Header] = [(_CORRELATION, correlation)]
-    return ids if traceability is None else [(_TRACEABILITY, traceability), *ids]
+    ids: list[Header] = [(CORRELATION_ID, correlation)]
+    return ids if traceability is None else [(TRACEABILITY_ID, traceability), *ids]
 
 
 def _record_headers(

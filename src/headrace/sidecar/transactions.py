@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, NamedTuple
@@ -110,20 +111,14 @@ def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
     return request
 
 
+@dataclasses.dataclass(eq=False)
 class Transactions:
     """Prepares requests and writes each as one transaction."""
 
-    def __init__(
-        self,
-        settings: ProducerConfig,
-        produce: ProduceService,
-        producers: TransactionalProducers,
-        audit: Audit | None = None,
-    ) -> None:
-        self._settings = settings
-        self._produce = produce
-        self._producers = producers
-        self._audit = audit
+    _settings: ProducerConfig
+    _produce: ProduceService
+    _producers: TransactionalProducers
+    _audit: Audit | None = None
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
         """Return if a caller may write to a topic; see `ProduceService.check_writable`."""

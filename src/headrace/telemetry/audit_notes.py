@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
-from headrace.records import Header, OutgoingRecord, Produced, Record, RecordBatch
+from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, Record, RecordBatch
 from headrace.telemetry.correlation import new_correlation_id, new_correlation_ids
 
 Line = tuple[bytes, bytes]
@@ -19,8 +19,6 @@ Line = tuple[bytes, bytes]
 KeyText = Callable[[bytes | None], str | None]
 """Returns a record's key as the notes show it."""
 
-_CORRELATION: Final = "X-Correlation-Id"
-_TRACEABILITY: Final = "X-Traceability-Id"
 _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
 _MOST_RANGES: Final = 100
@@ -265,7 +263,7 @@ def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
     for headers in all_headers:
         if headers and headers == before:
             continue
-        own = next((value for name, value in headers or () if name == _CORRELATION), None)
+        own = next((value for name, value in headers or () if name == CORRELATION_ID), None)
         if not own or (shared and own != shared):
             return ""
         shared, before = own, headers
@@ -276,9 +274,9 @@ def _ids_of(headers: Sequence[Header] | None) -> tuple[str, str, str]:
     """Return correlation id, traceability id and first position of a record; each empty where no header has it."""
     correlation = traceability = redrive_of = ""
     for name, value in headers or ():
-        if name == _CORRELATION:
+        if name == CORRELATION_ID:
             correlation = _text(value or b"")
-        elif name == _TRACEABILITY:
+        elif name == TRACEABILITY_ID:
             traceability = _text(value or b"")
         elif name == _REDRIVE_OF:
             redrive_of = _text(value or b"")

@@ -16,10 +16,9 @@ import msgspec
 
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Reader
-from headrace.records import Header, Record
+from headrace.records import CORRELATION_ID, Header, Record
 from headrace.sidecar.active.buffer import runs_of
 
-CORRELATION_ID: Final = "X-Correlation-Id"
 _MOST_ANSWER_BYTES: Final = 8_388_608
 _encode = msgspec.json.Encoder().encode
 

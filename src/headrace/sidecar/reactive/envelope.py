@@ -15,10 +15,8 @@ import msgspec
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
-from headrace.records import Header, RecordBatch
+from headrace.records import CORRELATION_ID, Header, RecordBatch
 
-CORRELATION_ID: Final = "X-Correlation-Id"
-TRACEABILITY_ID: Final = "X-Traceability-Id"
 _REASON_CHARACTERS: Final = 8000
 _NAME: Final = r"[A-Za-z_$][\w$]{,99}"
 _TRACEBACK: Final = "Traceback (most recent call last):"

@@ -13,8 +13,8 @@ from typing import Final
 from urllib.parse import quote
 
 from headrace.delivery.protocols import REPLAY, Delivery
-from headrace.records import Header, Record
-from headrace.sidecar.reactive.envelope import CORRELATION_ID, TRACEABILITY_ID, delivery_id
+from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, Record
+from headrace.sidecar.reactive.envelope import delivery_id
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 Request = tuple[bytes, list[tuple[str, str]]]

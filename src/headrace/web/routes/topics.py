@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
@@ -58,24 +59,17 @@ class SliceAnswer(msgspec.Struct):
     end_offset: int
 
 
+@dataclasses.dataclass(eq=False)
 class TopicEndpoints:
     """Shows records of topics, a few requests at a time. Nothing is joined, committed or remembered."""
 
-    def __init__(
-        self,
-        settings: ActiveConsumersConfig,
-        admin: Admin,
-        codecs: Codecs,
-        kind_of: Callable[[str], str],
-        audit: Audit | None,
-    ) -> None:
-        """Prepare; `kind_of` returns the kind of an internal topic, empty for other topics."""
-        self._settings = settings
-        self._admin = admin
-        self._codecs = codecs
-        self._kind_of = kind_of
-        self._audit = audit
-        self._reads = 0
+    _settings: ActiveConsumersConfig
+    _admin: Admin
+    _codecs: Codecs
+    _kind_of: Callable[[str], str]
+    """Returns the kind of an internal topic, empty for other topics."""
+    _audit: Audit | None
+    _reads: int = 0
 
     @Endpoint(
         "GET",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -118,20 +119,14 @@ def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
     return request_ids(headers, correlation_id.get().encode() or None)
 
 
+@dataclasses.dataclass(eq=False)
 class TransactionRoute:
     """Writes records to several topics in one transaction."""
 
-    def __init__(
-        self,
-        writing: Writing,
-        settings: HttpConfig,
-        instances: ActiveInstances | None = None,
-        forwarder: Forwarder | None = None,
-    ) -> None:
-        self._writing = writing
-        self._instances = instances
-        self._forwarder = forwarder
-        self._settings = settings
+    _writing: Writing
+    _settings: HttpConfig
+    _instances: ActiveInstances | None = None
+    _forwarder: Forwarder | None = None
 
     @Endpoint(
         "POST",

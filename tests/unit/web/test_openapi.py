@@ -22,6 +22,7 @@ from headrace.formats.schema_codec import compile_schema
 from headrace.lifecycle import Readiness
 from headrace.web.endpoint import JSON_BODY, endpoints_of
 from headrace.web.openapi import document, errors_of
+from headrace.web.routes import health
 from headrace.web.routes.active import ActiveEndpoints
 from headrace.web.routes.control import ControlEndpoints, WaitQuery
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
@@ -176,8 +177,10 @@ async def open_answers(opened: Any) -> Answers:
                 yield (method, path), await server.ask(asked)
         server.services["kafka"] = Readiness(False, "for this test")
         server.web._application.gate.draining = True
-        for method, path in OPERATIONS:
-            yield (method, path), await server.ask(request(method, path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(health, "hanging_consumers", lambda: ["for this test"])
+            for method, path in OPERATIONS:
+                yield (method, path), await server.ask(request(method, path))
 
 
 async def guarded_answers(opened: Any) -> Answers:

@@ -104,6 +104,10 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         return error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
         return f"has characters or a form that are not allowed here (allowed: {error['ctx']['pattern']}): correct it"
+    if error["type"] == "too_short":
+        return f"should have {error['ctx']['min_length']} or more entries: add one"
+    if error["type"] in ("bool_type", "bool_parsing"):
+        return "is neither true nor false: write one of them"
     text = error["msg"].removeprefix("Input ")
     if error["type"] == "string_type":
         return f"{text}: put the value in quotes"

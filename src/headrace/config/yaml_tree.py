@@ -70,7 +70,8 @@ def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
     except OSError as cause:
         raise error(f"{path}: cannot be read: {cause.strerror}. {advice}") from cause
     except UnicodeDecodeError as cause:
-        raise error(f"{path}: is not UTF-8 text (byte {cause.start}): save it as UTF-8") from cause
+        line = cause.object.count(b"\n", 0, cause.start) + 1
+        raise error(f"{path}:{line}: is not UTF-8 text (byte {cause.start}): save it as UTF-8") from cause
 
 
 def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[KeyPath, str]]:

@@ -192,7 +192,7 @@ class KafkaAttributes(_Part):
             if getattr(self, shorter) >= getattr(self, longer):
                 times = f"is {getattr(self, shorter):g}s, and {to_camel(longer)} {getattr(self, longer):g}s"
                 name = type(self).model_fields[shorter].alias or to_camel(shorter)
-                raise ValueError(f"{name} {times}: write less than it")
+                raise ValueError(f"{name} {times}: write a shorter {name}, or a longer {to_camel(longer)}")
         try:
             self.member  # noqa: B018 its model is the check
         except ValidationError as cause:
@@ -250,7 +250,7 @@ class Trigger(_Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     kind: str
     """As in the file."""
-    disabled: Literal[False] = False
+    disabled: Annotated[bool, Field(strict=True)] = False
     num_workers: Workers = 0
     max_workers: Workers = 0
     allocator_name: Annotated[str, Field(alias="workerAllocatorName", pattern=r"^[A-Za-z0-9._-]*$")] = ""
@@ -421,8 +421,9 @@ class FunctionSpec(_Part):
         if least > most:
             raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")
         if self.http and any(trigger.batch.mode == "enable" for trigger in self.all_triggers):
-            text = "of kind http calls the handler with one event, and batch with a list: write batch: {mode: disable}"
-            raise ValueError(f"triggers: {self.http.name} {text}, or move one to a function of its own")
+            text = "of kind http, whose calls have one event, and batch, whose calls have a list"
+            remedy = "write batch: {mode: disable}, or move one to a function of its own"
+            raise ValueError(f"triggers have {self.http.name} {text}: {remedy}")
         acknowledging = [trigger for trigger in self.triggers if trigger.explicit_ack_mode != "disable"]
         topics = [topic for trigger in acknowledging for topic in trigger.topics]
         if twice := next((topic for topic in topics if topics.count(topic) > 1), ""):

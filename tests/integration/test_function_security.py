@@ -129,6 +129,23 @@ def test_a_trigger_with_a_login_alone_uses_the_brokers_of_the_configuration(
     scene.wait_committed(f"{source}-work", source, 1)
 
 
+def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
+    kafka_secured: SecuredCluster, site: Scene, topic: Any, headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its topic is there alone; dead letters are written to the cluster of headrace.yaml, and are created there."""
+    source, target = "function-elsewhere", topic()
+    kafka_secured.cluster.create_topic(source, 3)
+    other = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    other.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad")))
+    file = write_function(tmp_path, source, trigger_of(kafka_secured, "attributes", tmp_path), outputTopic=target)
+    (tmp_path / "work.py").write_text(CODE.replace('{"was"', '{"of": event.num_shards, "was"'))
+    process = headrace({**site.config, "functions": [str(file)]})
+    site.wait_until(lambda: site.records(target), "the output")
+    assert [json.loads(record.value or b"") for record in site.records(target)] == [{"of": 3, "was": "a"}]
+    site.wait_until(lambda: site.records(f"{source}.dlq"), "the dead letter")
+    assert process.terminate() == 0
+
+
 @pytest.mark.parametrize(
     ("attributes", "problem"),
     [

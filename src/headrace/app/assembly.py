@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.app.context import ProcessContext, inner_settings, transactional_id
@@ -31,6 +31,7 @@ from headrace.functions.reload import FunctionReload
 from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
+from headrace.kafka.topics import TopicDirectory
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
@@ -95,7 +96,7 @@ class Assembly:
         """Topics to create, by name."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
-        self._other_clusters: list[Admin] = []
+        self._other_clusters: list[TopicDirectory] = []
         """Of functions and pipelines with brokers or a login of their own."""
         made: list[Service] = []
         for name, reactive in config.reactive_consumers.items():
@@ -109,7 +110,8 @@ class Assembly:
         self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
         made += map(self._pipeline, load_pipelines(config.pipelines))
-        self.services: list[Service] = [*(admin.reachability for admin in self._other_clusters), *made]
+        others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
+        self.services: list[Service] = [*others, *made]
         """Downstream first."""
 
     # Reactive consumers ----------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ class Assembly:
         for warning in reactive.warnings(self._config.kafka.properties):
             log.warning("%s: %s", label, warning)
         tls, destination = self._backend(label, reactive)
-        dead_letters = self._dead_letters(reactive.dead_letter, reactive.topics)
+        dead_letters = self._dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
         offsets_of = ExternalOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
         hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
@@ -209,7 +211,7 @@ class Assembly:
     def _watched_function(self, file: Path) -> FunctionSpec:
         spec = load_function(file, self._config)
         for trigger in spec.triggers:
-            admin = self._admin_of(trigger.kafka.cluster(self._config.kafka), trigger.group)
+            admin = self._topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
             self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
         return spec
 
@@ -223,16 +225,17 @@ class Assembly:
         compressed = config.producer.compression != "none"
         held = HeldOutputs(compressed=compressed) if trigger.delivery == "exactly_once" else None
         destination, hooks = self._workers_of(trigger, workers, held)
+        like = {topic: topic if config.kafka.is_at(kafka.brokers) else "" for topic in topics}
         if trigger.output_topic and config.kafka.create_topics:
-            self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, topics[0])
+            self.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, like[topics[0]])
         whole = {"max_records": trigger.batch.batch_size, "linger_seconds": trigger.batch.timeout}
         batch = _FUNCTION_BATCH.model_copy(update=whole if trigger.batch.mode == "enable" else {})
         delivery = DeliveryConfig(
             batch=batch, retry=trigger.retry, max_in_flight=_FUNCTION_IN_FLIGHT, ordering=trigger.ordering
         )
-        dead_letters = self._dead_letters(trigger.dead_letters, topics, held)
-        admin = self._admin_of(kafka.cluster(config.kafka), name)
-        if trigger.retry.tiers and (kafka.security or not config.kafka.is_at(kafka.brokers)):
+        dead_letters = self._dead_letters(trigger.dead_letters, like, held)
+        admin = self._topics_of(kafka.cluster(config.kafka), name).admin
+        if trigger.retry.tiers and (kafka.security or not all(like.values())):
             raise FunctionInvalid(f"{name}: {_TIERS_OF_OTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
         policy = policy._replace(transactional=held is not None)
@@ -275,14 +278,16 @@ class Assembly:
     def _destination(
         self, trigger: AnyTrigger, workers: FunctionService, held: HeldOutputs | None = None
     ) -> FunctionDestination:
-        context = self._context
+        context, topics = self._context, self._context.topics
+        if isinstance(trigger, KafkaTrigger):
+            topics = self._topics_of(trigger.kafka.cluster(self._config.kafka), f"{workers.spec.name}.{trigger.name}")
         return FunctionDestination(
             workers,
             trigger,
             context.clock,
             produce=context.audited_produce("STREAMING_PRODUCER"),
             registry=context.registry,
-            topics=context.topics,
+            topics=topics,
             kind_of=self.internal.kind_of,
             held=held,
         )
@@ -305,19 +310,20 @@ class Assembly:
         )
         return RecordSizeLimit(function, limit) if limit else function, hooks
 
-    def _admin_of(self, kafka: KafkaConfig, trigger: str) -> Admin:
-        """Return the administration of a cluster with a login: one for all triggers with the same of both."""
+    def _topics_of(self, kafka: KafkaConfig, trigger: str) -> TopicDirectory:
+        """Return the topics of a cluster with a login: one directory for all triggers with the same of both."""
         if kafka is self._config.kafka:
-            return self._context.admin
+            return self._context.topics
         for known in self._other_clusters:
             # The fields and files are compared, and not the models, which also hold what their clients use now.
-            same_files = known.config.security.files == kafka.security.files
-            if same_files and known.config.model_dump() == kafka.model_dump():
+            other = known.admin.config
+            if other.security.files == kafka.security.files and other.model_dump() == kafka.model_dump():
                 return known
-        servers = [each.servers for each in (self._context.admin, *self._other_clusters)]
+        servers = [each.admin.servers for each in (self._context.topics, *self._other_clusters)]
         name = f"kafka {kafka.bootstrap_servers}"
         name += f" as {trigger}" if kafka.bootstrap_servers in servers else ""
-        self._other_clusters.append(Admin(kafka, Reachability(kafka, self._context.clock, name)))
+        admin = Admin(kafka, Reachability(kafka, self._context.clock, name))
+        self._other_clusters.append(TopicDirectory(admin, self._context.clock, f"topics of {name}"))
         return self._other_clusters[-1]
 
     # Pipelines -------------------------------------------------------------------------------------------------------
@@ -329,7 +335,7 @@ class Assembly:
         context, config = self._context, self._config
         for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
             log.warning("pipeline %s: %s", spec.name, warning)
-        admin = self._admin_of(spec.cluster(config.kafka), f"pipeline {spec.name}")
+        admin = self._topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
         run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
         for flow, group in run.groups.items():
             self.other_groups[group] = GroupTopics(admin, [])
@@ -351,17 +357,18 @@ class Assembly:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
 
     def _dead_letters(
-        self, dead_letter: DeadLetterConfig, topics: Sequence[str], held: HeldOutputs | None = None
+        self, dead_letter: DeadLetterConfig, like: Mapping[str, str], held: HeldOutputs | None = None
     ) -> DeadLetterTopic | None:
+        """Make what writes dead letters of topics, in topics like others; like an empty name is like no other."""
         if not dead_letter.enabled:
             return None
         creates, context = self._config.kafka.create_topics, self._context
-        ensure = context.admin.ensure_topic_like if creates else None
+        ensure = context.admin.ensure_topic_like if creates and all(like.values()) else None
         dead_letters = DeadLetterTopic(dead_letter.topic, held.produce if held else context.audited_produce(), ensure)
         if held:
             held.dead_letters = dead_letters
         if creates:
-            created = [InternalTopic(dead_letters.topic_for(topic), topic) for topic in topics]
+            created = [InternalTopic(dead_letters.topic_for(topic), other) for topic, other in like.items()]
             self.created_topics.update({topic.name: topic for topic in created})
         return dead_letters
 

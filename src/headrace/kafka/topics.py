@@ -27,9 +27,9 @@ _NEGATIVE_ENTRIES = 10_000
 class TopicDirectory(Service):
     """The number of partitions of each topic, known without a question to a broker per request."""
 
-    def __init__(self, admin: Admin, clock: Clock) -> None:
-        super().__init__("topics")
-        self._admin = admin
+    def __init__(self, admin: Admin, clock: Clock, name: str = "topics") -> None:
+        super().__init__(name)
+        self.admin = admin
         self._clock = clock
         self._partitions: dict[str, int] = {}
         self._missing: TTLCache[str, bool] = TTLCache(_NEGATIVE_ENTRIES, _NEGATIVE_SECONDS, clock.monotonic)
@@ -41,7 +41,7 @@ class TopicDirectory(Service):
 
     def known(self, topic: str) -> int | None:
         """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
-        if not self._admin.batch_limits.knows(topic):
+        if not self.admin.batch_limits.knows(topic):
             return None
         return self._partitions.get(topic)
 
@@ -58,8 +58,8 @@ class TopicDirectory(Service):
         """
         known = self._partitions.get(topic)
         if known is not None:
-            if not self._admin.batch_limits.knows(topic):
-                await self._admin.batch_limits.learn(topic)
+            if not self.admin.batch_limits.knows(topic):
+                await self.admin.batch_limits.learn(topic)
             return known
         check_topic(topic)
         if topic in self._missing:
@@ -68,25 +68,25 @@ class TopicDirectory(Service):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
                     await self._requested.wait()
-        if self._admin.reachability.outage:
-            raise self._admin.reachability.error(f"look up topic {topic}")
+        if self.admin.reachability.outage:
+            raise self.admin.reachability.error(f"look up topic {topic}")
         if self._problem:
             # It is raised many times, and would collect the frames of every caller.
             raise self._problem.with_traceback(None)
         try:
-            info = await self._admin.describe_topic(topic, "Write")
+            info = await self.admin.describe_topic(topic, "Write")
         except TopicNotFound:
             self._missing[topic] = True
             raise
         self._partitions[topic] = len(info.partitions)
-        await self._admin.batch_limits.learn(topic)
+        await self.admin.batch_limits.learn(topic)
         return len(info.partitions)
 
     async def run(self) -> None:
         while True:
             try:
                 limit = _LIMIT_SECONDS if self._requested.is_set() else _FIRST_LIMIT_SECONDS
-                topics = await self._admin.list_topics(limit)
+                topics = await self.admin.list_topics(limit)
             except HeadraceError as problem:
                 self._problem = problem
             else:

@@ -105,4 +105,5 @@ def _bytes_of(text: msgspec.Raw, format_name: str) -> bytes | None:
 def _result(reply: Reply) -> dict[str, Any]:
     if not reply.error:
         return {"processed": True}
-    return {"processed": False, "stacktrace": reply.stack or f"{reply.error}: {reply.reason}"}
+    trace = reply.stack or f"{reply.error}: {reply.reason}"
+    return {"processed": False, "permanent": reply.permanent, "stacktrace": trace}

@@ -107,6 +107,31 @@ def test_a_backend_answers_per_record(write_function: Write, running: Run) -> No
     uvloop.run(run())
 
 
+def test_a_backend_says_what_no_attempt_can_help(write_function: Write, running: Run) -> None:
+    """What does not fit the handler's type; an exception may pass."""
+    code = """
+        from dataclasses import dataclass
+        from nuclio_sdk import Event
+
+        @dataclass
+        class Order:
+            id: str
+
+        def handler(context, event: Event[Order]):
+            if event.body.id == "raise":
+                raise ValueError
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, valueFormat="json")) as function:
+            backend = FunctionBackend(function.destination, ("binary", "json"), lambda: "")
+            status, found = await ask(backend, request({"id": "a"}, {"id": 7}, {"id": "raise"}))
+            assert status == 200
+            assert [entry.get("permanent") for entry in found] == [None, True, False]
+
+    uvloop.run(run())
+
+
 @pytest.mark.parametrize(
     "body", [b"{}", b"[{]", b'[{"topic": 1}]', request("no base64"), request({"a": 1}), b"\xff\xff"]
 )

@@ -137,6 +137,12 @@ def test_what_is_not_said_to_be_done_is_not_done(answer: dict[str, Any]) -> None
     assert (found.permanent, found.error) == (False, "not processed")
 
 
+@pytest.mark.parametrize("said", [True, False, None, "yes"])
+def test_a_failure_is_permanent_if_the_backend_says_so(said: object) -> None:
+    """Then no attempt is used up in vain; another word is ignored, as unknown fields are."""
+    assert outcomes([result(7, False, permanent=said)])[0].permanent is (said is True)
+
+
 def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
     """By these ids people find the record again."""
     said = {"key": "order 12", "correlationId": "c-1", "traceabilityId": "t-1", "timestamp": 17, "stacktrace": "a\nb"}

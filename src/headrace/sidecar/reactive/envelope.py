@@ -35,6 +35,7 @@ class _Result(msgspec.Struct):
     """One entry of a backend's answer; unknown fields are ignored."""
 
     processed: bool | None = None
+    permanent: object = None
     record: _Echo | None = None
     consumer_record: _Echo | None = msgspec.field(default=None, name="consumerRecord")
     key: str | int | float | None = None
@@ -156,7 +157,8 @@ def _failed(result: _Result) -> Reply:
         "result_timestamp": result.timestamp,
     }
     details = tuple((name, str(value)) for name, value in values.items() if value is not None)
-    return Reply(_class_of(result.stacktrace or ""), reason, details=details, stack=stack)
+    error, permanent = _class_of(result.stacktrace or ""), result.permanent is True
+    return Reply(error, reason, details=details, stack=stack, permanent=permanent)
 
 
 def _class_of(trace: str) -> str:

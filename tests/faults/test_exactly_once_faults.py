@@ -1,4 +1,4 @@
-"""Exactly-once functions while transactions are aborted, commits are not confirmed.
+"""Exactly-once functions while transactions are aborted, commits are not confirmed and coordinators are killed.
 
 The checker reads the topics and the offsets of the group. Processes that were changed for it show that it finds what
 it looks for.
@@ -6,14 +6,18 @@ it looks for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.errors import HeadraceError
 from headrace.records import Record
+from headrace.testing.proxy import END_TRANSACTION, FaultProxy
 from headrace.testing.scene import Scene
 from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fill, violations, write_function
 
@@ -218,3 +222,43 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
     found = violations(inputs, site.records(target), site.committed(f"{source}-work"), by_id)
     assert [text for text in found if wrong in text], found[:5]
     process.kill()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "answer-lost"])
+def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_answer(
+    kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path, is_carried_out: bool
+) -> None:
+    """Its successor ends the transaction once, whether the request was lost or only its answer."""
+    site = Scene(kafka_three.bootstrap_servers, tmp_path)
+    source, target = (f"once-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    for name in (source, target):
+        kafka_three.create_topic(name, 3, {"min.insync.replicas": "2"})
+    file = write_function(tmp_path, source, target, SLOW)
+    process = headrace({"kafka": {"bootstrap_servers": kafka_network.bootstrap_servers}, "functions": [file]})
+
+    def committed() -> int:
+        with contextlib.suppress(HeadraceError):  # a broker is down just now
+            return committed_records(site, source)
+        return 0
+
+    fill(site, source, 6000)
+    site.wait_until(lambda: committed() > 300, "progress")
+    kafka_network.hold(END_TRANSACTION)
+    site.wait_until(lambda: kafka_network.held, "the request of a commit")
+    at = committed()
+    if is_carried_out:
+        kafka_network.silence(requests=False)
+        site.wait_until(lambda: committed() > at, "the commit, whose answer is held")
+    [(_, coordinator)] = kafka_network.held
+    kafka_three.kill(coordinator)
+    kafka_network.cut()
+    kafka_network.heal()
+    fill(site, source, 600)
+    site.wait_until(lambda: committed() == 6600, "every record committed, without the broker")
+    assert " is replaced: " in process.output
+    kafka_three.restart(coordinator)
+    kafka_three.wait_in_sync()
+    check(site, source, target, lane_of=lambda each: each.partition)
+    assert process.terminate() == 0

@@ -89,6 +89,8 @@ class TransactionalPump(Pump):
         """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek."""
         handlers = Deadline(self._context.clock, deadline.remaining_seconds * _HANDLERS_PART)
         await super().drain_lanes(lanes, handlers, why, fenced)
+        while fenced and any(self._consumer.is_committing(lane.partition) for lane in lanes):
+            await self._context.clock.sleep(_COMMIT_SECONDS)  # or what has ended would be left out
         committing = self.spawn(self._commit_ended(), "commit")
         await asyncio.wait([committing], timeout=None if fenced else deadline.remaining_seconds)
 

@@ -49,8 +49,8 @@ _STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
 _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
-_YIELD_SECONDS: Final = 2.0
-"""After a failure a new client waits up to so long: two processes with one name would fence each other for ever."""
+_YIELD_SECONDS: Final = 10.0
+"""For so long a client that was fenced is opened again only for a request."""
 _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
@@ -83,12 +83,15 @@ class _Writer:
         self._guard = TransactionGuard()
         self._in_doubt: list[TransactionJob] = []
         self._problem = ""
+        self._failures, self._open_at = 0, 0.0
+        """Clients that failed in a row, and when to open one although no request waits."""
 
     def run(self, stop_requested: threading.Event) -> None:
         """Write requests until the stop is requested."""
         while not stop_requested.is_set():
-            if self._client is None and not self._open():
-                stop_requested.wait(_REOPEN_SECONDS)
+            yields = self._jobs.empty() and time.monotonic() < self._open_at
+            if self._client is None and (yields or not self._open()):
+                stop_requested.wait(_STATISTICS_SECONDS if yields else _REOPEN_SECONDS)
             elif jobs := self._take():
                 self._write(jobs)
             else:
@@ -99,6 +102,7 @@ class _Writer:
     def _open(self) -> bool:
         """Open a client that fences its predecessor, and so ends the transactions that one left open."""
         self._guard = TransactionGuard()
+        time.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
             client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
@@ -119,17 +123,21 @@ class _Writer:
         self._in_doubt.clear()
         return True
 
-    def _close(self, pause_seconds: float = 0.0) -> None:
+    def _close(self) -> None:
         if self._client:
             self._client.purge()  # not `close`, which would abort: after a commit in doubt that may be wrong
             self._client = None
-            time.sleep(random.uniform(0, pause_seconds))
 
-    def _close_if(self, problem: str, pause_seconds: float = 0.0) -> bool:
+    def _close_if(self, problem: str) -> bool:
         if problem:
             log.info("transactional producer %s is replaced: %s", self._properties["transactional.id"], problem)
-            self._close(pause_seconds)
+            self._close()
         return bool(problem)
+
+    def _close_failed(self, why: object, yield_seconds: float = 0.0) -> None:
+        """Close a client that was perhaps fenced; two that open again at once would fence each other for ever."""
+        self._close_if(f"{why}. If fenced, another process has its name: producer.transactions.id")
+        self._failures, self._open_at = min(self._failures + 1, 4), time.monotonic() + yield_seconds
 
     def _outdated(self) -> str:
         """Return why the client must not begin another transaction; empty if it may."""
@@ -164,7 +172,7 @@ class _Writer:
         except _BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
-            self._close_if(f"{why}. If fenced, another process has its name: producer.transactions.id", _YIELD_SECONDS)
+            self._close_failed(why, _YIELD_SECONDS)
             return
         if all(job.written for job in jobs):
             self._commit(client, jobs)
@@ -210,8 +218,9 @@ class _Writer:
         except _BROKEN as cause:  # whatever it is: the first request may have been carried out
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
-            self._close(_YIELD_SECONDS)
+            self._close_failed(cause)
             return
+        self._failures = 0
         self._guard.ended(time.monotonic())
         for job in jobs:
             self._post(job)
@@ -223,7 +232,7 @@ class _Writer:
 
     def _abort(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         """Abort a transaction; each of several requests in it is then written alone."""
-        failed = [result for job in jobs for result in job.results if isinstance(result, errors.HeadraceError)]
+        failed = [one for job in jobs for one in (*job.results, job.problem) if isinstance(one, errors.HeadraceError)]
         if len(jobs) == 1:
             why = f" {failed[0].description}" if failed else ""
             aborted = errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}")
@@ -233,6 +242,8 @@ class _Writer:
             with contextlib.suppress(*_BROKEN):
                 client.abort_transaction()
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
+        if fatal := [error.description for error in failed if isinstance(error, errors.FatalKafkaError)]:
+            self._close_failed(fatal[0], _YIELD_SECONDS)
         self._close()
         if len(jobs) > 1:
             for job in jobs:

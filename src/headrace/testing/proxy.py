@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.lifecycle import LoopThread
 
-OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 8, 11, 12
+OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, END_TRANSACTION = 8, 11, 12, 26
 """Numbers of requests in Kafka's protocol, for `hold`."""
 _LIMIT_SECONDS = 30.0
 _READ_BYTES = 65536
@@ -29,8 +29,8 @@ class FaultProxy:
         """Prepare it; `routes` maps the port for clients to the port of the broker."""
         self.delay_seconds = 0.0
         """Delay of every part of an answer."""
-        self.held: list[int] = []
-        """Kinds of the held requests, in order."""
+        self.held: list[tuple[int, int]] = []
+        """The held requests, in order: their kind, and which broker they are for, from 1."""
         self._routes = dict(routes)
         self._holding: set[int] = set()
         self._released, self._requests_pass, self._answers_pass = (asyncio.Event() for _ in range(3))
@@ -73,8 +73,8 @@ class FaultProxy:
         return self._thread.call(work, _LIMIT_SECONDS)
 
     async def _listen(self) -> int:
-        for here, there in self._routes.items():
-            pass_on = functools.partial(self._pass_on, there)
+        for number, (here, there) in enumerate(self._routes.items(), 1):
+            pass_on = functools.partial(self._pass_on, number, there)
             self._servers.append(await asyncio.start_server(pass_on, "127.0.0.1", here))
         return await self._set()
 
@@ -101,7 +101,9 @@ class FaultProxy:
             await asyncio.sleep(0.01)
         return 0
 
-    async def _pass_on(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, number: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writers = [writer]
         self._writers.add(writer)
         try:
@@ -109,20 +111,20 @@ class FaultProxy:
                 answers, broker = await asyncio.open_connection("127.0.0.1", port)
                 writers.append(broker)
                 self._writers.add(broker)
-                await asyncio.gather(self._pass_requests(reader, broker), self._pass_answers(answers, writer))
+                await asyncio.gather(self._pass_requests(number, reader, broker), self._pass_answers(answers, writer))
         finally:
             for one in writers:
                 self._writers.discard(one)
                 one.close()
 
-    async def _pass_requests(self, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
+    async def _pass_requests(self, number: int, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 size = await reader.readexactly(4)
                 request = await reader.readexactly(int.from_bytes(size))
                 kind = int.from_bytes(request[:2])
                 if kind in self._holding:
-                    self.held.append(kind)
+                    self.held.append((kind, number))
                     await self._released.wait()
                 await self._requests_pass.wait()
                 broker.write(size + request)

@@ -26,6 +26,7 @@ class FakeConsumer(Consumer):
 
     def __init__(self) -> None:
         self.committing: Collection[TopicPartition] = ()
+        self.sought: list[tuple[TopicPartition, int]] = []
         self.looks = 0
         self.rewound: list[Mapping[TopicPartition, int]] = []
 
@@ -38,6 +39,10 @@ class FakeConsumer(Consumer):
 
     def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Any:
         return dict(offsets)
+
+    async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
+        self.sought.append((partition, to.offset))
+        return True
 
     def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
         self.rewound.append(epochs)
@@ -90,7 +95,7 @@ class World:
             held=self.held,
             transactions=self.transactions,
         )
-        self.pump.connect(self.consumer)
+        self.pump.connect(self.consumer, self.consumer)
         self.pump.on_assigned({P0: 1, P1: 2}, {})
 
     async def feed(self, partition: TopicPartition, *offsets: int) -> None:
@@ -186,6 +191,22 @@ async def test_many_outputs_that_wait_for_a_commit_leave_the_loop_to_others() ->
     world.consumer.committing = ()
     await world.clock.advance(1)
     assert [records[0].value for records, _ in world.transactions.written] == [b"1"]
+    await world.pump.stop()
+
+
+async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
+    """Its commit covers the records before the skipped one, so their outputs must not be dropped."""
+    world = World()
+    world.consumer.committing = (P0,)
+    await world.feed(P0, 1)
+    assert await world.pump.moves.skip(P0, 2, "bad") == "will be skipped"
+    await world.feed(P0, 2)
+    await world.clock.advance(1)
+    assert world.consumer.sought == []
+    world.consumer.committing = ()
+    await world.clock.advance(1)
+    assert [[record.value for record in records] for records, _ in world.transactions.written] == [[b"1"]]
+    assert world.consumer.sought == [(P0, 3)]
     await world.pump.stop()
 
 

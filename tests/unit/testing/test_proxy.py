@@ -91,7 +91,7 @@ def test_one_kind_of_request_is_held(proxy: FaultProxy) -> None:
         with pytest.raises(TimeoutError):
             client.recv(1)
         client.settimeout(LIMIT_SECONDS)
-        assert proxy.held == [OFFSET_COMMIT]
+        assert proxy.held == [(OFFSET_COMMIT, 1)]
         proxy.heal()
         assert answer_to(client, OFFSET_COMMIT)
         assert answer_to(client, HEARTBEAT)

@@ -18,7 +18,7 @@ from headrace.jvm import Progress, ensure_artifacts, find_java
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SETTLE_SECONDS = 60.0
-# Several requests of 100 MB at once. A broker without memory ends, because one that lives on answers nobody.
+# Several requests of 100 MB at once. A broker without memory ends, because it would answer no client.
 _HEAP = ("-Xmx1g", "-XX:+ExitOnOutOfMemoryError")
 
 

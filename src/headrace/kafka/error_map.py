@@ -11,6 +11,22 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.access import KIND_OF, Right, is_refused, missing_right
 from headrace.records import OutgoingRecord
 
+
+class ClientErrors:
+    """Raises a `KafkaError` that a call of the client raises as a `KafkaException`.
+
+    It does so if a fatal error and a delivery report meet in one call. `KafkaError` is no class of exceptions, so no
+    `except` with a class catches it, not even with `BaseException`.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        if isinstance(error, confluent_kafka.KafkaError):
+            raise confluent_kafka.KafkaException(error) from None
+
+
 _KIND = {
     errors.TopicNotFound: "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID TOPIC_EXCEPTION",
     errors.PartitionNotFound: "_UNKNOWN_PARTITION",

@@ -22,7 +22,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.access import is_refused, principal_of, refusal_in
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import repeat_error, report_error, write_error
+from headrace.kafka.error_map import ClientErrors, repeat_error, report_error, write_error
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
 from headrace.kafka.renewal import ClientReplacement
@@ -408,14 +408,15 @@ class Producer(Service):
         while not stop_requested.is_set():
             with contextlib.suppress(SystemError):  # a fatal error that a report has taken
                 try:
-                    self._poll()
+                    with ClientErrors():
+                        self._poll()
                 except confluent_kafka.KafkaException as cause:
                     self._note_error(cause.args[0])
             if self._health.refusal:
                 self._wait_for_rights(stop_requested)
             if self._health.fatal:
                 self._replace_client()
-        with contextlib.suppress(SystemError, confluent_kafka.KafkaException):
+        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
             self._client.flush(_THREAD_STOP_SECONDS / 2)
 
     def _poll(self) -> None:
@@ -451,7 +452,7 @@ class Producer(Service):
         # Librdkafka's fatal errors are for good. What the old client holds ends with reports that mean "unknown".
         old, self._client = self._client, self._new_client()
         old.purge()
-        with contextlib.suppress(SystemError):
+        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
             old.flush(_REPLACE_SECONDS)
         self._health = _Health(self._health.logged)
 

@@ -30,7 +30,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig, TransactionsConfig
 from headrace.kafka.access import Right
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import refused_records, to_error
+from headrace.kafka.error_map import ClientErrors, refused_records, to_error
 from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_limits import Batches, BatchLimits
 from headrace.kafka.properties import producer_properties
@@ -146,8 +146,9 @@ class _Writer:
 
     def _poll(self, seconds: float) -> None:
         try:
-            if self._client:
-                self._client.poll(seconds)
+            with ClientErrors():
+                if self._client:
+                    self._client.poll(seconds)
         except _BROKEN as cause:
             self._close_if(f"it failed: {cause}")
 
@@ -167,8 +168,9 @@ class _Writer:
             self._fail(jobs, errors.KafkaUnavailable("no transactional producer could be opened: send it again"))
             return
         try:
-            client.begin_transaction()
-            self._send(client, jobs)
+            with ClientErrors():
+                client.begin_transaction()
+                self._send(client, jobs)
         except _BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
@@ -214,7 +216,8 @@ class _Writer:
 
     def _commit(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         try:
-            client.commit_transaction()
+            with ClientErrors():
+                client.commit_transaction()
         except _BROKEN as cause:  # whatever it is: the first request may have been carried out
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
@@ -239,7 +242,7 @@ class _Writer:
             self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
         in_flight = any(isinstance(error, errors.KafkaTimeout) for error in failed)
         if not in_flight:  # else the call would fail
-            with contextlib.suppress(*_BROKEN):
+            with contextlib.suppress(*_BROKEN), ClientErrors():
                 client.abort_transaction()
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
         if fatal := [error.description for error in failed if isinstance(error, errors.FatalKafkaError)]:

@@ -7,6 +7,7 @@ given a time limit. So the two cannot lock each other.
 import asyncio
 import contextlib
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -103,8 +104,10 @@ class OwnedThread:
     def _main(self) -> None:
         try:
             self._run(self.stop_requested)
-        except BaseException as cause:  # noqa: BLE001 boundary of the thread: the owner gets it, readiness names the service
-            self._call_on_loop(functools.partial(self._on_death, cause))
+        except:  # noqa: E722 boundary of the thread: the owner gets it, readiness names the service
+            cause = sys.exc_info()[1]  # of any class: a C library may raise what is no exception
+            death = cause if isinstance(cause, BaseException) else RuntimeError(str(cause))
+            self._call_on_loop(functools.partial(self._on_death, death))
         finally:
             self._call_on_loop(self._ended.set)
 

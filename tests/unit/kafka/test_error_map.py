@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import sys
+
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from headrace import errors
-from headrace.kafka.error_map import report_error, to_error
+from headrace.kafka.error_map import ClientErrors, report_error, to_error
+from headrace.lifecycle import OwnedThread
 
 
 @pytest.mark.parametrize(
@@ -97,3 +102,28 @@ def test_what_is_printed_is_for_people() -> None:
     away = to_error(ClientError(ClientError._TRANSPORT, "away"), "list topics")
     assert away.description == f"list topics: away (_TRANSPORT). {errors.KafkaUnavailable.__doc__}"
     assert [error.__name__ for error in errors.catalogue() if "parameters" in (error.__doc__ or "")] == []
+
+
+def raise_as_the_client_does() -> None:
+    """Raise an error that is no exception, as its code in C does."""
+    error = ClientError(ClientError._FENCED, "fenced by the test", fatal=True)
+    ctypes.pythonapi.PyErr_SetObject(ctypes.py_object(ClientError), ctypes.py_object(error))
+
+
+needs_old_python = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python makes it a SystemError since 3.12")
+
+
+@needs_old_python
+def test_an_error_that_is_no_exception_is_raised_as_one() -> None:
+    """No `except` with a class would catch it."""
+    with pytest.raises(confluent_kafka.KafkaException, match="fenced by the test") as raised, ClientErrors():
+        raise_as_the_client_does()
+    assert raised.value.args[0].code() == ClientError._FENCED
+
+
+@needs_old_python
+async def test_a_thread_that_ends_by_it_does_not_end_unseen() -> None:
+    """Its owner learns of it, as of every exception."""
+    died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    OwnedThread("t", lambda stop: raise_as_the_client_does(), died.set_result).start()
+    assert "fenced by the test" in str(await asyncio.wait_for(died, 10))

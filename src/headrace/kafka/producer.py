@@ -34,7 +34,8 @@ _FLUSH_SECONDS = 0.02
 _RECORD_OVERHEAD_BYTES = 64
 _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
-_CROWD_REQUESTS = 4
+_CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
+"""More of them fill batches, so the client need not send at once."""
 _SLICE_RECORDS = 250
 _CROWD_SECONDS = 0.05
 _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
@@ -298,8 +299,8 @@ class Producer(Service):
         self._open_requests += 1
         return request
 
-    def _wake(self) -> None:
-        if self._open_requests > _CROWD_REQUESTS:
+    def _wake(self, records: int) -> None:
+        if self._open_requests > _CROWD_REQUESTS or records > _CROWD_RECORDS:
             self._crowded_at = time.monotonic()
         if not self._work.is_set():
             self._work.set()
@@ -388,7 +389,7 @@ class Producer(Service):
             except Exception as defect:  # noqa: BLE001 boundary: the record was not taken, and its request must end
                 why = f"produce to {record.topic}: the client did not take the record: {defect!r}"
                 request.refuse(index, errors.RecordRefused(why))
-        self._wake()
+        self._wake(len(records))
 
     def _finish(self, requests: list[_Request]) -> None:
         for request in requests:

@@ -96,6 +96,42 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, function: Any) 
     assert process.terminate() == 0
 
 
+def test_events_of_a_partition_are_called_in_order_whatever_fails(site: Any, topic: Any, function: Any) -> None:
+    """An event that raises is called again until it has ended, before any later one of its partition is called."""
+    source, target = topic(2), topic()
+    code = (
+        "calls = {}\n"
+        "def handler(context, event):\n"
+        "    calls[event.id] = calls.get(event.id, 0) + 1\n"
+        "    context.emit(TARGET, value=f'{event.shard_id} {event.offset}') if event.body == b'good' else None\n"
+        "    if event.body == b'bad' or event.body == b'late' and calls[event.id] < 3:\n"
+        "        raise RuntimeError(event.id)\n"
+        "    if event.body == b'late':\n"
+        "        context.emit(TARGET, value=f'{event.shard_id} {event.offset}')\n"
+    )
+    bodies = {100: b"late", 101: b"late", 400: b"bad", 777: b"late"}
+    values = [bodies.get(offset, b"good") for offset in range(1000)]
+    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in values))
+    site.write(source, *(OutgoingRecord(source, None, b"good", partition=1) for _ in range(1000)))
+    process = function(
+        code.replace("TARGET", repr(target)),
+        t={
+            "topics": [source],
+            "consumerGroup": f"{source}-g",
+            "retry": {"attempts": 3, "first_delay_seconds": 0.1},
+            "outputFormat": "string",
+        },
+    )
+    site.wait_until(lambda: len(site.records(target)) >= 1999, "the outputs")
+    found = [tuple(map(int, record.value.split())) for record in site.records(target)]
+    for partition, missing in ((0, 400), (1, None)):
+        assert [offset for of, offset in found if of == partition] == [n for n in range(1000) if n != missing]
+    site.wait_until(lambda: site.committed(f"{source}-g").get(TopicPartition(source, 0)) == 1000, "the commit")
+    (letter,) = site.records(f"{source}.dlq")
+    assert dict(letter.headers)["headrace.dlq.attempts"] == b"3"
+    assert process.terminate() == 0
+
+
 def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any) -> None:
     """A failed event waits there, is called again when it is due, and its output has the event's key."""
     source, target = topic(), topic()

@@ -178,11 +178,11 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
 
     spec, clock = load_function(file, cluster.file, check_handler=True), SystemClock()
     written = spec.triggers[0]
-    # The consumer has decoded what has a schema.
+    # The consumer has decoded what has a schema, and keeps the order: an answer has a result for each record.
     keys, values = (
         each if each in _FORMATS_OF_BYTES else "json" for each in (written.key_format, written.value_format)
     )
-    trigger = written.model_copy(update={"key_format": keys, "value_format": values})
+    trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})
     service, topics = (
         FunctionService(spec, [trigger], clock),
         TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock),

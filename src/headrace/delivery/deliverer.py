@@ -217,10 +217,9 @@ class Deliverer:
         if lane.is_fenced:
             context.counts.late += len(records)
             return None
-        if lane.condition.is_ending and NOT_BEGUN in replies:  # its records are fetched again by the next owner
-            begun = [index for index, reply in enumerate(replies) if reply != NOT_BEGUN]
-            records, replies = records.select(begun), [replies[index] for index in begun]
-            batch = batch._replace(records=records)
+        if replies.count(ACK) < len(replies) and NOT_BEGUN in replies:
+            batch, replies = self._begun_of(lane, batch, replies)
+            records = batch.records
         count = len(records)
         for success, outcome in ((ACK, Outcome.DELIVERED), (HELD, Outcome.HELD)):
             if replies.count(success) == count:
@@ -230,6 +229,20 @@ class Deliverer:
                     self._end(lane, records, outcome)
                 return None
         return self._settle(lane, batch, attempt_id, replies)
+
+    def _begun_of(self, lane: Lane, batch: Batch, replies: Sequence[Reply]) -> tuple[Batch, Sequence[Reply]]:
+        """Return what was begun of a batch; the rest waits for that, or is fetched again by the partition's next owner.
+
+        If nothing was begun although the partition stays, the destination has refused the batch.
+        """
+        begun = [index for index, reply in enumerate(replies) if reply != NOT_BEGUN]
+        if not lane.condition.is_ending:
+            if not begun:
+                return batch, replies
+            rest = batch.records.select(index for index, reply in enumerate(replies) if reply == NOT_BEGUN)
+            self._context.rate.take(-len(rest))
+            lane.put_behind(batch._replace(records=rest))
+        return batch._replace(records=batch.records.select(begun)), [replies[index] for index in begun]
 
     def _refused(self, lane: Lane, batch: Batch, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
         """Keep a batch that the destination did not take; return whether the destination is to blame."""

@@ -35,8 +35,8 @@ class RetryQueue:
         """To be delivered or written again now."""
         self.backing_off: dict[object, tuple[Batch, str]] = {}
         """What pauses before it is tried again, and why."""
-        self.halves: list[Batch] = []
-        """In order `partition`: what waits for the half before it to end, the last one first."""
+        self.behind: list[Batch] = []
+        """In order `partition`: what waits for the records before it to end, the last one first."""
         self.was_last = False
         """Whether the lane took its last work from here."""
         self.failures = 0
@@ -45,11 +45,11 @@ class RetryQueue:
     def __iter__(self) -> Iterator[tuple[Work, str]]:
         """Iterate over the work, each with the reason of its pause."""
         yield from self.backing_off.values()
-        yield from ((work, "") for work in (*self.due, *self.halves))
+        yield from ((work, "") for work in (*self.due, *self.behind))
 
     def clear(self) -> None:
         """Forget everything."""
-        for waiting in (self.due, self.backing_off, self.halves):
+        for waiting in (self.due, self.backing_off, self.behind):
             waiting.clear()
 
 
@@ -200,9 +200,9 @@ class Lane:
         if self._context.ordering == "key":
             self.backlog.release(records)
             self._linger()
-        halves = self.retries.halves
-        if halves and self._begun == sum(len(half.records) for half in halves):
-            self.retries.due.append(halves.pop())
+        behind = self.retries.behind
+        if behind and self._begun == sum(len(batch.records) for batch in behind):
+            self.retries.due.append(behind.pop())
         if self._beyond:
             self._admit()
 
@@ -244,12 +244,17 @@ class Lane:
         self.delay(why)
         self._start_timer(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
 
+    def put_behind(self, batch: Batch) -> None:
+        """Deliver records once what has begun before them has ended, and take back acknowledgements they imply."""
+        self.tracker.failed({*batch.records.offsets})
+        self.retries.behind.append(batch)
+
     def halve(self, batch: Batch, why: str) -> None:
         """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
         middle = len(batch.records) // 2
         second = batch._replace(records=batch.records[middle:])
         if self._context.ordering == "partition":
-            self.retries.halves.append(second)
+            self.put_behind(second)
         else:
             self.try_later(second, why)
         self.try_later(batch._replace(records=batch.records[:middle]), why)

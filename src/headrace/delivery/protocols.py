@@ -75,7 +75,7 @@ ACK = Reply()
 HELD = Reply(held=True)
 """A success that does not end the record."""
 NOT_BEGUN = Reply("not begun", reached=False)
-"""The record was given back because its partition is about to be given up."""
+"""The record was given back: its partition is about to be given up, or it waits for one before it that failed."""
 DELEGATED = Reply(reached=False)
 """The record has ended here without a delivery: it waits in a retry topic, or was not requested."""
 

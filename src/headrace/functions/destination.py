@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 
 from headrace import errors
@@ -59,6 +60,7 @@ class FunctionDestination:
         """Returns the kind of an internal topic, which no handler may write; empty for others."""
         self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
         self._schemas: dict[int, wire.Schema] = {}
+        self._attempts = _attempts_in_order(trigger)
         self._ending: set[TopicPartition] = set()
         """Partitions that are about to be given up."""
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
@@ -107,12 +109,22 @@ class FunctionDestination:
                 return replies + [NOT_BEGUN] * (len(records) - len(replies))
             part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
             try:
-                replies += await self._attempt(workers, delivery, part, ending)
+                ended = await self._attempt(workers, delivery, part, ending)
             except errors.DeliveryError as cause:
                 if not replies:
                     raise
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
+            replies += ended
+            if self._is_in_order(delivery) and any(reply.error and not reply.permanent for reply in ended):
+                return replies + [NOT_BEGUN] * (len(records) - len(replies))
         return replies
+
+    def _is_in_order(self, delivery: Delivery) -> bool:
+        """Return whether no record of a delivery may be begun after one that failed, because that is delivered again.
+
+        After the last attempt a record becomes a dead letter, and the others need not wait for that.
+        """
+        return delivery.attempt < self._attempts
 
     async def answer(
         self, request: wire.Work, seconds: float, gone: Callable[[], Awaitable[None]]
@@ -171,7 +183,8 @@ class FunctionDestination:
             own = [(REPLAY, delivery.replay.encode())]
             headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
         count, columns = await self._count_partitions(partition.topic), (records.offsets, records.timestamps_ms)
-        work = wire.Work(*partition, count, *columns, records.keys, records.values, headers, self._trigger_index)
+        how = self._trigger_index, self._is_in_order(delivery)
+        work = wire.Work(*partition, count, *columns, records.keys, records.values, headers, *how)
         frame = wire.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
@@ -321,6 +334,14 @@ def _in_order(
         for index, reply in zip(indexes, result, strict=True):
             replies[index] = reply
     return replies
+
+
+def _attempts_in_order(trigger: AnyTrigger) -> float:
+    """Return the attempts of a record before the last of which no later one may be begun."""
+    retry = trigger.retry
+    if trigger.ordering != "partition" or "retry" not in (retry.action_of_error(""), *retry.errors.values()):
+        return 0
+    return math.inf if trigger.on_failure == "stop" else retry.attempts
 
 
 def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:

@@ -75,13 +75,14 @@ class FramesInFlight:
         """End the oldest frame; return its records that were begun.
 
         Raises:
-            WireBroken: No frame is in flight, or the answer does not have a result for each of its records.
+            WireBroken: No frame is in flight, or the answer lacks results and neither the parent nor a failure has
+                stopped the frame.
         """
         if not self._frames:
             raise wire.WireBroken("an answer without a request")
         frame = self._frames[0]
         records = len(answer.results) if isinstance(answer, wire.Results) else frame.records
-        if records != frame.records and not (frame.number in self._stopped and records < frame.records):
+        if records != frame.records and not (records < frame.records and self._is_stopped(frame, answer)):
             raise wire.WireBroken("an answer without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
@@ -92,6 +93,10 @@ class FramesInFlight:
         if not frame.answer.done():
             frame.answer.set_result(answer)
         return records
+
+    def _is_stopped(self, frame: Frame, answer: Answer) -> bool:
+        failed = isinstance(answer, wire.Results) and any(result and result.error for result in answer.results)
+        return failed or frame.number in self._stopped
 
     def take_back(self) -> int:
         """Take back the frames that the worker has not begun; return how many."""

@@ -90,6 +90,8 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     """None when no record has any."""
     trigger: int = 0
     """Index of the trigger in `Setup`."""
+    in_order: bool = False
+    """Whether no record is begun after one that failed."""
 
 
 class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
@@ -151,8 +153,8 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """One entry per record of the frame, or of the first ones if the parent has stopped it; None is success without
-    output."""
+    """One entry per record of the frame, or of the first ones if the parent or a failure has stopped it; None is
+    success without output."""
 
     results: list[Result | None]
     seconds: float = 0.0

@@ -8,9 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.protocols import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, Record, TopicPartition
@@ -34,6 +36,21 @@ def status(code: int, *bad: int) -> Answer:
 def results(*bad: int) -> Answer:
     """Answer for each: a bad one fails."""
     return lambda delivery: [FAILED if record.offset in bad else ACK for record in delivery.records]
+
+
+def stopping(failures: Mapping[int, int], begun: list[int]) -> Answer:
+    """Begin no record after one that fails before its last attempt; `failures` are attempts by offset."""
+
+    def answer(delivery: Delivery) -> Sequence[Reply]:
+        replies: list[Reply] = []
+        for record in delivery.records:
+            begun.append(record.offset)
+            replies.append(FAILED if begun.count(record.offset) <= failures.get(record.offset, 0) else ACK)
+            if replies[-1] is FAILED and delivery.attempt < 3:
+                break
+        return replies + [NOT_BEGUN] * (len(delivery.records) - len(replies))
+
+    return answer
 
 
 class Bed:
@@ -119,6 +136,35 @@ def test_halves_keep_the_order_of_their_partition() -> None:
     bed = Bed(status(500, 1), max_records=4)
     bed.end(6)
     assert bed.delivered == [[0, 1, 2, 3], [0, 1], [0], [1], [1], [1], [2, 3], [4, 5]]
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.dictionaries(st.integers(0, 39), st.integers(1, 4), max_size=6))
+def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
+    records: int, size: int, failures: dict[int, int]
+) -> None:
+    """So each record is called again and again until it has ended, before the next one is called at all."""
+    begun: list[int] = []
+    bed = Bed(stopping(failures, begun), max_records=size)
+    bed.end(records)
+    calls = [min(3, failures.get(offset, 0) + 1) for offset in range(records)]
+    assert begun == [offset for offset, count in enumerate(calls) for _ in range(count)]
+    assert bed.buried == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
+    assert all(letter.attempts == 3 for letter in bed.letters)
+    assert bed.committed == records
+    assert bed.pump.numbers()["redeliveries"] == sum(calls) - records
+
+
+def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
+    """Ten failures in a hundred records a second take their ten pauses, and not ten seconds."""
+    begun: list[int] = []
+    bed = Bed(stopping(dict.fromkeys(range(0, 100, 10), 1), begun), first_delay_seconds=0.01)
+
+    async def wait() -> None:
+        bed.pump.change(bed.pump.settings._replace(rate_records=100))
+        await bed.clock.advance(3)
+        assert bed.committed == 100
+
+    bed.run(100, wait)
 
 
 def test_halves_of_other_orders_do_not_wait_for_each_other() -> None:

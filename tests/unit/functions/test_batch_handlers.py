@@ -50,7 +50,7 @@ def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running:
     """
 
     async def run() -> None:
-        folder = batched(write_function(code, valueFormat="string", outputTopic="out"), 3)
+        folder = batched(write_function(code, valueFormat="string", outputTopic="out", ordering="none"), 3)
         async with running(folder) as function:
             found = await function.deliver(b"a", b"bad", b"\xff", b"c", b"ids", b"y")
             assert [reply.error for reply in found] == ["", "status 400", "DecodeError", "", "", ""]
@@ -66,6 +66,24 @@ def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running:
                 assert [reply.shared for reply in found] == [True, True]
                 assert all(reply.error for reply in found)
             assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
+
+    uvloop.run(run())
+
+
+def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(
+    write_function: Write, running: Run
+) -> None:
+    """The others of that batch have ended."""
+    code = """
+        def handler(context, events):
+            return [(400, "bad") if event.body == b"bad" else event.body for event in events]
+    """
+
+    async def run() -> None:
+        async with running(batched(write_function(code, outputTopic="out", outputFormat="binary"), 2)) as function:
+            found = await function.deliver(b"a", b"b", b"bad", b"c", b"d", b"e")
+            assert [reply.error for reply in found] == ["", "", "status 400", "", "not begun", "not begun"]
+            assert [each.value for each in function.written] == [b"a", b"b", b"c"]
 
     uvloop.run(run())
 

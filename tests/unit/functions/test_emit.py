@@ -45,7 +45,7 @@ def test_outputs_of_calls_that_succeeded_are_written_in_order(
     """Emitted ones first, then what was returned; those of a failed call are dropped, with and without outputTopic."""
 
     async def run() -> None:
-        attributes = {"outputTopic": output} if output else {}
+        attributes = {"ordering": "none", **({"outputTopic": output} if output else {})}
         async with running(write_function(code, **attributes)) as function:
             replies = await function.deliver(b"ok", b"raise", b"tombstone", b"refuse", b"ok", first=5)
             assert [reply.error for reply in replies] == ["", "ValueError", "", "status 400", ""]
@@ -86,7 +86,7 @@ def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, running: 
     """
 
     async def run() -> None:
-        async with running(write_function(code, outputFormat="binary")) as function:
+        async with running(write_function(code, outputFormat="binary", ordering="none")) as function:
             replies = await function.deliver(b"outside", b"none", b"name", b"object", b"fine")
             reasons = [reply.reason for reply in replies]
             assert "emit outside a call of the handler" in reasons[0]

@@ -90,7 +90,7 @@ def test_a_backend_answers_per_record(write_function: Write, running: Run) -> No
     code = HANDLER.replace('"seen", event.key, event.headers.get("h", b"none")', '"seen", None, str(event.headers)')
 
     async def run() -> None:
-        async with running(write_function(code, outputTopic="out")) as function:
+        async with running(write_function(code, outputTopic="out", ordering="none")) as function:
             await function.ready()
             backend = FunctionBackend(function.destination, ("string", "binary"), lambda: "")
             headers = {"h": "ä", "X-Correlation-Id": "g:flights:3:0"}
@@ -161,7 +161,7 @@ def test_headers_in_bulk_and_not_utf_8_reach_the_handler(write_function: Write, 
     headers: list[Any] = [(f"h{n}", b"\xff\xfe%d" % n) for n in range(1000)] + [("n", None)]
 
     async def run() -> None:
-        async with running(write_function(code, outputTopic="out")) as function:
+        async with running(write_function(code, outputTopic="out", ordering="none")) as function:
             (reply,) = await function.deliver(None, read_headers=lambda: headers)
             assert not reply.error, reply
             first, second = function.written

@@ -71,6 +71,11 @@ async def test_answers_that_do_not_fit_are_no_answers() -> None:
     frames.add(2, P)
     with pytest.raises(wire.WireBroken):
         frames.answered(wire.Results([None]))
+    failed = wire.Result(error="ValueError")
+    assert frames.answered(wire.Results([failed])) == 1, "a failure may end a frame"
+    frames.add(2, P)
+    with pytest.raises(wire.WireBroken):
+        frames.answered(wire.Results([failed] * 3))
     frames.close()
 
 

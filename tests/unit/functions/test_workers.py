@@ -146,7 +146,7 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
     """
 
     async def run() -> None:
-        async with running(write_function(code, outputTopic="out", outputFormat="binary")) as function:
+        async with running(write_function(code, outputTopic="out", outputFormat="binary", ordering="none")) as function:
             outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
             assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
             assert [outcome.error for outcome in outcomes[1:5]] == [
@@ -157,6 +157,42 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
             ]
             assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
             assert [record.value for record in function.written] == [b"tombstone"]
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+@pytest.mark.parametrize(
+    ("own", "stops"),
+    [
+        ({}, True),
+        ({"attempts": 1}, False),
+        ({"attempts": 1, "onFailure": "stop"}, True),
+        ({"onFailure": "deadLetter"}, False),
+        ({"onFailure": "deadLetter", "retry": {"errors": {"ValueError": "retry"}}}, True),
+        ({"ordering": "key"}, False),
+    ],
+)
+def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
+    write_function: Write, running: Run, prefix: str, own: dict[str, Any], stops: bool
+) -> None:
+    """A frame stops there, and the others of its delivery are given back; not after the last attempt."""
+    code = f"""
+        {prefix}def handler(context, event):
+            context.emit("seen", value=event.body)
+            if event.body == b"raise":
+                raise ValueError("told so")
+    """
+
+    async def run() -> None:
+        async with running(write_function(code, **own)) as function:
+            replies = await function.deliver(b"a", b"raise", b"b", b"raise", b"c")
+            errors = (
+                ["", "ValueError", "not begun", "not begun", "not begun"] if stops else ["", *["ValueError", ""] * 2]
+            )
+            assert [reply.error for reply in replies] == errors
+            assert [each.value for each in function.written] == ([b"a"] if stops else [b"a", b"b", b"c"])
+            assert [reply.error for reply in await function.deliver(b"d", b"e", first=9)] == ["", ""]
 
     uvloop.run(run())
 

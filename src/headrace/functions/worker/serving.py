@@ -164,7 +164,7 @@ class Serving:
         began = perf_counter()
         results: list[wire.Result | None] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
-        begun = await serve(self._events_of(work, results), results, stop)
+        begun = await serve(self._events_of(work, results), results, stop, work.in_order)
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
@@ -176,7 +176,9 @@ class Serving:
         seconds = perf_counter() - began
         return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
 
-    async def _serve_each(self, events: list[Event | None], results: list[wire.Result | None], stop: int) -> int:
+    async def _serve_each(
+        self, events: list[Event | None], results: list[wire.Result | None], stop: int, in_order: bool
+    ) -> int:
         resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
         answers = self._triggers[self._trigger].answers
@@ -191,17 +193,24 @@ class Serving:
                 answer = handler(context, event)
                 if type(answer) is CoroutineType:
                     answer = resolve(answer) if resolve else await answer
-                if answer is not nothing:
-                    results[index] = answers.result_of(answer)
+                if answer is nothing:
+                    continue
+                result = answers.result_of(answer)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
-                results[index] = failure(cause)
+                result = failure(cause)
+            results[index] = result
+            if in_order and result and result.error:
+                return index + 1
         return len(events)
 
-    async def _serve_batches(self, events: list[Event | None], results: list[wire.Result | None], stop: int) -> int:
+    async def _serve_batches(
+        self, events: list[Event | None], results: list[wire.Result | None], stop: int, in_order: bool
+    ) -> int:
         resolve = self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
+        failed = False
         for first in range(0, len(known), trigger.batch_size):
-            if self._progress[1] == stop:
+            if self._progress[1] == stop or (failed and in_order):
                 self._progress[0] = self._begun + known[first]
                 return known[first]
             indexes = known[first : first + trigger.batch_size]
@@ -216,6 +225,7 @@ class Serving:
                 found = [msgspec.structs.replace(failure(cause), shared=len(batch) > 1)] * len(batch)
             for index, result in zip(indexes, found, strict=True):
                 results[index] = result
+                failed = failed or bool(result and result.error)
         self._progress[0] = self._begun + len(events)
         return len(events)
 

@@ -215,7 +215,8 @@ def test_a_failed_record_waits_for_an_acknowledgement_after_its_next_call(calls:
         "        await acknowledge(context, f'{event.topic}:0:{event.offset}')\n"
     )
     one.write(0, "a", "fail", "ack", "a")
-    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "retry": {"attempts": 2, "first_delay_seconds": 0.05}}
+    retry = {"attempts": 2, "first_delay_seconds": 0.05}
+    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "retry": retry, "ordering": "none"}
     process = one.start(code, **own)
     one.site.wait_until(lambda: held(one, process.url) == 2, "two held records")
     assert one.counts("call") == {0: 1, 1: 2, 2: 1, 3: 1}

@@ -134,14 +134,7 @@ async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> No
     admin = Admin(cluster.kafka)
     names = group or [known.name for known in await admin.list_groups()]
     rows = [
-        {
-            "group": name,
-            "topic": entry.partition.topic,
-            "partition": entry.partition.partition,
-            "committed": entry.committed,
-            "end": entry.end,
-            "lag": entry.lag,
-        }
+        {"group": name, **entry.partition._asdict(), "committed": entry.committed, "end": entry.end, "lag": entry.lag}
         for name in names
         for entry in await lag_of(admin, name)
     ]

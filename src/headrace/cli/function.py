@@ -183,10 +183,8 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
         each if each in _FORMATS_OF_BYTES else "json" for each in (written.key_format, written.value_format)
     )
     trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})
-    service, topics = (
-        FunctionService(spec, [trigger], clock),
-        TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock),
-    )
+    service = FunctionService(spec, [trigger], clock)
+    topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)
     registry, _ = make_registry(cluster.registry, clock)
     async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
         destination = FunctionDestination(

@@ -149,16 +149,9 @@ def print_job(job: Mapping[str, Any], output: str) -> int:
 
 def _row(job: Mapping[str, Any]) -> dict[str, Any]:
     done, total = (job["progress"].get(name) for name in ("done", "total"))
-    return {
-        "job": job["id"],
-        "kind": job["kind"],
-        "state": job["state"],
-        "topic": _topic(job),
-        "done": "" if total is None else f"{done} of {total}",
-        "by": job["by"],
-        "since": job["since"],
-        "message": job["message"],
-    }
+    row = {"job": job["id"], "kind": job["kind"], "state": job["state"], "topic": _topic(job)}
+    row["done"] = "" if total is None else f"{done} of {total}"
+    return row | {name: job[name] for name in ("by", "since", "message")}
 
 
 def _topic(job: Mapping[str, Any]) -> str:

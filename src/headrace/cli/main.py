@@ -32,15 +32,8 @@ _COMMANDS = {
     "doctor": "Check what durability needs, and say what to do.",
 }
 """Command to its line in the help. Each is the object of the same name in its module."""
-_MODULES = {
-    "ready": "run",
-    "config": "run",
-    "topics": "cluster",
-    "groups": "cluster",
-    "produce": "records",
-    "consume": "records",
-    "replay": "jobs",
-}
+_MODULES = {"ready": "run", "config": "run", "topics": "cluster", "groups": "cluster", "replay": "jobs"}
+_MODULES |= {"produce": "records", "consume": "records"}
 """Modules of commands that share one; any other has the command's name."""
 
 _WELCOME = """\
@@ -106,7 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = root.main(words, "headrace", standalone_mode=False) or 0
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
-        _leave_interrupted()
+        # Clean-up has run, but a thread may still wait for Kafka or the terminal, and a normal exit would join it.
+        click.echo("interrupted", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
     except BrokenPipeError:
         # The reader of the output has closed it (`headrace consume t | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -131,14 +128,6 @@ def _explain(cause: Exception, debug: bool) -> int:
         err=True,
     )
     return 1
-
-
-def _leave_interrupted() -> NoReturn:
-    # Clean-up has run, but a thread may still wait for Kafka or the terminal, and a normal exit would join it.
-    click.echo("interrupted", err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -75,17 +75,9 @@ def list_(api: Api, output: str) -> None:
     if output == "json":
         print_json(found)
         return
-    rows = [
-        {
-            "consumer": one["name"],
-            "group": one["group"],
-            "partitions": one["partitionsAssigned"],
-            "lag": one["lag"],
-            "in_flight": one["inFlight"],
-            "state": _state(one),
-        }
-        for one in found
-    ]
+    names = {"consumer": "name", "group": "group", "partitions": "partitionsAssigned", "lag": "lag"}
+    names |= {"in_flight": "inFlight"}
+    rows = [{**{title: one[name] for title, name in names.items()}, "state": _state(one)} for one in found]
     print_rows(rows, output, "no reactive consumers and no functions here")
     for one in found:
         if one["why"]:

@@ -247,14 +247,14 @@ class Jobs(Reconciler):
             state = "waiting"
             message = message or "no process runs it: it waits for one that has what it needs and runs few enough jobs"
         progress = {name: value for name, value in status.progress.items() if name != "positions"}
-        return JobView(
-            **msgspec.structs.asdict(job),
-            state=state,
-            message=message,
-            owner=status.owner,
-            updated=status.at,
-            progress=progress,
-        )
+        seen: dict[str, Any] = {
+            "state": state,
+            "message": message,
+            "owner": status.owner,
+            "updated": status.at,
+            "progress": progress,
+        }
+        return JobView(**msgspec.structs.asdict(job), **seen)
 
     def _now(self) -> str:
         return iso(self._clock.time())

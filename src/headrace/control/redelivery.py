@@ -197,7 +197,10 @@ class Redelivery:
                     over = await PartitionRedelivery(
                         consumer, delivery, done, self._clock, last_retry=request.lastretry
                     ).deliver(own)
-                    await ended.save(self._produce, _by_partition(over))
+                    by_partition: defaultdict[int, list[int]] = defaultdict(list)
+                    for item in over:
+                        by_partition[item.record.partition].append(item.record.offset)
+                    await ended.save(self._produce, by_partition)
                 return done
         finally:
             self._busy.discard(topic)
@@ -394,13 +397,6 @@ def _again(item: Restored, reply: Reply, group: str, now: float) -> DeadLetter:
     except ValueError:
         first = now
     return DeadLetter(item.was, group, item.origin.attempts + 1, reply, first, now)
-
-
-def _by_partition(items: Sequence[Restored]) -> Mapping[int, Sequence[int]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for item in items:
-        found[item.record.partition].append(item.record.offset)
-    return found
 
 
 def _unproved(counts: Counter[str]) -> str:

@@ -224,6 +224,9 @@ class WindowSource(Service):
         await asyncio.sleep(0)
 
 
+Save = Callable[[Progress], Awaitable[bool]]
+
+
 class Run:
     """Delivers one window, and saves what has ended: often, at the end, and before it stops for any reason."""
 
@@ -242,7 +245,7 @@ class Run:
         self,
         pump: Pump,
         source: WindowSource,
-        save: Callable[[Progress], Awaitable[bool]],
+        save: Save,
         stop: asyncio.Event,
         check: Callable[[], None] = lambda: None,
     ) -> bool:
@@ -276,12 +279,7 @@ class Run:
                 await service.stop()
 
     async def _save_often(
-        self,
-        pump: Pump,
-        source: WindowSource,
-        save: Callable[[Progress], Awaitable[bool]],
-        stop: asyncio.Event,
-        check: Callable[[], None],
+        self, pump: Pump, source: WindowSource, save: Save, stop: asyncio.Event, check: Callable[[], None]
     ) -> bool:
         saved = None
         saved_at = received_at = self._clock.monotonic()
@@ -315,7 +313,7 @@ class Run:
                     saved_at, saved = now, progress
         return True
 
-    async def _close(self, source: WindowSource, save: Callable[[Progress], Awaitable[bool]]) -> None:
+    async def _close(self, source: WindowSource, save: Save) -> None:
         await source.close(Deadline(self._clock, _DRAIN_SECONDS))
         await save(source.progress)
 

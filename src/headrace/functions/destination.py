@@ -255,9 +255,7 @@ class FunctionDestination:
                 continue
             for output in result.outputs:
                 # Often the headers of the event: Headrace's own among them are not the output's.
-                headers = (
-                    [header for header in output.headers if not is_reserved(header[0])] if output.headers else None
-                )
+                headers = [header for header in output.headers if not is_reserved(header[0])]
                 own = key if output.key is None else output.key
                 outgoing.append(OutgoingRecord(output.topic or topic, own, output.body, headers or None))
                 owners.append(index)

@@ -122,7 +122,8 @@ class _FunctionFile:
         annotations = self._annotations(metadata)
         spec.paths |= metadata.paths
         spec.values = {"name": folder.name, **spec.values, **metadata.values, "folder": folder}
-        self._check_runtime(spec)
+        if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
+            self._warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
         self._list(spec, "env", "variable")
         self._list(spec, "loggerSinks", "sink")
         self._files = self._files._replace(mounts=self._mounts(spec))
@@ -163,11 +164,6 @@ class _FunctionFile:
             path = spec.paths[name]
             sections = [self._section((*path, index), entry, known) for index, entry in enumerate(entries)]
             spec.values[name] = [section.values for section in sections]
-
-    def _check_runtime(self, spec: _Section) -> None:
-        runtime = str(spec.values.get("runtime", "python"))
-        if not runtime.startswith("python"):
-            self._warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
 
     def _annotations(self, metadata: _Section) -> _Section:
         """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
@@ -350,10 +346,8 @@ class _FunctionFile:
         self._problems.add(location_of(path, self._locations), path, sentence)
 
     def _warn(self, path: KeyPath, sentence: str) -> None:
-        log.warning(self._text_of(path, sentence))
-
-    def _text_of(self, path: KeyPath, sentence: str) -> str:
-        return ": ".join(part for part in (location_of(path, self._locations), dotted(path), sentence) if part)
+        parts = (location_of(path, self._locations), dotted(path), sentence)
+        log.warning(": ".join(part for part in parts if part))
 
 
 def _explain_more(error: ErrorDetails) -> None:

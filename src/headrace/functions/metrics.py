@@ -63,10 +63,8 @@ class WorkerMetrics:
                 labels = {**self._nuclio, "trigger_id": name, "result": result}
                 yield f"{_NUCLIO}handled_events_total", labels, partial(handled.__getitem__, result)
         for worker in range(len(self._events)):
-            prefix, labels = (
-                f"{_NUCLIO}handled_events_duration_milliseconds",
-                {**self._pool, "worker_index": str(worker)},
-            )
+            prefix = f"{_NUCLIO}handled_events_duration_milliseconds"
+            labels = {**self._pool, "worker_index": str(worker)}
             yield f"{prefix}_sum", labels, partial(self._milliseconds.__getitem__, worker)
             yield f"{prefix}_count", labels, partial(self._events.__getitem__, worker)
         prefix = f"{_NUCLIO}worker_allocation"

@@ -285,32 +285,22 @@ class FunctionService(Service):
         self._allocator.frame_ended(number)
 
     def _setup(self, number: int, spec: FunctionSpec) -> wire.Setup:
+        triggers = []
+        for one in self.triggers:
+            formats = one.key_format, one.value_format, one.output_format
+            batch_size = one.batch.batch_size if one.batch.mode == "enable" else 0
+            triggers.append(wire.TriggerSetup(one.kind, one.name, *formats, one.output_topic, batch_size))
+        about = {"NAME": spec.name, "DESCRIPTION": spec.description, "VERSION": str(spec.version)}
+        about["HANDLER"] = spec.handler
         return wire.Setup(
             handler=spec.handler,
             folder=str(spec.folder),
             libraries=str(spec.libraries.folder) if spec.libraries else "",
             worker_id=str(number),
-            triggers=[
-                wire.TriggerSetup(
-                    trigger.kind,
-                    trigger.name,
-                    trigger.key_format,
-                    trigger.value_format,
-                    trigger.output_format,
-                    trigger.output_topic,
-                    trigger.batch.batch_size if trigger.batch.mode == "enable" else 0,
-                )
-                for trigger in self.triggers
-            ],
+            triggers=triggers,
             namespace=spec.namespace,
             log_level=_LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error"),
-            env={
-                "NUCLIO_FUNCTION_NAME": spec.name,
-                "NUCLIO_FUNCTION_DESCRIPTION": spec.description,
-                "NUCLIO_FUNCTION_VERSION": str(spec.version),
-                "NUCLIO_FUNCTION_HANDLER": spec.handler,
-                **spec.env,
-            },
+            env={**{f"NUCLIO_FUNCTION_{name}": text for name, text in about.items()}, **spec.env},
         )
 
     async def _watch(self) -> None:

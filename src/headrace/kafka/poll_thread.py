@@ -27,7 +27,7 @@ from headrace.records import Committed, TopicPartition
 
 log = logging.getLogger(__name__)
 
-_BATCH_RECORDS = 500
+_BATCH_RECORDS = 2000
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 ATTENTIVE_SECONDS = 0.2

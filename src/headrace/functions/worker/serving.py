@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, NamedTuple
@@ -249,8 +250,8 @@ class Serving:
         info, decode_key, decode_value, *_ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)
         headers = work.headers or [None] * len(work.offsets)
-        rows = zip(work.values, work.keys, headers, work.offsets, work.timestamps_ms, strict=True)
-        events: list[Event | None] = [_RecordEvent(*row, source) for row in rows]
+        columns = work.values, work.keys, headers, work.offsets, work.timestamps_ms
+        events: list[Event | None] = [*map(_RecordEvent, *columns, repeat(source))]
         if info.kind == "http":
             decode_value = None if decode_value is _decode_json else decode_value
             events = [_request(work, info, decode_value is not None)]

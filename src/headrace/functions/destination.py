@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
+from itertools import repeat
+from typing import Any
 
 from headrace import errors
 from headrace.config.internal_topics import kind_by_name
@@ -115,7 +117,8 @@ class FunctionDestination:
                     raise
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
             replies += ended
-            if self._is_in_order(delivery) and any(reply.error and not reply.permanent for reply in ended):
+            failed = ended.count(ACK) < len(ended) and any(reply.error and not reply.permanent for reply in ended)
+            if failed and self._is_in_order(delivery):
                 return replies + [NOT_BEGUN] * (len(records) - len(replies))
         return replies
 
@@ -151,7 +154,7 @@ class FunctionDestination:
         try:
             answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
             result = answer.results[0] if isinstance(answer, wire.Results) and answer.results else None
-            if result is None:
+            if not isinstance(result, wire.Result):
                 raise errors.DestinationUnavailable(f"no worker was free within {seconds:g} s")
             end = "failure" if result.error else "success"
         finally:
@@ -194,11 +197,11 @@ class FunctionDestination:
             return self._blame(partition, records, lost)
         if answer is None:
             return []
-        results: Sequence[wire.Result | None] = ()
+        results: Sequence[wire.AnyResult] = ()
         if isinstance(answer, wire.Results):
             results = answer.results
             records = records[: len(results)]
-        failures = len([1 for result in results if result and result.error])
+        failures = len([1 for result in results if type(result) is wire.Result and result.error])
         handled["failure"] += failures
         handled["success"] += len(records) - failures
         if self._held:
@@ -231,16 +234,21 @@ class FunctionDestination:
         return []
 
     async def _settle(
-        self, records: RecordBatch, results: Sequence[wire.Result | None], mode: str = "disable"
+        self, records: RecordBatch, results: Sequence[wire.AnyResult], mode: str = "disable"
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
         replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
         outgoing: list[OutgoingRecord] = []
         owners: list[int] = []
         topic = self._trigger.output_topic
-        emitted = {output.topic for result in results if result for output in result.outputs if output.topic}
+        if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
+            bodies: Any = results
+            outgoing, owners = [*map(OutgoingRecord, repeat(topic), records.keys, bodies)], [*range(len(bodies))]
+            results = ()
+        plain = [wire.Result([wire.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
+        emitted = {output.topic for result in plain if result for output in result.outputs if output.topic}
         internal = {each for each in emitted if self._kind_of(each)}
-        for index, (key, result) in enumerate(zip(records.keys, results, strict=False)):
+        for index, (key, result) in enumerate(zip(records.keys, plain, strict=False)):
             if result is None:
                 continue
             if result.error:
@@ -266,6 +274,8 @@ class FunctionDestination:
             results_of = self._held.hold(records.topic_partition, offsets, outgoing)
         else:
             results_of = await self._write(outgoing)
+        if {*map(type, results_of)} == {Produced}:
+            return replies
         written = zip(owners, outgoing, results_of, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
         for index, record, problem in problems:

@@ -95,7 +95,8 @@ class FramesInFlight:
         return records
 
     def _is_stopped(self, frame: Frame, answer: Answer) -> bool:
-        failed = isinstance(answer, wire.Results) and any(result and result.error for result in answer.results)
+        results = answer.results if isinstance(answer, wire.Results) else ()
+        failed = any(result.error for result in results if isinstance(result, wire.Result))
         return failed or frame.number in self._stopped
 
     def take_back(self) -> int:

@@ -152,11 +152,14 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whether the record stays open until it is acknowledged."""
 
 
-class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """One entry per record of the frame, or of the first ones if the parent or a failure has stopped it; None is
-    success without output."""
+AnyResult = Result | bytes | None
+"""None is success without output; bytes are success with one output, which has this body and nothing else."""
 
-    results: list[Result | None]
+
+class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """One entry per record of the frame, or of the first ones if the parent or a failure has stopped it."""
+
+    results: list[AnyResult]
     seconds: float = 0.0
     """How long the frame took in the worker."""
 

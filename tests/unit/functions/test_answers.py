@@ -40,7 +40,13 @@ class Logged:
 )
 def test_one_output_in_json(answer: Any, body: bytes) -> None:
     """Nuclio's return rules: text and bytes as they are, everything else as JSON."""
-    assert Answers("json").result_of(answer) == Result([Output(body, [])])
+    assert Answers("json").result_of(answer) == body
+
+
+def test_an_empty_body_is_an_output_too() -> None:
+    """It must not be taken for no output."""
+    assert Answers("json").result_of(b"") == Answers("json").result_of("") == Result([Output(b"", [])])
+    assert Answers("json", used=False).result_of(b"body") is None
 
 
 @pytest.mark.parametrize("answer", [None, [], Response(), (200, None), [None]])
@@ -78,9 +84,9 @@ def test_without_an_output_topic_bodies_are_dropped() -> None:
 
 def test_formats_hold_what_they_can() -> None:
     """`string` takes everything, `binary` only bytes and text."""
-    assert Answers("string").result_of(1.5) == Result([Output(b"1.5", [])])
-    assert Answers("string").result_of({"a": 1}) == Result([Output(b'{"a":1}', [])])
-    assert Answers("binary").result_of(b"b") == Result([Output(b"b", [])])
+    assert Answers("string").result_of(1.5) == b"1.5"
+    assert Answers("string").result_of({"a": 1}) == b'{"a":1}'
+    assert Answers("binary").result_of(b"b") == b"b"
     with pytest.raises(TypeError, match="handler returned dict"):
         Answers("binary").result_of({})
 

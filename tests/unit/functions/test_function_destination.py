@@ -123,14 +123,40 @@ def test_a_frame_without_outputs_is_acknowledged_without_kafka() -> None:
     assert kafka.written == []
 
 
-@pytest.mark.parametrize("answer", [done, outputs])
+def bodies(work: wire.Work) -> wire.Results:
+    return wire.Results([b"%d" % offset for offset in work.offsets])
+
+
+@pytest.mark.parametrize(
+    "emitted", [None, wire.Result([wire.Output(b"a", [], "other", b"own"), wire.Output(b"b", [])])]
+)
+def test_a_body_is_an_output_with_the_key_of_its_record(emitted: wire.Result | None) -> None:
+    """Alone and among other results, which keep their place."""
+    kafka = Kafka()
+    to = destination(FakeWorkers(lambda work: wire.Results([b"0", emitted, b"2"])), kafka)
+    assert asyncio.run(to.deliver(delivery(3))) == [ACK] * 3
+    among = [("other", b"own", b"a"), ("out", b"k1", b"b")] if emitted else []
+    found = [(record.topic, record.key, record.value) for record in kafka.written]
+    assert found == [("out", b"k0", b"0"), *among, ("out", b"k2", b"2")]
+
+
+@pytest.mark.parametrize("answer", [bodies, outputs])
+def test_a_refused_output_fails_its_own_record_only(answer: Any) -> None:
+    """Whatever form the worker has answered in."""
+    kafka = Kafka()
+    kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB"), Produced(0, 1)]]
+    replies = asyncio.run(destination(FakeWorkers(answer), kafka).deliver(delivery(3)))
+    assert [reply.error for reply in replies] == ["", "RecordTooLarge", ""]
+
+
+@pytest.mark.parametrize("answer", [done, outputs, bodies])
 def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     """The worker makes the events, and work for each record here bounds the throughput."""
     kafka, sent = Kafka(), delivery(3)
     to, columns = destination(FakeWorkers(answer), kafka), sent._replace(records=RecordBatch.of(sent.records))
     monkeypatch.setattr("headrace.records.Record", None)
     assert asyncio.run(to.deliver(columns)) == [ACK] * 3
-    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if answer is outputs else [])
+    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if answer is not done else [])
 
 
 def test_outputs_keep_the_key_of_their_record() -> None:

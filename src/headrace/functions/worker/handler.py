@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.functions import sdk
-from headrace.functions.wire import Headers, Output, Result, Setup
+from headrace.functions.wire import AnyResult, Headers, Output, Result, Setup
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
@@ -119,7 +119,7 @@ class Answers:
         """Encode outputs by a format (`json`, `string`, `binary`); what is returned is an output only if it is used."""
         self._format, self._used = output_format, used
 
-    def result_of(self, answer: Any) -> Result | None:
+    def result_of(self, answer: Any) -> AnyResult:
         """Return the result of a record, None for success without output.
 
         A list is several replies, each of its items one output. None is no output.
@@ -127,6 +127,8 @@ class Answers:
         Raises:
             TypeError: The output format cannot hold the returned value.
         """
+        if type(answer) is bytes and answer and self._used:
+            return answer
         outputs: list[Output] = []
         held = False
         for reply in answer if type(answer) is list else (answer,):
@@ -136,9 +138,11 @@ class Answers:
             if body is not None and self._used:
                 outputs.append(Output(self.encode(body), headers))
             held = held or (hasattr(reply, "status_code") and sdk.has_no_ack(reply.headers))
+        if len(outputs) == 1 and outputs[0].body and not (outputs[0].headers or held):
+            return outputs[0].body
         return Result(outputs, held=held) if outputs or held else None
 
-    def results_of(self, answer: Any, events: Sequence[sdk.Event]) -> list[Result | None]:
+    def results_of(self, answer: Any, events: Sequence[sdk.Event]) -> list[AnyResult]:
         """Return the results of a batch: a list has one reply per event, everything else is one reply for all.
 
         Raises:
@@ -146,9 +150,10 @@ class Answers:
         """
         if type(answer) is not list:
             result = self.result_of(answer)
-            if result and result.error:
-                return [msgspec.structs.replace(result, shared=len(events) > 1)] * len(events)
-            others = Result(held=True) if result and result.held else None
+            whole = result if isinstance(result, Result) else Result()
+            if whole.error:
+                return [msgspec.structs.replace(whole, shared=len(events) > 1)] * len(events)
+            others = Result(held=True) if whole.held else None
             return [*[others] * (len(events) - 1), result]
         replies = {getattr(reply, "event_id", None): reply for reply in answer}
         if any(replies):

@@ -163,12 +163,14 @@ class Serving:
         The parent writes `stop` into shared memory to stop this frame between two records.
         """
         began = perf_counter()
-        results: list[wire.Result | None] = [None] * len(work.offsets)
+        results: list[wire.AnyResult] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
         begun = await serve(self._events_of(work, results), results, stop, work.in_order)
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
+            if isinstance(result, bytes):
+                result = wire.Result([wire.Output(result, [])])
             if result is None or not result.error:
                 outputs += result.outputs if result else []
                 results[index] = wire.Result(outputs, held=result is not None and result.held)
@@ -178,7 +180,7 @@ class Serving:
         return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
 
     async def _serve_each(
-        self, events: list[Event | None], results: list[wire.Result | None], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[wire.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
@@ -200,12 +202,12 @@ class Serving:
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 result = failure(cause)
             results[index] = result
-            if in_order and result and result.error:
+            if in_order and isinstance(result, wire.Result) and result.error:
                 return index + 1
         return len(events)
 
     async def _serve_batches(
-        self, events: list[Event | None], results: list[wire.Result | None], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[wire.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
@@ -226,7 +228,7 @@ class Serving:
                 found = [msgspec.structs.replace(failure(cause), shared=len(batch) > 1)] * len(batch)
             for index, result in zip(indexes, found, strict=True):
                 results[index] = result
-                failed = failed or bool(result and result.error)
+                failed = failed or bool(isinstance(result, wire.Result) and result.error)
         self._progress[0] = self._begun + len(events)
         return len(events)
 
@@ -245,7 +247,7 @@ class Serving:
         index = self._events.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
         self._emitted.setdefault(index, []).append(trigger.answers.emitted(topic, key, value, headers))
 
-    def _events_of(self, work: wire.Work, results: list[wire.Result | None]) -> list[Event | None]:
+    def _events_of(self, work: wire.Work, results: list[wire.AnyResult]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
         info, decode_key, decode_value, *_ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)

@@ -188,8 +188,6 @@ class Admin:
         """Create a topic unless it exists.
 
         Args:
-            name: Its name.
-            partitions: Number of partitions.
             replication_factor: Replicas; -1 takes the broker's default.
             configs: Topic configuration by Kafka's names.
 

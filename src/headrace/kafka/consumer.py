@@ -70,13 +70,8 @@ class Consumer(Service):
 
         Args:
             admin: Of the cluster; gets errors and acknowledged commits.
-            name: Name of the service.
-            group: The consumer group.
             topics: What it reads; `subscribe` changes it.
-            listener: Receives the records.
             flow: How many records and bytes may be in flight.
-            clock: Time.
-            policy: How the group reads.
 
         Raises:
             ConfigError: Settings of the member and of every client contradict each other.

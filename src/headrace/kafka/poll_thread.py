@@ -64,18 +64,7 @@ class PollThread:
         problems: ConsumerProblems,
         clock: Clock,
     ) -> None:
-        """Prepare.
-
-        Args:
-            name: The consumer's.
-            security: Makes the clients, which this thread closes.
-            loop: Calls the listener.
-            commands: Run before each poll.
-            flow: Which partitions to pause.
-            resolver: Where partitions start.
-            problems: Reported to the loop.
-            clock: Time.
-        """
+        """Prepare; `security` makes the clients, which this thread closes, and `commands` run before each poll."""
         self.epochs: dict[TopicPartition, int] = {}
         """The epochs of the present assignment."""
         self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)

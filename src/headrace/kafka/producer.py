@@ -36,7 +36,7 @@ _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
 _CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
 """More of them fill batches, so the client need not send at once."""
-_SLICE_RECORDS = 250
+_SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 _CROWD_SECONDS = 0.05
 _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
 """A client without any right to write is replaced after so long, with requests or without."""
@@ -52,19 +52,7 @@ Results = list[ProduceResult]
 class _Request:
     """The records of one `send`: their results and how many are still out."""
 
-    __slots__ = (
-        "_acked",
-        "_failure",
-        "_post",
-        "delivered",
-        "done",
-        "key",
-        "refused",
-        "results",
-        "size_bytes",
-        "topics",
-        "total",
-    )
+    callbacks: _Callbacks
 
     def __init__(
         self,
@@ -116,6 +104,23 @@ class _Request:
             self._post(self)
 
 
+class _Callbacks:
+    """Delivery callbacks by index, for one request after the other: to make them costs half as much as `produce`."""
+
+    request: _Request
+
+    def __init__(self) -> None:
+        self._made: list[Callable[[Any, Any], None]] = []
+
+    def between(self, first: int, end: int) -> list[Callable[[Any, Any], None]]:
+        """Return those of the records from index `first` to before `end`."""
+        self._made += [functools.partial(self._report, index) for index in range(len(self._made), end)]
+        return self._made[first:end]
+
+    def _report(self, index: int, error: Any, record: Any) -> None:
+        self.request.reported(index, error, record)
+
+
 class _Health:
     """What is known of one client."""
 
@@ -147,9 +152,6 @@ class Producer(Service):
         """Prepare; no one is contacted.
 
         Args:
-            kafka: Where.
-            settings: How.
-            name: Name of the service.
             admin: Of the cluster, if this process has one: knows limits of topics, gets errors and acknowledgements.
             refuses: Whether nothing is taken while no broker has answered for `settings.unreachable_seconds`.
         """
@@ -163,6 +165,7 @@ class Producer(Service):
         self._idle = asyncio.Event()
         self._work = threading.Event()
         self._open_requests = 0
+        self._callbacks: list[_Callbacks] = []  # of requests that have ended
         self._crowded_at = -1.0
         self._health = _Health()
         self._replacement = ClientReplacement(kafka.security, self._new_client)
@@ -287,7 +290,7 @@ class Producer(Service):
         if self._refuses:
             self._admin.reachability.check(self._settings.unreachable_seconds)
         if size_bytes is None:
-            size_bytes = sum([record.size_bytes for record in records])
+            size_bytes = sum([r.size_bytes if r.headers else len(r.key or b"") + len(r.value or b"") for r in records])
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
         key = key_of_request(records, partitions)
         self._budget.take(key, size)
@@ -295,6 +298,8 @@ class Producer(Service):
         self._budget.count(topics, 1)
         post, acked = self._bridge.post, self._settings.acks != 0
         request = _Request(len(records), size, key, post, done, acked, self._failure, topics)
+        request.callbacks = self._callbacks.pop() if self._callbacks else _Callbacks()
+        request.callbacks.request = request
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -362,19 +367,12 @@ class Producer(Service):
         if self._replacement.held is not None:
             self._replacement.held.append((request, records, first))
             return
-        produce, reported = self._client.produce, request.reported
-        for index, record in enumerate(records, first):
+        produce: Any = self._client.produce  # its stubs forget that a list of headers is invariant
+        callbacks = request.callbacks.between(first, first + len(records))
+        for index, (record, callback) in enumerate(zip(records, callbacks, strict=True), first):
             try:
-                produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    -1 if record.partition is None else record.partition,
-                    functools.partial(reported, index),
-                    None,
-                    record.timestamp_ms,
-                    record.headers,  # type: ignore[arg-type]  # the client's stubs forget that a list is invariant
-                )
+                to = -1 if record.partition is None else record.partition
+                produce(record.topic, record.value, record.key, to, callback, None, record.timestamp_ms, record.headers)
             except BufferError:
                 full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
                 request.refuse(index, full)
@@ -398,6 +396,8 @@ class Producer(Service):
                 self._open_requests -= 1
                 self._budget.give_back(request.key, request.size_bytes)
                 self._budget.count(request.topics, -1)
+                if len(self._callbacks) < _KEPT_CALLBACKS and request.total <= _MOST_KEPT_RECORDS:
+                    self._callbacks.append(request.callbacks)
                 done(request.results)
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
             self._health.has_written = True

@@ -23,8 +23,6 @@ from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 
 _STDERR = 2
-_GC_OBJECTS = 10_000
-"""More than the events of a frame, which all live until it ends: a collection in between would find nothing."""
 _OOM_SCORE = "500"
 """When the machine has no memory left, the kernel ends a worker rather than the parent."""
 
@@ -35,7 +33,7 @@ def main() -> int:
     # Programs that the handler starts must not hold the wire: its end shows the parent that the worker has ended.
     for number in numbers:
         os.set_inheritable(number, False)
-    gc.set_threshold(_GC_OBJECTS)
+    gc.set_threshold(10_000)  # the events of a frame live until it ends: collections in between find nothing
     faulthandler.enable()  # a crash in native code names the line of the handler
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)

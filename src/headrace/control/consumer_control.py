@@ -79,14 +79,9 @@ class ConsumerControl(Reconciler):
         lag_of: Callable[[str], Collection[TopicPartition]],
         clock: Clock,
     ) -> None:
-        """Prepare.
+        """Prepare; `add` and `remove` change `consumers`, `member` is this process's name for people.
 
-        Args:
-            table: The entries that all processes read.
-            consumers: The consumers of this process by name; `add` and `remove` change it.
-            member: This process's name for people.
-            lag_of: Returns the partitions of a group, as far as this process knows them.
-            clock: Time.
+        `lag_of` returns the partitions of a group, as far as this process knows them.
         """
         super().__init__("consumer control", table, clock)
         self.consumers = consumers

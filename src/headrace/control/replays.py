@@ -91,13 +91,9 @@ class Replays:
         *,
         producing: bool = True,
     ) -> None:
-        """Prepare.
+        """Prepare; `consumers` are those of this process and may change, nothing is replayed to `internal` topics.
 
-        Args:
-            context: Kafka, a producer and a clock.
-            consumers: The consumers of this process by name; registered ones may be added and removed.
-            internal: Topics that nothing is replayed to.
-            producing: Whether producing is on, which `begin_by_metadata` needs.
+        `begin_by_metadata` needs `producing`.
         """
         self._context, self._consumers, self._producing = context, consumers, producing
         self._internal = internal

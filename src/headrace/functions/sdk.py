@@ -272,7 +272,8 @@ class Platform:
             self.acknowledged.append(qualified_offset)
             return
         topic, partition, offset = (getattr(qualified_offset, name) for name in ("topic", "partition", "offset"))
-        if problem := await self._acknowledge(str(topic), int(partition), int(offset)):
+        topic = topic.decode() if isinstance(topic, bytes) else str(topic)
+        if problem := await self._acknowledge(topic, int(partition), int(offset)):
             raise NotAcknowledged(problem)
 
     def set_drain_callback(self, callback: Callback) -> None:

@@ -231,15 +231,11 @@ class FrameReader(Generic[M]):
                 end = begin + _PREFIX_BYTES + size
                 if end > held:
                     break
-                messages.append(self._message(view[begin + _PREFIX_BYTES : end]))
+                with view[begin + _PREFIX_BYTES : end] as payload:
+                    try:
+                        messages.append(self._decode(payload))
+                    except msgspec.DecodeError as cause:
+                        raise WireBroken(f"a frame has an unexpected content: {cause}") from None
                 begin = end
         del self._held[:begin]
         return messages
-
-    def _message(self, payload: memoryview) -> M:
-        try:
-            return self._decode(payload)
-        except msgspec.DecodeError as cause:
-            raise WireBroken(f"a frame has an unexpected content: {cause}") from None
-        finally:
-            payload.release()

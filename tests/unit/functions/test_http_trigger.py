@@ -393,6 +393,24 @@ def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Pa
     uvloop.run(run())
 
 
+def test_texts_of_requests_are_bytes_without_decoding(write: Write) -> None:
+    """JSON is decoded still."""
+    code = """
+        def handler(context, event):
+            return repr([event.method, event.path, event.url, event.fields, event.headers[b"X-Own"],
+                         event.get_header(b"x-oWN"), event.body, event.trigger.name, context.trigger.name])
+    """
+
+    async def run() -> None:
+        spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": "no"}]}
+        async with listening(write(code, spec=spec)) as function:
+            answer = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
+            whole = [b"PUT", b"/a", b"/a?x=1", {b"x": b"1"}, b"one", b"one", [1], b"web", "web"]
+            assert answer.body.decode() == repr(whole)
+
+    uvloop.run(run())
+
+
 def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
     """With a wait of 0 only a busy worker is a reason for 503."""
 

@@ -150,3 +150,16 @@ def test_another_function_is_called_by_http(monkeypatch: pytest.MonkeyPatch) -> 
     server.server_close()
     with pytest.raises(ConnectionError, match=r"function enrich is not reached at .*set NUCLIO_FUNCTION_URL"):
         platform.call_function("enrich", Event(b"x"), timeout=5)
+
+
+async def test_a_topic_of_bytes_is_acknowledged() -> None:
+    """As events have it without decoding of texts."""
+    platform, seen = Platform(), []
+
+    async def acknowledge(topic: str, partition: int, offset: int) -> str:
+        seen.append((topic, partition, offset))
+        return ""
+
+    platform._acknowledge = acknowledge
+    await platform.explicit_ack(QualifiedOffset(b"flights", 3, 7))  # type: ignore[arg-type]
+    assert seen == [("flights", 3, 7)]

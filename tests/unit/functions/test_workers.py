@@ -84,6 +84,58 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
     uvloop.run(run())
 
 
+TEXTS = """
+    def handler(context, event):
+        names = ["topic", "path", "id", "content_type", "method", "type_version", "headers", "fields"]
+        names += ["body", "shard_id"]
+        context.logger.info("seen")
+        seen = [getattr(event, name) for name in names] + [event.trigger.kind, event.trigger.name]
+        return context.Response(event.headers, str(seen).encode())
+"""
+
+
+@pytest.mark.parametrize("word", ["no", "FALSE", "Disable", "disabled", "in the process"])
+async def test_texts_of_events_are_bytes_without_decoding(
+    write_function: Write, running: Run, word: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`NUCLIO_PYTHON_DECODE_EVENT_STRINGS` of `spec.env` or of the process; outputs and log lines are texts still."""
+    variable = {"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": word}
+    if word == "in the process":
+        monkeypatch.setenv(variable["name"], "no")
+    spec = {} if word == "in the process" else {"env": [variable]}
+    caplog.set_level(logging.INFO, "headrace")
+    async with running(write_function(TEXTS, spec=spec, outputTopic="out")) as function:
+        assert await function.deliver(b"v", read_headers=lambda: [("h", b"1")]) == [ACK]
+        [output] = function.written
+        assert output.headers == [("h", b"1")]
+        assert output.value.decode() == str(
+            [
+                b"flights",
+                b"flights",
+                b"flights-3-0",
+                b"",
+                b"",
+                b"",
+                {b"h": b"1"},
+                {},
+                b"v",
+                3,
+                b"kafka-cluster",
+                b"kafka",
+            ]
+        )
+        await function.until(lambda: "event_id='flights-3-0'" in caplog.text)
+
+
+@pytest.mark.parametrize("word", ["yes", "", "0"])
+async def test_texts_of_events_are_texts_otherwise(write_function: Write, running: Run, word: str) -> None:
+    """As without the variable: Nuclio knows four words only."""
+    spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": word}]}
+    async with running(write_function(TEXTS, spec=spec, outputTopic="out")) as function:
+        assert await function.deliver(b"v") == [ACK]
+        assert function.written[0].value.decode().startswith("['flights', 'flights', 'flights-3-0', '', '', ''")
+
+
 @pytest.mark.parametrize(
     "code",
     [

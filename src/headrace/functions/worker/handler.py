@@ -65,7 +65,7 @@ def context_of(setup: Setup, sink: sdk.Sink) -> sdk.Context:
 
     def write(level: str, message: str, fields: dict[str, Any]) -> None:
         event = context._at_work()
-        sink(level, message, {**fields, "event_id": event.id} if event else fields)
+        sink(level, message, {**fields, "event_id": _text(event.id)} if event else fields)
 
     logger = sdk.Logger(write, level=setup.log_level).bind(worker_id=setup.worker_id)
     trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
@@ -206,7 +206,7 @@ def parts_of(reply: Any) -> tuple[int, Any, Headers]:
 def headers_of(headers: Any) -> Headers:
     """Return the headers of an output, from a mapping or from pairs; text and numbers become UTF-8."""
     pairs = headers.items() if hasattr(headers, "items") else headers
-    return [(name, _header(value)) for name, value in pairs if str(name).lower() != sdk.NO_ACK]
+    return [(name, _header(value)) for each, value in pairs if (name := _text(each)).lower() != sdk.NO_ACK]
 
 
 def _header(value: Any) -> bytes | None:

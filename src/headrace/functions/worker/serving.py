@@ -22,6 +22,8 @@ Decode = Callable[[bytes], Any]
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
 """Headers of answers that do not come from the handler's."""
+_TEXTS = frozenset(("topic", "path", "id", "content_type", "method", "url", "type", "type_version", "version"))
+_TEXTS |= {"trigger", "headers", "fields"}
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
@@ -93,6 +95,22 @@ class _RecordEvent(Event):
         self._origin = origin
 
 
+class _BytesEvent(Event):
+    """An event whose texts are bytes, as Nuclio's with `NUCLIO_PYTHON_DECODE_EVENT_STRINGS: no`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return _as_bytes(found) if name in _TEXTS else found
+
+
+def _as_bytes(found: Any) -> Any:
+    if isinstance(found, TriggerInfo):
+        return TriggerInfo(*map(_as_bytes, found))
+    if isinstance(found, dict):
+        return {_as_bytes(name): _as_bytes(value) for name, value in found.items()}
+    return found.encode() if isinstance(found, str) else found
+
+
 class _HttpAnswers(Answers):
     """Turns what a handler returns into the answer to a request, by Nuclio's rules."""
 
@@ -134,6 +152,8 @@ class Serving:
         """Runs a coroutine that the handler returns; None if `serve` awaits it, which else never waits."""
         self.bodies = Bodies()
         self._handler = handler
+        decodes = os.environ.get("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "").lower()
+        self._has_texts = decodes not in ("no", "false", "disable", "disabled")
         self._context = context
         self._triggers = [
             _Trigger(
@@ -257,6 +277,8 @@ class Serving:
         if info.kind == "http":
             decode_value = None if decode_value is _decode_json else decode_value
             events = [_request(work, info, decode_value is not None)]
+        for event in () if self._has_texts else events:
+            event.__class__ = _BytesEvent
         begun, self._trigger = self._progress[0], work.trigger
         self._begun = begun
         if decode_key is None and decode_value is None:

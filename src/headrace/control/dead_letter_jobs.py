@@ -73,15 +73,9 @@ class DeadLetterJobs:
         redrive_to: Target = TO_ORIGIN,
         dry_run_seconds: float | None = DRY_RUN_SECONDS,
     ) -> None:
-        """Prepare.
+        """Prepare; `on_sent` gets records that were written, or not.
 
-        Args:
-            context: Kafka, a producer and a clock.
-            replays: Makes what redrives to a consumer.
-            origins: Knows the consumers whose dead letters may go back.
-            on_sent: Called with records that were written, or not.
-            redrive_to: Where a redrive sends dead letters that go to no consumer.
-            dry_run_seconds: Limit of a dry run; None for none.
+        `redrive_to` is where a redrive sends dead letters that go to no consumer.
         """
         self._context, self._replays, self._origins, self._on_sent = context, replays, origins, on_sent
         self._redrive_to, self._dry_run_seconds = redrive_to, dry_run_seconds

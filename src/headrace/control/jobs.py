@@ -151,15 +151,10 @@ class Jobs(Reconciler):
         *,
         retries: bool = True,
     ) -> None:
-        """Prepare.
+        """Prepare; `make` makes what runs a job, or None if this process does not have what that needs.
 
-        Args:
-            table: Holds the jobs.
-            lease_of: Makes the lease of a name.
-            make: Makes what runs a job, or None if this process does not have what that needs.
-            conflict: Whether two jobs must not run at the same time.
-            clock: For everything that waits.
-            retries: Whether a job that failed for a cause that may pass waits and runs again.
+        `conflict` says whether two jobs must not run at the same time. With `retries` a job that failed for a cause
+        that may pass waits and runs again.
         """
         super().__init__("jobs", table, clock)
         self._retries = retries

@@ -196,16 +196,9 @@ class Redrive:
         resumes: bool = False,
         on_sent: Sent | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare; `on_sent` gets records that were written, or not.
 
-        Args:
-            admin: The cluster.
-            produce: Writes records.
-            clock: Time.
-            spec: Which dead letters, and where to.
-            origins: Proves the origins of dead letters.
-            resumes: Whether an earlier run was stopped, so that nothing may be left.
-            on_sent: Called with records that were written, or not.
+        `resumes` says that an earlier run was stopped, so that nothing may be left.
         """
         self._admin, self._produce, self._clock, self._spec = admin, produce, clock, spec
         self._resumes, self._on_sent = resumes, on_sent

@@ -193,14 +193,9 @@ class Registrations(Reconciler):
         apply: Callable[[Mapping[str, Registration]], None],
         on_removed: Callable[[str], None],
     ) -> None:
-        """Prepare.
+        """Prepare; `apply` gets all that must run, by name, whenever that may have changed.
 
-        Args:
-            table: Where they are kept.
-            rules: What they must conform to.
-            clock: For the time of a change.
-            apply: Called with all that must run, by name, whenever that may have changed.
-            on_removed: Called with the name of one that ran and is removed, before its control entries are removed.
+        `on_removed` gets the name of one that ran and is removed, before its control entries are removed.
         """
         super().__init__("registrations", table, clock)
         self._rules, self._apply, self._on_removed = rules, apply, on_removed
@@ -241,16 +236,7 @@ class Registrations(Reconciler):
         return self._refused.get(one.key)
 
     async def put(self, owner: str, principal: Principal | None, name: str, config: Any) -> tuple[Registration, bool]:
-        """Add or change a registration.
-
-        Args:
-            owner: Its owner.
-            principal: The caller; None without authentication.
-            name: Its name.
-            config: Its settings.
-
-        Returns:
-            The registration, and whether it is new.
+        """Add or change a registration; return it, and whether it is new. `principal` is None without authentication.
 
         Raises:
             InvalidRequest, Forbidden: The settings are not allowed.

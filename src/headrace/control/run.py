@@ -96,16 +96,9 @@ class WindowSource(Service):
         limits: Limits,
         clock: Clock,
     ) -> None:
-        """Prepare; sets itself as the pump's source.
+        """Prepare; sets itself as the pump's source. `starts` has what had ended above in an earlier run, too.
 
-        Args:
-            pump: Delivers.
-            starts: Where each partition starts, and what had ended above in an earlier run.
-            ends: Where each of the same partitions ends.
-            read: Reads.
-            start_offsets: Finds what was removed from the log when reading fails.
-            limits: How much and how fast.
-            clock: For the rate and for pauses.
+        `start_offsets` finds what was removed from the log when reading fails.
         """
         super().__init__(f"{pump.name} source")
         self.progress = Progress(starts, 0, pump.counts.read())

@@ -68,13 +68,7 @@ class Matcher:
         self._headers = [(name, to_bytes(value)) for name, value in selection.headers.items()]
 
     def matches(self, record: Record, origin: Origin | None, headers: Sequence[Header] | None = None) -> bool:
-        """Return whether a record of the window is selected.
-
-        Args:
-            record: The record.
-            origin: What its headers say, if it is a dead letter; without it no condition on dead letters holds.
-            headers: Its headers, if the caller has read them already.
-        """
+        """Return whether a record of the window is selected; without an origin no condition on dead letters holds."""
         if self._since_ms is not None and record.timestamp_ms < self._since_ms:
             return False
         if self._until_ms is not None and record.timestamp_ms >= self._until_ms:
@@ -130,13 +124,8 @@ class Window(msgspec.Struct, frozen=True):
     ) -> Window:
         """Return the offsets that a span of a topic has now; partitions may be empty.
 
-        Args:
-            admin: The cluster.
-            topic: The topic.
-            span: The part of it.
-            now_seconds: The present time, since the epoch.
-            cut_until: End at the first record that is not before `until`. Without it records behind that one stay
-                in the window, and their timestamps decide.
+        With `cut_until` the window ends at the first record that is not before `until`. Without it records behind that
+        one stay in the window, and their timestamps decide.
 
         Raises:
             TopicNotFound: The cluster does not have the topic.

@@ -238,8 +238,7 @@ class FunctionDestination:
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
         replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
-        outgoing: list[OutgoingRecord] = []
-        owners: list[int] = []
+        outgoing, owners = list[OutgoingRecord](), list[int]()
         topic = self._trigger.output_topic
         if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
             bodies: Any = results
@@ -274,8 +273,6 @@ class FunctionDestination:
             results_of = self._held.hold(records.topic_partition, offsets, outgoing)
         else:
             results_of = await self._write(outgoing)
-        if {*map(type, results_of)} == {Produced}:
-            return replies
         written = zip(owners, outgoing, results_of, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
         for index, record, problem in problems:

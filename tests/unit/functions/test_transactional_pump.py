@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
+import confluent_kafka
+import pytest
+
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
-from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
+from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
-from headrace.kafka import Consumer
+from headrace.kafka import Consumer, GroupOffsets
+from headrace.kafka.transaction_offsets import metadata_in
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.testing import ManualClock
@@ -82,7 +87,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock, self.held = ManualClock(), HeldOutputs()
-        self.consumer = FakeConsumer()
+        self.consumer: Any = FakeConsumer()
         self.transactions: Any = FakeTransactions()
         self.pump = TransactionalPump(
             "pump",
@@ -252,3 +257,156 @@ def test_an_output_that_the_topic_does_not_accept_is_refused_alone() -> None:
     assert held.refuse(transaction_of(held, *outputs), [error, KafkaTimeout()])
     assert refused(held, *outputs) == [error, None]
     assert not HeldOutputs().refuse(transaction_of(HeldOutputs(), *outputs), [KafkaTimeout(), KafkaTimeout()])
+
+
+class Broker:
+    """The group and the log of a broker, as a client sees them: offsets of an older generation are refused."""
+
+    def __init__(self) -> None:
+        self.generation = 1
+        self.visible: list[bytes] = []
+        self.committed: dict[TopicPartition, Committed] = {}
+
+    def send_offsets_to_transaction(self, offsets: Any, metadata: bytes, seconds: float) -> None:
+        if metadata != metadata_of(self.generation):
+            raise confluent_kafka.KafkaException(
+                confluent_kafka.KafkaError(confluent_kafka.KafkaError.ILLEGAL_GENERATION)
+            )
+
+
+def metadata_of(generation: int) -> bytes:
+    """Return the metadata of a member as the client writes it."""
+    return b"CGMDv2:" + generation.to_bytes(4, sys.byteorder, signed=True)
+
+
+class Member(FakeConsumer):
+    """A member that knows the generation in which it joined, and the epochs of its assignments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = 0
+        self.epochs: dict[TopicPartition, int] = {}
+
+    def join(self, broker: Broker, epochs: dict[TopicPartition, int]) -> None:
+        broker.generation += 1
+        self.generation, self.epochs = broker.generation, epochs
+
+    def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Any:
+        epochs = {partition: self.epochs.get(partition, 0) for partition in offsets}
+        return GroupOffsets(offsets, lambda: metadata_in((metadata_of(self.generation), self.epochs), epochs))
+
+
+class FencedTransactions(FakeTransactions):
+    """Writes to a broker; raises what `answers` has first."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.broker = broker
+
+    async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
+        if self.answers:
+            raise self.answers.pop(0)
+        if refused := group.send(self.broker):
+            return [refused] * len(records)
+        self.broker.visible += [record.value or b"" for record in records]
+        self.broker.committed.update(group.offsets)
+        return await super().submit(records, group=group)
+
+
+def member_of(broker: Broker) -> World:
+    """Return a process that has just joined and has both partitions."""
+    world = World()
+    world.consumer, world.transactions = Member(), FencedTransactions(broker)
+    world.consumer.join(broker, {P0: 1, P1: 2})
+    world.pump._transactions = world.transactions
+    world.pump.connect(world.consumer, world.consumer)
+    return world
+
+
+@pytest.mark.parametrize("joins_first", [False, True], ids=["unknown member", "joined again"])
+@pytest.mark.parametrize("is_back", [False, True], ids=["without its partition", "with its partition"])
+async def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(joins_first: bool, is_back: bool) -> None:
+    """It is frozen in a transaction, which is repeated after a peer has ended the same records."""
+    broker = Broker()
+    frozen = member_of(broker)
+    await frozen.feed(P0, 1, 2)
+    frozen.transactions.answers = [KafkaUnavailable("no broker")]
+    late = asyncio.ensure_future(frozen.pump._commit_ended())
+    await frozen.clock.settle()
+    peer = member_of(broker)
+    await peer.feed(P0, 1, 2)
+    assert await peer.commit() == ["1", "2"]
+
+    def join() -> None:
+        epochs = {P0: 3} if is_back else {}
+        frozen.consumer.join(broker, epochs)
+        frozen.pump.on_lost([P0, P1])
+        frozen.pump.on_assigned(epochs, broker.committed)
+
+    if joins_first:
+        join()
+    await frozen.clock.advance(60)
+    await late
+    if not joins_first:
+        assert frozen.consumer.rewound == [{P0: 1}]
+        join()
+    assert (broker.visible, broker.committed) == ([b"1", b"2"], {P0: Committed(3)})
+    if is_back:
+        frozen.consumer.epochs = {P0: 4}  # after the late transaction its partition begins again
+        frozen.pump.on_assigned({P0: 4}, broker.committed)
+        await frozen.feed(P0, 3)
+        assert await frozen.commit() == ["3"]
+    for world in (frozen, peer):
+        await world.pump.stop()
+
+
+async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:
+    """Few deliveries at a time, and each partition has outputs that wait for the next transaction."""
+
+    class Slow(FakeConsumer):
+        def is_committing(self, partition: TopicPartition) -> bool:
+            return partition in self.committing
+
+    world = World()
+    world.consumer = Slow()
+    partitions = [TopicPartition("many", number) for number in range(1000)]
+    size, in_flight = 100_000, 4
+    peak = 0
+
+    class LargeOutputs(HoldingDestination):
+        async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+            nonlocal peak
+            records = RecordBatch.of(delivery.records)
+            await self.held.begin(records)
+            outputs = [OutgoingRecord("out", None, b"x" * size) for _ in records.offsets]
+            self.held.hold(delivery.partition, records.offsets, outputs)
+            every = [*self.held._pending.values(), *self.held._ended.values()]
+            peak = max(peak, sum(map(len, every)))
+            return [ACK] * len(records)
+
+    world.pump = TransactionalPump(
+        "pump",
+        "g",
+        LargeOutputs(world.held),
+        None,
+        delivery=DeliveryConfig(max_in_flight=in_flight),
+        clock=world.clock,
+        chance=Random(1),
+        held=world.held,
+        transactions=world.transactions,
+    )
+    world.pump.connect(world.consumer, world.consumer)
+    world.pump.on_assigned(dict.fromkeys(partitions, 1), {})
+    world.consumer.committing = partitions
+    for partition in partitions:
+        await world.feed(partition, 0)
+    await world.clock.settle()
+    assert 100 <= peak <= 33_554_432 // size + 2 * in_flight
+    world.consumer.committing = ()
+    written = 0
+    for _ in range(100):
+        written += len(await world.commit())
+    assert written == len(partitions)
+    assert peak <= 33_554_432 // size + 2 * in_flight
+    assert (world.held._size_bytes, world.held._ended, world.pump._next) == (0, {}, {})
+    await world.pump.stop()

@@ -190,8 +190,11 @@ class ActiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.instance and self.is_member() and self.position)
     @rule(partitions=SUBSETS, how=st.sampled_from(["on_revoke", "on_lost"]), elsewhere=st.integers(0, 3))
     def taken(self, partitions: set[TopicPartition], how: str, elsewhere: int) -> None:
-        """Give partitions to another member, which delivers and commits some records."""
-        old = partitions & self.position.keys()
+        """Give partitions to another member, which delivers and commits some records.
+
+        A member that Kafka has removed loses all of them. With a part of them a read would answer that loss.
+        """
+        old = {*self.position} if how == "on_lost" else partitions & self.position.keys()
         self.client.rebalance(how, *sorted(old))
         self.runner.run(self.world.rebalanced())
         self.ends(old)

@@ -144,8 +144,8 @@ def _power_of_two(most: int) -> int:
 
 def wire_bytes(key: bytes | None, value: bytes | None, headers: list[Header] | None = None) -> int:
     """Return about how many bytes a record has in a batch."""
-    size = _HEADER_BYTES * (2 + len(headers or ())) + len(key or b"") + len(value or b"")
-    return size + sum(len(name) + len(text or b"") for name, text in headers or ())
+    size = _HEADER_BYTES * 2 + len(key or b"") + len(value or b"")
+    return size + sum(_HEADER_BYTES + len(name) + len(text or b"") for name, text in headers) if headers else size
 
 
 class ByteBudget:

@@ -394,7 +394,8 @@ class TransactionalProducers(Service):
 
     def _properties(self, transactional_id: str) -> dict[str, Any]:
         limit = self._settings.transactions.timeout_seconds
-        own = {"linger_seconds": 0.0, "delivery_timeout_seconds": limit, "request_timeout_seconds": None}
+        # A flush, which ends each transaction, sends at once; without a linger time records are sent one by one before.
+        own = {"linger_seconds": 0.005, "delivery_timeout_seconds": limit, "request_timeout_seconds": None}
         settings = self._settings.model_copy(update={**own, "acks": "all", "idempotence": True, "max_in_flight": 5})
         return {
             **producer_properties(self._kafka, settings, f"headrace-{transactional_id}"),

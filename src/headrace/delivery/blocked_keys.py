@@ -156,9 +156,7 @@ class BlockedKeys:
         ending = [self._ending.get(_identity(record)) for record in records] if self._ending else ()
         for event in filter(None, ending):
             await event.wait()
-        known = [
-            None if _identity(record) in self._ending else self.of(record).get(record.offset) for record in records
-        ]
+        known = [None if _identity(each) in self._ending else self.of(each).get(each.offset) for each in records]
         fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
         if fresh and self._records + len(fresh) > self._most_records:
             raise DeadLetterFailed(
@@ -214,9 +212,7 @@ class BlockedKeys:
 
     async def _write(self, records: Sequence[Record], value: bytes | None) -> list[int]:
         """Write entries or tombstones, read them back, and return their offsets."""
-        keys = [
-            msgspec.json.encode((*record.topic_partition, record.offset, record.key)).decode() for record in records
-        ]
+        keys = [msgspec.json.encode((*each.topic_partition, each.offset, each.key)).decode() for each in records]
         try:
             return await self._table.put_all(dict.fromkeys(keys, value), _WRITE_SECONDS)
         except HeadraceError as cause:
@@ -335,9 +331,7 @@ class StaleEntries(Service):
             committed = await self._committed()
             await self._blocked.read_to_end()
             left = {*self._blocked.entries()}
-            passed = {
-                entry: epoch for entry, epoch in passed.items() if entry in left and self._is_assigned(entry, epoch)
-            }
+            passed = {each: epoch for each, epoch in passed.items() if each in left and self._is_assigned(each, epoch)}
             if all(committed.get(partition, 0) >= end for partition, end in ends.items()):
                 break
             await self._clock.sleep(_ROUND_SECONDS)

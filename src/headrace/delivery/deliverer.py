@@ -124,20 +124,17 @@ class Deliverer:
         free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)
         if free <= 0 or not context.breaker.admits or not context.rate.admits:
             return None
+        reserved = min(self._limit.concurrency // _RESERVED, len(context.lanes) - self._busy)  # for idle lanes
         for _ in range(len(turns)):
             lane = turns.popleft()
             startable = lane.startable
-            if startable and lane.in_flight and self._is_reserved(free):
+            if startable and lane.in_flight and free <= reserved:
                 turns.append(lane)
                 continue
             self._queued.discard(lane)
             if startable:
                 return lane
         return None
-
-    def _is_reserved(self, free: int) -> bool:
-        """Whether the free slots are reserved for lanes with nothing in flight."""
-        return free <= min(self._limit.concurrency // _RESERVED, len(self._context.lanes) - self._busy)
 
     def _take(self, lane: Lane) -> tuple[Work, int]:
         """Return the next work of a lane, and its attempt id; 0 for dead letters, which the limit does not count."""
@@ -199,6 +196,8 @@ class Deliverer:
         A destination that is down uses up no attempt.
         """
         context, records = self._context, batch.records
+        if not records:
+            return None
         epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
         delivery = Delivery(context.group, lane.partition, epoch, records, batch.attempt, self._replay)
         reach("delivery.before")
@@ -341,9 +340,7 @@ class Deliverer:
             delayed = failure.parameters.get("delayed", ())
         if len(missing) < len(dead_letters):
             lane.progressed()
-            dead = [
-                dead_letter for at, dead_letter in enumerate(dead_letters) if at not in delayed and at not in missing
-            ]
+            dead = [each for at, each in enumerate(dead_letters) if at not in delayed and at not in missing]
             self._log_written(lane, dead, [dead_letters[at] for at in delayed])
             self._end_all(lane, dead, Outcome.DEAD_LETTER)
             self._end_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)

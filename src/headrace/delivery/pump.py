@@ -90,7 +90,7 @@ class Pump(Service):
     def _make_context(
         self, name: str, group: str, delivery: DeliveryConfig, clock: Clock, chance: Random
     ) -> PumpContext:
-        shared, delayed, begin = self._shared, self.hooks.delayed, self._begin
+        shared, delayed, begin = self._shared, self.hooks.delayed, lambda: self._deliverer.begin()
         breaker = shared.breaker if shared else Breaker(name, delivery, clock, chance, self._later, begin)
         if shared and delayed:
             shared._retries.append(self)
@@ -99,10 +99,8 @@ class Pump(Service):
         else:
             rate = DeliveryRate(clock, self._later, begin)
         settings = delivery.ordering, delivery.null_keys == "ordered", delivery.batch, delivery.retry
-        most, window = self.hooks.most_records, self.hooks.ack_window
-        return PumpContext(
-            group, *settings, clock, chance, Counts(), breaker, rate, self._lanes, self._later, delayed, most, window
-        )
+        more = self._later, delayed, self.hooks.most_records, self.hooks.ack_window
+        return PumpContext(group, *settings, clock, chance, Counts(), breaker, rate, self._lanes, *more)
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
         """Set where records come from; `member` is the same consumer, if it has a group that can be moved."""
@@ -284,10 +282,8 @@ class Pump(Service):
     @property
     def settings(self) -> LiveSettings:
         """How much is delivered, as it was set last."""
-        batch, limit, rate = self._context.batch, self.breaker.limit, self._context.rate
-        return LiveSettings(
-            rate.records_per_second, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most
-        )
+        batch, limit, rate = self._context.batch, self.breaker.limit, self._context.rate.records_per_second
+        return LiveSettings(rate, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most)
 
     def change(self, settings: LiveSettings) -> None:
         """Deliver so much from now on; what is in flight is not touched.
@@ -335,9 +331,6 @@ class Pump(Service):
             self.source.commit(offsets)
 
     # -----------------------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._deliverer.begin()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> asyncio.Task[None]:
         async def call_later() -> None:

@@ -206,9 +206,8 @@ class FunctionDestination:
         handled["success"] += len(records) - failures
         if self._held:
             await self._held.begin(records)
-        replies = await self._settle(
-            records, results, "disable" if delivery.replay else self._trigger.explicit_ack_mode
-        )
+        mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
+        replies = await self._settle(records, results, mode)
         if self._crashes:
             for offset in records.offsets:
                 self._crashes.pop((partition, offset), None)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+from headrace.delivery.context import Batch
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
@@ -52,6 +53,8 @@ class TransactionalPump(Pump):
         self._held, self._transactions, self._on_written = held, transactions, on_written
         self._next: dict[TopicPartition, Committed] = {}
         """Offsets for the next transaction."""
+        self._tried: dict[TopicPartition, dict[int, tuple[Batch, float]] | None] = {}
+        """What failed in lanes that begin again."""
         self._one_at_a_time = asyncio.Lock()
         self._failures = 0
         """Transactions that failed in a row."""
@@ -68,8 +71,10 @@ class TransactionalPump(Pump):
     def on_assigned(
         self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
     ) -> None:
-        self._drop(partitions)  # of an assignment before
         super().on_assigned(partitions, committed)
+        for partition in partitions:
+            self._lanes[partition].tried = self._tried.get(partition, {})
+        self._drop(partitions)  # of an assignment before
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
@@ -149,18 +154,22 @@ class TransactionalPump(Pump):
             if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
                 return failure
 
-    def _ended_with(self, failure: HeadraceError | None, partitions: Collection[TopicPartition], outputs: int) -> None:
+    def _ended_with(self, failure: HeadraceError | None, offsets: dict[TopicPartition, Committed], count: int) -> None:
+        lanes = [lane for partition in offsets if (lane := self._lanes.get(partition))]
         if failure is None:
             self._failures, self._problem = 0, ""
+            for lane in lanes:
+                end = offsets[lane.partition].offset
+                lane.tried = lane.tried and {offset: each for offset, each in lane.tried.items() if offset >= end}
             return
         self._failed(failure)
-        lanes = [lane for partition in partitions if (lane := self._lanes.get(partition))]
         epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
-        why = f"the transaction of {outputs} outputs failed, and its records are delivered again"
+        why = f"the transaction of {count} outputs failed, and its records are delivered again"
         log.warning("%s: %s: %s", self.name, why, failure.description)
         self._fence(lanes, why)
         self._forget(lanes)
         self._drop(epochs)
+        self._tried |= {lane.partition: lane.tried for lane in lanes}
         self.spawn(self._rewind(epochs), "rewind")
 
     def _failed(self, failure: HeadraceError) -> None:
@@ -178,3 +187,4 @@ class TransactionalPump(Pump):
         self._held.drop(partitions)
         for partition in partitions:
             self._next.pop(partition, None)
+            self._tried.pop(partition, None)

@@ -62,8 +62,8 @@ class WorkerMetrics:
             for result in ("success", "failure"):
                 labels = {**self._nuclio, "trigger_id": name, "result": result}
                 yield f"{_NUCLIO}handled_events_total", labels, partial(handled.__getitem__, result)
+        prefix = f"{_NUCLIO}handled_events_duration_milliseconds"
         for worker in range(len(self._events)):
-            prefix = f"{_NUCLIO}handled_events_duration_milliseconds"
             labels = {**self._pool, "worker_index": str(worker)}
             yield f"{prefix}_sum", labels, partial(self._milliseconds.__getitem__, worker)
             yield f"{prefix}_count", labels, partial(self._events.__getitem__, worker)

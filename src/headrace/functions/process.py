@@ -155,7 +155,7 @@ class WorkerProcess(asyncio.Protocol):
                 owner,
                 self.label,
                 [sys.executable, "-P", "-u", "-m", "headrace.functions.worker", *map(str, numbers)],
-                lambda code: self._exited(owner, code),
+                lambda code: owner.spawn(self._bury(code), f"end of {self.label}"),
                 pass_fds=numbers,
                 cwd=folder,
                 env={name: value for name, value in os.environ.items() if not name.upper().startswith(_OWN)},
@@ -324,9 +324,6 @@ class WorkerProcess(asyncio.Protocol):
     def _kill_if_running(self) -> None:
         if self._child and self._child.running:
             self.kill("the worker closed its connection to the parent")
-
-    def _exited(self, owner: Service, code: int) -> None:
-        owner.spawn(self._bury(code), f"end of {self.label}")
 
     async def _bury(self, code: int) -> None:
         """Report how the process ended, once its last output is read."""

@@ -49,10 +49,6 @@ class _Slot:
         self.partitions = set[TopicPartition]()
         """Whose events the process has had."""
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.process and not self.process.at_rest.is_set())
-
 
 class FunctionService(Service):
     """Owns the worker processes of one trigger of a function, or of those that share an allocator.
@@ -102,7 +98,9 @@ class FunctionService(Service):
             self,
             {
                 "headrace_function_waiting_frames": lambda: self._allocator.waiting,
-                "headrace_function_busy_workers": lambda: sum(1 for slot in self._slots if slot.busy),
+                "headrace_function_busy_workers": lambda: sum(
+                    1 for slot in self._slots if slot.process and not slot.process.at_rest.is_set()
+                ),
                 "headrace_function_worker_restarts_total": lambda: self.restarts,
             },
         )

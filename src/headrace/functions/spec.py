@@ -456,9 +456,8 @@ class FunctionSpec(_Part):
         """The triggers, those together that share their workers."""
         pools: dict[tuple[str, str], list[AnyTrigger]] = {}
         for trigger in self.all_triggers:
-            pools.setdefault((trigger.allocator_name, "" if trigger.allocator_name else trigger.name), []).append(
-                trigger
-            )
+            shared = trigger.allocator_name
+            pools.setdefault((shared, "" if shared else trigger.name), []).append(trigger)
         return [*pools.values()]
 
     @property

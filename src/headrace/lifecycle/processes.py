@@ -81,7 +81,7 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, owner: Service, name: str, command: Sequence[str], on_exit: Callable[[int], None], **options: Any
+        cls, owner: Service, name: str, command: Sequence[str], on_exit: Callable[[int], object], **options: Any
     ) -> ChildProcess:
         """Start `command` in its own process group, dying with this process.
 
@@ -128,5 +128,5 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    async def _watch(self, on_exit: Callable[[int], None]) -> None:
+    async def _watch(self, on_exit: Callable[[int], object]) -> None:
         on_exit(await self.process.wait())

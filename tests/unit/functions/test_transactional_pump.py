@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
 import confluent_kafka
 import pytest
 
-from headrace.config.consumers import DeliveryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering, RetryConfig
+from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import TransactionalPump
@@ -73,10 +75,24 @@ class HoldingDestination:
 
     def __init__(self, held: HeldOutputs) -> None:
         self.held = held
+        self.failing: Collection[int] = ()
+        """Offsets of events whose handler raises."""
+        self.shared = False
+        """Whether a delivery of several events fails as one, if one of them is failing."""
+        self.deliveries: list[tuple[float, int, Sequence[int]]] = []
+        """Their time, attempt and offsets."""
+        self.time: Callable[[], float] = lambda: 0.0
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records = RecordBatch.of(delivery.records)
+        self.deliveries.append((self.time(), delivery.attempt, list(records.offsets)))
         await self.held.begin(records)
+        if bad := [offset for offset in records.offsets if offset in self.failing]:
+            if self.shared:
+                return [Reply("ValueError", shared=True)] * len(records)
+            fine = [offset for offset in records.offsets if offset not in bad]
+            self.held.hold(delivery.partition, fine, [OutgoingRecord("out", None, b"%d" % each) for each in fine])
+            return [Reply("ValueError") if offset in bad else ACK for offset in records.offsets]
         outputs = [OutgoingRecord("out", None, b"%d" % offset) for offset in records.offsets]
         self.held.hold(delivery.partition, records.offsets, outputs)
         return [ACK] * len(records)
@@ -85,16 +101,19 @@ class HoldingDestination:
 class World:
     """A pump with two partitions, and fakes around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, delivery: DeliveryConfig | None = None) -> None:
         self.clock, self.held = ManualClock(), HeldOutputs()
         self.consumer: Any = FakeConsumer()
         self.transactions: Any = FakeTransactions()
+        self.destination = HoldingDestination(self.held)
+        self.destination.time = self.clock.time
+        self.held.dead_letters = DeadLetterTopic("{topic}.dlq", self.held.produce, None)
         self.pump = TransactionalPump(
             "pump",
             "g",
-            HoldingDestination(self.held),
-            None,
-            delivery=DeliveryConfig(),
+            self.destination,
+            self.held.dead_letters,
+            delivery=delivery or DeliveryConfig(),
             clock=self.clock,
             chance=Random(1),
             held=self.held,
@@ -105,7 +124,7 @@ class World:
 
     async def feed(self, partition: TopicPartition, *offsets: int) -> None:
         epoch = self.pump.lanes[partition].tracker.epoch
-        self.pump.on_records(partition, epoch, [Record(*partition, offset, 0, None, b"v") for offset in offsets])
+        self.pump.on_records(partition, epoch, [Record(*partition, each, 0, b"%d" % each, b"v") for each in offsets])
         await self.clock.settle()
 
     async def commit(self) -> list[str]:
@@ -212,6 +231,113 @@ async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
     await world.clock.advance(1)
     assert [[record.value for record in records] for records, _ in world.transactions.written] == [[b"1"]]
     assert world.consumer.sought == [(P0, 3)]
+    await world.pump.stop()
+
+
+class AbortingWorld(World):
+    """One partition with a new event each 0.1 seconds, of which every second transaction fails."""
+
+    def __init__(self, delivery: DeliveryConfig) -> None:
+        super().__init__(delivery)
+        self.committed = Committed(0)
+        self.end, self.epoch = 0, 2
+        self.failed, self.dead = list[list[str]](), list[OutgoingRecord]()
+        """Outputs of transactions that failed, by their topic; committed dead letters."""
+
+    async def turn(self, events: int = 1, *, abort: bool) -> None:
+        """Let events come, and 0.1 seconds pass; end a transaction, and begin the assignment again if it fails."""
+        count, self.consumer.looks = len(self.transactions.written), 0
+        self.transactions.answers = [lambda record: KafkaTimeout()] if abort else []
+        self.end += events
+        if P0 in self.pump.lanes:
+            await self.feed(P0, *range(self.end - events, self.end))
+        await self.clock.advance(0.1)
+        await self.commit()
+        for records, offsets in self.transactions.written[count:]:
+            if not abort:
+                self.committed = offsets[P0]
+                self.dead += [record for record in records if record.topic == "t.dlq"]
+            elif records:
+                self.failed.append([record.topic for record in records])
+        await self.clock.advance(0)
+        if self.consumer.rewound:
+            self.consumer.rewound.clear()
+            await self.begin_again()
+
+    async def begin_again(self) -> None:
+        """Assign the partition as a consumer does after a rewind: at what the group has committed."""
+        self.epoch += 1
+        self.pump.on_assigned({P0: self.epoch}, {P0: self.committed})
+        await self.feed(P0, *range(self.committed.offset, self.end))
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "partition"])
+@pytest.mark.parametrize("shared", [False, True])
+async def test_an_event_that_always_fails_has_its_attempts_though_transactions_fail(
+    ordering: Ordering, shared: bool
+) -> None:
+    """A failed transaction costs it one attempt more at most, and its pauses stay."""
+    world = AbortingWorld(DeliveryConfig(ordering=ordering))
+    world.destination.failing, world.destination.shared = {2}, shared
+    await world.turn(8, abort=True)
+    for _ in range(150):
+        await world.turn(abort=len(world.transactions.written) % 2 == 0)
+    assert [dict(dead.headers)["headrace.dlq.attempts"] for dead in world.dead] == [b"5"]
+    calls = [(attempt, offsets) for _, attempt, offsets in world.destination.deliveries]
+    lost = sum("t.dlq" in topics for topics in world.failed)
+    assert sum(2 in offsets for _, offsets in calls) <= 5 + 3 * shared + lost
+    if ordering == "partition":  # what was not delivered with it at first waits for its end
+        assert all(offsets[0] <= 2 for _, offsets in calls[: calls.index((5, [2]))])
+    await world.turn(abort=False)
+    assert world.committed.offset == world.end
+    assert not [lane.tried for lane in world.pump.lanes.values() if lane.tried]
+    await world.pump.stop()
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_a_pause_stays_through_a_failed_transaction(ordering: Ordering) -> None:
+    """Else a short failure would use up all attempts at once, only because transactions fail."""
+    retry, batch = RetryConfig(first_delay_seconds=4), BatchConfig(max_records=1)
+    world = AbortingWorld(DeliveryConfig(ordering=ordering, retry=retry, batch=batch))
+    world.destination.failing = {0}
+    for turn in range(600):
+        await world.turn(abort=turn % 2 > 0)
+    calls = [(time, attempt) for time, attempt, offsets in world.destination.deliveries if 0 in offsets]
+    assert [attempt for _, attempt in calls[:5]] == [1, 2, 3, 4, 5]
+    pauses = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(calls[:5])]
+    assert all(pause >= 0.4 * 2**index for index, pause in enumerate(pauses))
+    assert all(offsets for _, _, offsets in world.destination.deliveries)
+    await world.pump.stop()
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_others_do_not_wait_for_an_event_that_failed_before_an_abort(ordering: Ordering) -> None:
+    """They are delivered together at once; in order `partition` those after it wait."""
+    world = AbortingWorld(DeliveryConfig(ordering=ordering, retry=RetryConfig(first_delay_seconds=20)))
+    world.destination.failing = {1, 3}
+    await world.turn(6, abort=True)
+    assert world.destination.deliveries[-1][1:] == (1, [0, 2, 4, 5])
+    assert await world.commit() == ["0", "2", "4", "5"]
+    await world.pump.stop()
+
+
+async def test_a_seek_and_another_owner_begin_with_the_first_attempt() -> None:
+    """Only a failed transaction in this process keeps the attempts."""
+    world = AbortingWorld(DeliveryConfig(ordering="none"))
+    world.destination.failing = {0}
+    for how in ("seek", "revoke", "lose"):
+        await world.turn(abort=False)
+        await world.clock.advance(0.3)
+        await world.turn(abort=True)
+        await world.clock.advance(0.3)
+        await world.turn(abort=how != "seek")
+        if how == "revoke":
+            await world.pump.on_revoked([P0], Deadline(world.clock, 0))
+        elif how == "lose":
+            world.pump.on_lost([P0])
+        count = len(world.destination.deliveries)
+        await world.begin_again()
+        assert [attempt for _, attempt, offsets in world.destination.deliveries[count:] if 0 in offsets] == [1]
     await world.pump.stop()
 
 

@@ -249,7 +249,7 @@ def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write_funct
             drain = function.service.spawn(given_up, "drain")
             await function.until((folder / "begun").exists)
             function.service.spawn(_into(function.deliver(b"a"), []), "deliver")
-            await function.until(lambda: slot.busy)
+            await function.until(lambda: not slot.process.at_rest.is_set())
             for now in (0, 50):
                 slot.process.check_time(now, 1)
             (folder / "go").touch()

@@ -193,7 +193,8 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
         for each in (topics, service):
             await each.start()
             stack.push_async_callback(each.stop)
-        backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason)
+        most_bytes = (cluster.file or HeadraceConfig()).http.max_body_bytes
+        backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason, most_bytes)
         await serve_alone(backend, host, port, lambda url: click.echo(f"ready http={url}"))
         await service.drain(Deadline(clock, _DRAIN_SECONDS))
 

@@ -38,9 +38,10 @@ class FunctionBackend:
     """
 
     def __init__(
-        self, destination: FunctionDestination, formats: tuple[str, str], readiness: Callable[[], str]
+        self, destination: FunctionDestination, formats: tuple[str, str], readiness: Callable[[], str], most_bytes: int
     ) -> None:
-        """Take the formats of keys and values, and what returns why the function is not ready; empty if it is."""
+        """Take the formats of keys and values, what returns why the function is not ready, and the limit of a body."""
+        self._most_bytes = most_bytes
         self._destination = destination
         self._formats = formats
         self._readiness = readiness
@@ -49,11 +50,16 @@ class FunctionBackend:
         self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
         """Answer one request: POST is a batch, everything else asks whether the function is ready."""
-        body, more = b"", True
-        while more:
+        body, more = bytearray(), True
+        while more and len(body) <= self._most_bytes:
             part = await receive()
-            body, more = body + part.get("body", b""), part.get("more_body", False)
-        status, answer = await self._deliver(body) if scope["method"] == "POST" else self._health()
+            body += part.get("body", b"")
+            more = part.get("more_body", False)
+        if len(body) > self._most_bytes:
+            text = f"the body is larger than {self._most_bytes} bytes: lower batch.max_bytes of the consumer, or raise "
+            status, answer = 413, msgspec.json.encode({"error": text + "http.max_body_bytes of the function"})
+        else:
+            status, answer = await self._deliver(body) if scope["method"] == "POST" else self._health()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
@@ -62,7 +68,7 @@ class FunctionBackend:
         why = self._readiness()
         return 503 if why else 200, msgspec.json.encode({"ready": not why, "reason": why})
 
-    async def _deliver(self, body: bytes) -> tuple[int, bytes]:
+    async def _deliver(self, body: bytearray) -> tuple[int, bytes]:
         try:
             entries = msgspec.json.decode(body, type=list[_Entry])
             records = [self._record(entry) for entry in entries]

@@ -17,6 +17,8 @@ from headrace.testing.forked import run_command
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
 
+MOST = 1_048_576
+
 HANDLER = """
     import asyncio
 
@@ -92,7 +94,7 @@ def test_a_backend_answers_per_record(write_function: Write, running: Run) -> No
     async def run() -> None:
         async with running(write_function(code, outputTopic="out", ordering="none")) as function:
             await function.ready()
-            backend = FunctionBackend(function.destination, ("string", "binary"), lambda: "")
+            backend = FunctionBackend(function.destination, ("string", "binary"), lambda: "", MOST)
             headers = {"h": "ä", "X-Correlation-Id": "g:flights:3:0"}
             found = await ask(backend, request("Z28=", "cmFpc2U=", None, "cmVmdXNl", key="k", headers=headers))
             assert found[0] == 200
@@ -124,7 +126,7 @@ def test_a_backend_says_what_no_attempt_can_help(write_function: Write, running:
 
     async def run() -> None:
         async with running(write_function(code, valueFormat="json")) as function:
-            backend = FunctionBackend(function.destination, ("binary", "json"), lambda: "")
+            backend = FunctionBackend(function.destination, ("binary", "json"), lambda: "", MOST)
             status, found = await ask(backend, request({"id": "a"}, {"id": 7}, {"id": "raise"}))
             assert status == 200
             assert [entry.get("permanent") for entry in found] == [None, True, False]
@@ -140,7 +142,7 @@ def test_a_request_that_does_not_fit_is_sent_again(write_function: Write, runnin
 
     async def run() -> None:
         async with running(write_function(HANDLER)) as function:
-            backend = FunctionBackend(function.destination, ("binary", "binary"), lambda: "no worker")
+            backend = FunctionBackend(function.destination, ("binary", "binary"), lambda: "no worker", MOST)
             status, answer = await ask(backend, body)
             assert status == 503
             assert "set backend.mode: results" in answer["error"]
@@ -167,5 +169,33 @@ def test_headers_in_bulk_and_not_utf_8_reach_the_handler(write_function: Write, 
             first, second = function.written
             assert (first.value, first.headers) == (None, headers)
             assert json.loads(second.value)["body"][1] == "NaN"
+
+    uvloop.run(run())
+
+
+def test_a_body_above_the_limit_is_refused(write_function: Write, running: Run) -> None:
+    """Its rest is not read; one of exactly the limit is served."""
+
+    async def run() -> None:
+        async with running(write_function(HANDLER)) as function:
+            body = request("YQ==")
+            backend = FunctionBackend(function.destination, ("binary", "binary"), lambda: "", len(body))
+            assert (await ask(backend, body))[0] == 200
+            status, found = await ask(backend, body + b" ")
+            assert status == 413
+            why = f"the body is larger than {len(body)} bytes: lower batch.max_bytes of the consumer, or raise "
+            assert found["error"] == why + "http.max_body_bytes of the function"
+            unread = iter([{"body": b"x" * 2000, "more_body": True}])
+
+            async def receive() -> Any:
+                return next(unread)
+
+            sent: list[Any] = []
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await backend({"method": "POST"}, receive, send)
+            assert sent[0]["status"] == 413
 
     uvloop.run(run())

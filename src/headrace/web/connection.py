@@ -20,6 +20,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.exchange import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN, retry_after
@@ -287,7 +288,9 @@ class ClientConnection(HttpToolsProtocol):
         self._shared.receiving_bytes += held - self._held_bytes
         self._held_bytes = held
         if held and self._shared.receiving_bytes > _MOST_RECEIVING_BYTES and not self._refused:
-            self._refuse(ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest"))
+            busy = ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest")
+            text = f"the body is larger than {_MOST_RECEIVING_BYTES} bytes: send less in one request"
+            self._refuse(errors.PayloadTooLarge(text) if held > _MOST_RECEIVING_BYTES else busy)
             if cycle is self._exchange:
                 cycle.chunks.clear()
             self._shared.receiving_bytes -= held  # at once, so that other requests need not be refused

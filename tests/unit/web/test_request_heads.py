@@ -414,6 +414,23 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(opened: Any, monkeypat
             await until(lambda: shared.receiving_bytes == 0)
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: 200000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n"])
+async def test_a_body_above_the_limit_in_all_is_too_large(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, framing: bytes
+) -> None:
+    """No other request is the reason, so sending it again cannot help; the next request is served."""
+    monkeypatch.setattr("headrace.web.connection._MOST_RECEIVING_BYTES", 150_000)
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + framing)
+        writer.write(b"x" * 199_999)
+        answer = await server.read(reader)
+        assert (answer.status, answer.json["code"]) == (413, "ERR10068")
+        assert "larger than 150000 bytes" in answer.json["description"]
+        assert server.web._server.shared.receiving_bytes == 0
+        assert (await status_of(server, post()))[0] == 200
+
+
 @pytest.mark.parametrize(("path", "status"), [("/producers/t", b"200"), ("/nowhere", b"404")])
 async def test_what_is_not_kept_is_not_counted(opened: Any, path: str, status: bytes) -> None:
     """The bytes of a stream, and of a request that is answered before it came whole."""

@@ -46,7 +46,11 @@ class EventSource(NamedTuple):
     trigger: TriggerInfo = TriggerInfo()
 
 
-class Event:
+class Replaceable:
+    """Base of classes that the package `nuclio_sdk` has too: its class of the same name, where that is installed."""
+
+
+class Event(Replaceable):
     """One Kafka record, or one request of an HTTP trigger.
 
     Attributes:
@@ -164,7 +168,7 @@ class Event:
         return self._fields or {}
 
 
-class Response:
+class Response(Replaceable):
     """A handler's answer with status and headers.
 
     With an `outputTopic`, `body` becomes the value and `headers` the headers of a record, unless the body is None. A

@@ -47,6 +47,9 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
     except BaseException as cause:  # boundary to user code: readiness and log show the trace
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
+    if (package := sys.modules.get("nuclio_sdk", sdk)) is not sdk:  # so that `isinstance` holds there
+        sdk.Event.__bases__ = (getattr(package, "Event", sdk.Replaceable),)
+        sdk.Response.__bases__ = (getattr(package, "Response", sdk.Replaceable),)
     handler = getattr(module, function_name, None)
     if not callable(handler):
         raise Unusable(f"module {module_name} has no function {function_name}: check spec.handler")

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +38,11 @@ class Libraries(NamedTuple):
     def _command(self, target: Path) -> list[str]:
         return [sys.executable, "-m", "pip", "install", "--target", str(target), *self.arguments]
 
-    def install(self) -> str:
-        """Install them, unless another worker or process has; return why that failed, else an empty text."""
+    def install(self, stopped: Callable[[], bool]) -> str:
+        """Install them, unless another worker or process has; return why that failed, else an empty text.
+
+        `stopped` says whether to end pip early.
+        """
         if self.folder.is_dir():
             return ""
         from headrace.jvm.cache import file_lock  # here, because few functions need it
@@ -48,7 +51,7 @@ class Libraries(NamedTuple):
             partial = self.folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             if not self.folder.is_dir():
-                code, output = run_program([*self._command(partial), "--no-input"], _LIMIT_SECONDS)
+                code, output = run_program([*self._command(partial), "--no-input"], _LIMIT_SECONDS, stopped)
                 if code:
                     return f"its libraries are not installed ({' '.join(output.split()[-60:])}): try {self.command}"
                 partial.rename(self.folder)

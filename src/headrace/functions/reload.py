@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ class FunctionReload(Service):
         """Prepare; with `functions_reload` each change in the folder of the file is a request."""
         super().__init__(f"function {pools[0].spec.name} reload")
         self._file, self._config, self._pools, self._clock = file, config, pools, clock
+        self._one_at_a_time = asyncio.Lock()
 
     async def reload(self) -> None:
         """Read the file and replace every worker; the old ones stay until a new one is ready.
@@ -38,8 +40,11 @@ class FunctionReload(Service):
         old = self._pools[0].spec
         if [one.model_dump() for one in spec.all_triggers] != [one.model_dump() for one in old.all_triggers]:
             raise FunctionInvalid(f"{self._file}: the triggers have changed: start the process again, or undo that")
-        for pool in self._pools:
-            await pool.reload(spec)
+        async with self._one_at_a_time:
+            for pool in self._pools:
+                await pool.try_out(spec)
+            for pool in self._pools:  # all or none: pools of different files would answer differently
+                pool.reload(spec)
 
     async def run(self) -> None:
         seen = await run_blocking(self._stamps) if self._config.functions_reload else {}

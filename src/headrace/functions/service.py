@@ -241,12 +241,14 @@ class FunctionService(Service):
         """Run one process from its start to its end and return why it ended."""
         process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
         process.acknowledge = self.acknowledge
-        slot.process = process
-        slot.problem = await self._start(process, number, self.spec)
+        slot.process, spec = process, self.spec
+        slot.problem = await self._start(process, number, spec)
         if slot.problem:
             return slot.problem
         slot.up = True
         self._allocator.started(number)
+        if spec is not self.spec:  # it may have loaded its files before a reload
+            self._reload(number, process)
         lost = await process.ended
         self._allocator.lost(number)
         for partition in slot.partitions:
@@ -260,7 +262,7 @@ class FunctionService(Service):
         limit = spec.readiness_timeout_seconds
         try:
             async with self._installing:  # one thread waits for pip, not one for each worker
-                if spec.libraries and (why := await run_blocking(spec.libraries.install)):
+                if spec.libraries and (why := await run_blocking(spec.libraries.install, lambda: self._stopping)):
                     return f"{process.label}: {why}"
             await process.start(self, self._setup(number, spec))
             if self._stopping:
@@ -330,11 +332,11 @@ class FunctionService(Service):
         await process.call_drain_callback(Deadline(self._clock, self._termination_seconds))  # which may acknowledge
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
 
-    async def reload(self, spec: FunctionSpec) -> None:
-        """Replace every worker by one of this spec and the present files; a first one shows whether that works.
+    async def try_out(self, spec: FunctionSpec) -> None:
+        """Start one worker of this spec and the present files, and stop it.
 
         Raises:
-            FunctionInvalid: It does not come up; the old workers stay.
+            FunctionInvalid: It does not come up.
         """
         trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None)
         try:
@@ -342,11 +344,17 @@ class FunctionService(Service):
                 raise FunctionInvalid(why)
         finally:
             await trial.stop(Deadline(self._clock, self._termination_seconds))
+
+    def reload(self, spec: FunctionSpec) -> None:
+        """Replace every worker by one of this spec and the present files."""
         self.spec = spec
         for number, slot in enumerate(self._slots):
             if slot.process and slot.up and slot.process not in self._reloading:
-                self._reloading.add(slot.process)
-                self.spawn(self._replace(number, slot.process, "its files have changed"), f"reload {number}")
+                self._reload(number, slot.process)
+
+    def _reload(self, number: int, process: WorkerProcess) -> None:
+        self._reloading.add(process)
+        self.spawn(self._replace(number, process, "its files have changed"), f"reload {number}")
 
     @property
     def _termination_seconds(self) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,36 @@ HANDLER = """
 
     def handler(context, event):
         return [tiny.NAME, msgspec.__version__ != "0.0.1"]
+"""
+
+PACKAGE = """
+class Event:
+    def __init__(self, body=None, path=None):
+        self.body, self.path = body, path
+    def to_json(self):
+        return "real"
+    def origin(self):
+        return "ours of " + self.topic
+class Response:
+    def __init__(self, headers=None, body=None, content_type=None, status_code=200, event_id=None):
+        self.headers, self.body, self.status_code = headers or {}, body, status_code
+        self.content_type, self.event_id = content_type or "text/plain", event_id
+class QualifiedOffset:
+    def __init__(self, topic, partition, offset):
+        self.topic, self.partition, self.offset = topic, partition, offset
+    @staticmethod
+    def from_event(event):
+        return QualifiedOffset(event.topic if event.topic else event.path, event.shard_id, event.offset)
+"""
+PACKAGE_HANDLER = """
+    import nuclio_sdk
+
+    def handler(context, event):
+        at = nuclio_sdk.QualifiedOffset.from_event(event)
+        found = [isinstance(event, nuclio_sdk.Event), isinstance(context.Response(), nuclio_sdk.Response)]
+        found += [event.origin(), [at.topic, at.partition, at.offset], event.id]
+        assert nuclio_sdk.Event(b"x").to_json() == "real" and event.to_json() != "real"
+        return nuclio_sdk.Response({"where": "real"}, found)
 """
 
 
@@ -88,6 +120,37 @@ async def test_an_installation_that_fails_is_a_start_error(needs_libraries: Path
         assert "No matching distribution found for tiny==9.0" in reason
         assert "-m pip install --target" in reason
     assert not [path for path in (needs_libraries / "state" / "functions").iterdir() if path.is_dir()]
+
+
+async def test_a_stop_ends_pip(write_function: Callable[..., Path], running: Any) -> None:
+    """It waits for an index that never answers; its folder does not count."""
+    folder = write_function("def handler(context, event):\n    pass\n")
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        (folder / "requirements.txt").write_text(f"--index-url {url}\ntiny==1.0\n")
+        async with running(folder, settings(folder, "install")) as function:
+            accepted, _ = await run_blocking(index.accept)  # pip is at work
+            began = time.monotonic()
+        ended = await run_blocking(accepted.makefile("rb").read)
+        assert time.monotonic() - began < 5
+        assert ended.startswith(b"GET /simple/tiny")
+        accepted.close()
+    del function
+    assert not [path for path in (folder / "state" / "functions").iterdir() if path.is_dir()]
+
+
+async def test_classes_of_the_real_package_are_those_of_events(
+    write_function: Callable[..., Path], running: Any
+) -> None:
+    """A handler may test for them, return its Response, and acknowledge by its QualifiedOffset."""
+    folder = write_function(PACKAGE_HANDLER, outputTopic="out")
+    wheel(folder, "nuclio_sdk", "0.6.3", PACKAGE)
+    (folder / "requirements.txt").write_text(f"--no-index\n--find-links {folder}\nnuclio_sdk\n")
+    async with running(folder, settings(folder, "install")) as function:
+        await function.deliver(b"v")
+        [output] = function.written
+        assert output.headers == [("where", b"real")]
+        assert output.value == b'[true,true,"ours of flights",["flights",3,0],"flights-3-0"]'
 
 
 def test_commands_of_the_build_are_requirements(

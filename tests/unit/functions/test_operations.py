@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config.model import HeadraceConfig
 from headrace.errors import DestinationUnavailable, FunctionInvalid
 from headrace.functions.reload import FunctionReload
+from headrace.functions.service import FunctionService
 from headrace.telemetry.metrics import Metrics
 
 
@@ -150,6 +151,62 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
         write_function(REPLY.format(answer="new"), workers=2, outputTopic="other")
         with pytest.raises(FunctionInvalid, match="the triggers have changed"):
             await reload.reload()
+
+
+async def test_a_reload_replaces_all_pools_or_none(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """A file that only the second pool cannot load leaves the first one as it was."""
+    code = """
+        import os
+        def init_context(context):
+            if "{answer}" == "new" and context.trigger_name == "second":
+                raise OSError("no database")
+        def handler(context, event):
+            return "{answer}"
+    """
+    kafka = {"kind": "kafka", "attributes": {"topics": ["flights"], "consumerGroup": "g", "outputTopic": "out"}}
+    second = {"kind": "kafka", "attributes": {"topics": ["others"], "consumerGroup": "h"}}
+    spec = {"triggers": {"kafka": kafka, "second": second}}
+    folder = write_function(code.format(answer="old"), spec=spec)
+    async with running(folder) as function:
+        await function.ready()
+        other = FunctionService(function.service.spec, function.service.spec.worker_pools[1], function.clock)
+        await other.start()
+        await function.until(lambda: other.readiness().ready)
+        write_function(code.format(answer="new"), spec=spec)
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service, other], function.clock)
+        before = function.pid()
+        with pytest.raises(FunctionInvalid, match="no database"):
+            await reload.reload()
+        assert not function.service._reloading
+        assert (await reply(function), function.pid()) == (b"old", before)
+        await other.stop()
+
+
+async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It has loaded the old file, and waits in its `init_context`."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            here = pathlib.Path(__file__).parent
+            (here / "started").touch()
+            while not (here / "go").exists():
+                time.sleep(0.01)
+        def handler(context, event):
+            return "old"
+    """
+    folder = write_function(code, outputTopic="out")
+    async with running(folder) as function:
+        await function.until((tmp_path / "started").exists)
+        write_function(REPLY.format(answer="new"), outputTopic="out")
+        await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
+        (tmp_path / "go").touch()
+        await function.ready()
+        await function.until(lambda: not function.service._reloading and function.service.readiness().ready)
+        assert await reply(function) == b"new"
 
 
 async def test_a_reload_waits_for_the_event_at_work(

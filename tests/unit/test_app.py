@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.app import App
+from headrace.app.context import inner_settings
 from headrace.app.process import _Announcer
 from headrace.config.model import HeadraceConfig
+from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.lifecycle import Readiness, Service, Supervisor, SystemClock
 from headrace.testing import ManualClock
@@ -62,6 +64,14 @@ def test_dead_letters_have_a_producer_of_their_own(settings: dict[str, Any], nam
         return {app.context.producer.name, app.context.inner_producer.name}
 
     assert len(asyncio.run(producers())) == names
+
+
+@pytest.mark.parametrize(("given", "linger_seconds"), [({}, 0.005), ({"linger_seconds": 0.0}, 0.0)])
+def test_outputs_fill_larger_batches_unless_the_file_says_otherwise(
+    given: dict[str, Any], linger_seconds: float
+) -> None:
+    """Frames have many records, and each batch costs the broker and the client."""
+    assert inner_settings(HeadraceConfig(producer=ProducerConfig(**given))).linger_seconds == linger_seconds
 
 
 def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -> None:

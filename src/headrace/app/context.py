@@ -23,6 +23,8 @@ from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
 from headrace.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
+_LINGER_SECONDS = 0.005
+"""For records in numbers, as frames of a function are: a lone request is sent at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,10 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 def inner_settings(config: HeadraceConfig) -> ProducerConfig:
     """Return how outputs and dead letters are written; a dead letter is a record that Kafka took, and headers."""
-    return config.producer.lasting.model_copy(update={"max_record_bytes": _LARGEST_RECORD_BYTES})
+    own: dict[str, float] = {"max_record_bytes": _LARGEST_RECORD_BYTES}
+    if "linger_seconds" not in config.producer.model_fields_set:
+        own["linger_seconds"] = _LINGER_SECONDS
+    return config.producer.lasting.model_copy(update=own)
 
 
 def transactional_id(config: HeadraceConfig) -> str:

@@ -76,7 +76,8 @@ class ProducerConfig(Section):
     unreachable_seconds: Annotated[float, Field(ge=0.1, le=3600), Number] = 5.0
     """When no broker has answered for so long, requests are answered 503 at once and nothing is handed over."""
     linger_seconds: Annotated[float, Field(ge=0, le=900), Number] = 0.001
-    """How long the client waits to fill a batch (Kafka's `linger.ms`)."""
+    """How long the client waits to fill a batch (Kafka's `linger.ms`); by default 0.005 for outputs of functions and \
+dead letters."""
     request_timeout_seconds: Annotated[float, Field(ge=0.1, le=300), Number] | None = None
     """How long a broker may take for one attempt; by default a third of the delivery timeout, 30 at most."""
     batch_bytes: Annotated[int, Field(ge=1, le=_MOST), Number] = 1_000_000

@@ -39,10 +39,7 @@ class Libraries(NamedTuple):
         return [sys.executable, "-m", "pip", "install", "--target", str(target), *self.arguments]
 
     def install(self, stopped: Callable[[], bool]) -> str:
-        """Install them, unless another worker or process has; return why that failed, else an empty text.
-
-        `stopped` says whether to end pip early.
-        """
+        """Install them, unless another worker or process has, or end pip once stopped; return why that failed."""
         if self.folder.is_dir():
             return ""
         from headrace.jvm.cache import file_lock  # here, because few functions need it

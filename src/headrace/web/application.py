@@ -60,16 +60,9 @@ class Application:
         forwarder: Forwarder | None = None,
         router: Router | None = None,
     ) -> None:
-        """Make the application.
+        """Make the application; without `authenticator` every caller may use every endpoint.
 
-        Args:
-            settings: The HTTP settings.
-            families: Objects whose classes declare endpoints.
-            metrics: Counts requests.
-            authenticator: Finds the caller; without it every caller may use every endpoint.
-            audit: Takes notes of changes, refusals and produce requests that were not sent.
-            forwarder: Decides where requests of active instances are served; without it they are served here.
-            router: Finds the endpoint of each request, instead of `families`. None of its paths is served in a drain.
+        `router` finds the endpoint of each request, instead of `families`. None of its paths is served in a drain.
         """
         self.forwarder = forwarder
         """As given."""

@@ -65,7 +65,7 @@ class PumpHooks(NamedTuple):
     on_draining: Callable[[Collection[TopicPartition]], None] | None = None
     """Called with partitions that are about to be given up, when nothing of them begins any more."""
     on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
-    """Called before partitions are given up, when nothing of them is in flight, and after a loss."""
+    """Called before partitions are given up, while what is in flight of them may end, and after a loss."""
     on_assigned: Callable[[Collection[TopicPartition]], None] | None = None
     """Called with partitions before their first record."""
     most_records: Callable[[], int] | None = None

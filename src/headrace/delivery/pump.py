@@ -205,9 +205,10 @@ class Pump(Service):
             lane.drain()
         if self.hooks.on_draining:
             self.hooks.on_draining(partitions)
+        drained = self.hooks.on_drained and self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
         await self.drain_lanes(lanes, deadline)
-        if self.hooks.on_drained:
-            await self.hooks.on_drained(partitions, deadline)
+        if drained:
+            await asyncio.wait([drained])
         await self._wait_for_acks(lanes, deadline)
         commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.to_commit)}
         self.counts.commits += len(commits)

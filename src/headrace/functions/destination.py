@@ -86,7 +86,6 @@ class FunctionDestination:
     async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """End what workers still do for these partitions, and run their drain callbacks; return by the deadline."""
         self._partition_workers.given_up(partitions)  # first: after a loss they may be assigned again meanwhile
-        self._ending.difference_update(partitions)
         await self._workers.give_up(partitions, deadline)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:

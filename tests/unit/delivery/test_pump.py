@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.protocols import ACK, HELD, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline
@@ -299,6 +299,25 @@ async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
     bed.pump.on_lost([P0])
     await bed.clock.settle()
     assert told[2:] == [(20, False)]
+    await bed.pump.stop()
+
+
+async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None:
+    """Other workers have the time until the deadline too, and what they acknowledge is committed."""
+    given_up: list[bool] = []
+
+    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        given_up.append(bed.pump.lanes[P0].is_fenced)
+        bed.pump.acknowledge(P0, 0, up_to=False)
+
+    bed = await opened(Bed(FakeDestination(lambda record, attempt: HELD), hooks=PumpHooks(on_drained=on_drained)))
+    bed.feed(0)
+    await bed.clock.settle()
+    bed.destination.hold = asyncio.Event()
+    bed.feed(1)
+    await bed.clock.settle()
+    assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0.05)) == {P0: Committed(1)}
+    assert given_up == [False]
     await bed.pump.stop()
 
 

@@ -283,7 +283,7 @@ def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
             found = acknowledged(function)
             assert await function.deliver(b"a") == [HELD]
             pid = function.pid()
-            await function.service.reload(load_function(folder))
+            function.service.reload(load_function(folder))
             await function.until(lambda: function.service._slots[0].up and function.pid() != pid)
             assert found == [(P, 0)]
             assert (tmp_path / "flushed").exists()

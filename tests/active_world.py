@@ -183,6 +183,9 @@ class Client:
         self.topics = []
         self.rebalance("on_revoke", *self.positions)
 
+    def assignment(self) -> list[Any]:
+        return [plain(partition) for partition in self.positions]
+
     def poll(self, seconds: float) -> Any:
         while self._reports:
             self._on_commit(*self._reports.popleft())

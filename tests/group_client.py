@@ -109,6 +109,12 @@ class GroupClient:
     def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
         self._callbacks = callbacks
 
+    def unsubscribe(self) -> None:
+        self._callbacks = {}
+
+    def assignment(self) -> list[Any]:
+        return [_plain(partition) for partition in self.assigned]
+
     def poll(self, seconds: float) -> Message | None:
         while self._reports:
             self._on_commit(None, self._reports.pop(0))

@@ -97,6 +97,20 @@ def test_only_partitions_that_are_given_up_are_drained(calls: Any, protocol: str
     assert one.reasons() == []
 
 
+def test_a_member_without_partitions_leaves_at_once(calls: Any) -> None:
+    """Or each rebalance until the end of its session waits for it, with partitions that nobody reads."""
+    one = calls(1)
+    one.write(0, "a")
+    first = one.start(SLOW)
+    one.wait_committed({0: 1})
+    second = one.start(SLOW, name="two")
+    assert one.members == 2
+    assert second.terminate() == 0
+    assert one.members == 1
+    assert first.terminate() == 0
+    assert one.members == 0
+
+
 def owners(lines: list[Line]) -> list[str]:
     """Return which processes have called a partition, one after the other."""
     names = [line.process for line in lines]

@@ -55,17 +55,10 @@ class Deliverer:
         replay: str = "",
         live: bool = True,
     ) -> None:
-        """Prepare.
+        """Prepare; without `dead_letters` they are off, and without `epoch_of` deliveries have the epoch of the lane.
 
-        Args:
-            context: Settings, counters, breaker and rate.
-            destination: Where records are delivered.
-            dead_letters: Writes what failed for good; None if dead letters are off.
-            epoch_of: Returns the epoch that deliveries of a partition carry; None for that of the lane.
-            spawn: Runs a coroutine as a task of the pump.
-            on_ended: Called with records of a lane that have ended.
-            replay: Id of the replay job; empty for deliveries of the group.
-            live: Whether one slot of the limit is reserved for this pump.
+        `replay` is the id of the replay job, empty for deliveries of the group. With `live` one slot of the limit is
+        reserved for this pump.
         """
         self.in_flight = self.last_turn = 0
         self._context = context

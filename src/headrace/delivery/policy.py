@@ -22,15 +22,7 @@ def judge(
     attempt: int = 1,
     age_seconds: float = 0.0,
 ) -> Judged:
-    """Apply a policy to the replies of a destination.
-
-    Args:
-        records: What was delivered.
-        replies: The reply for each record, in their order.
-        retry: The policy.
-        attempt: 1 for the first attempt of these records.
-        age_seconds: Time since their first failure.
-    """
+    """Apply a policy to the replies for records in their order; their age is the time since their first failure."""
     judged: defaultdict[Outcome, list[tuple[Record, Reply]]] = defaultdict(list)
     late = bool(retry.deadline_seconds) and age_seconds >= (retry.deadline_seconds or 0)
     failed_as_one = sum(1 for reply in replies if reply.status is not None or reply.shared) > 1

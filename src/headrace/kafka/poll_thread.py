@@ -6,6 +6,7 @@ poll, so that the group membership never depends on a destination. Only on revok
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ import confluent_kafka
 from headrace.errors import HeadraceError, PositionOutOfRange
 from headrace.kafka.access import is_refused, refusal_in
 from headrace.kafka.commits import Commits, commit_now
+from headrace.kafka.error_map import ClientErrors
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
@@ -99,7 +101,15 @@ class PollThread:
             # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
             self._drain_and_commit(list(self.epochs))
         finally:
-            self._client.close()  # runs _on_revoke for the assigned partitions
+            self._leave()
+
+    def _leave(self) -> None:
+        member = self.resolver.policy.member
+        with contextlib.suppress(confluent_kafka.KafkaException), ClientErrors():
+            # A client that closes without partitions does not tell Kafka, which then waits for the session to end.
+            if member.group_protocol == "classic" and not (member.instance_id or self._client.assignment()):
+                self._client.unsubscribe()
+        self._client.close()  # runs _on_revoke for the assigned partitions
 
     def _use(self, client: Any) -> None:
         self._client = client
@@ -121,7 +131,7 @@ class PollThread:
         at = self._assignment.positions() if self._by_hand else []
         if not at:
             self._drain_and_commit(list(self.epochs))
-        self._client.close()
+        self._leave()
         self.commits.restart()
         self._use(client)
         if refused:

@@ -34,6 +34,8 @@ def main() -> int:
     for number in numbers:
         os.set_inheritable(number, False)
     gc.set_threshold(10_000)  # the events of a frame live until it ends: collections in between find nothing
+    with contextlib.suppress(OSError, AttributeError):  # a worker that wakes up must not interrupt its parent
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     faulthandler.enable()  # a crash in native code names the line of the handler
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)

@@ -200,7 +200,8 @@ class AckModel(Bed):
         for each in assigned:
             part = self.parts[each]
             part.over |= part.named  # also those that were in flight
-            part.settled |= part.named
+            if not self.window:  # else the next assignment knows no acknowledgement, and may commit before it
+                part.settled |= part.named
         self.commit(revoked.result())
         for each in assigned:
             self.check_commit(each)

@@ -233,6 +233,7 @@ class Deliverer:
                 return batch, replies
             rest = batch.records.select(index for index, reply in enumerate(replies) if reply == NOT_BEGUN)
             self._context.rate.take(-len(rest))
+            lane.tracker.failed({*rest.offsets})
             lane.put_behind(batch._replace(records=rest))
         return batch._replace(records=batch.records.select(begun)), [replies[index] for index in begun]
 

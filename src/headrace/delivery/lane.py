@@ -252,8 +252,7 @@ class Lane:
         self._start_timer(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
 
     def put_behind(self, batch: Batch) -> None:
-        """Deliver records once what has begun before them has ended, and take back acknowledgements they imply."""
-        self.tracker.failed({*batch.records.offsets})
+        """Deliver records once what has begun before them has ended."""
         self.retries.behind.append(batch)
 
     def halve(self, batch: Batch, why: str) -> None:

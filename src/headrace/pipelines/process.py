@@ -76,7 +76,7 @@ async def find_toolchain() -> Toolchain:
     return Toolchain(java.home, tuple(sorted(folder.glob("*.jar"))))
 
 
-_MAX_EVENT_BYTES = 4_194_304
+_MAX_EVENT_BYTES = 67_108_864
 _TAIL_BYTES = 4_096
 _TAIL_LINES = 5
 
@@ -93,7 +93,7 @@ class DriverProcess:
     async def start(
         cls, owner: Service, plan: DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
     ) -> DriverProcess:
-        """Start the process and hand it its plan; it dies with this process, and its JVM with it."""
+        """Start the process and send its first request; it dies with this process, and its JVM with it."""
         plan.scratch.mkdir(parents=True, exist_ok=True)
         write_secrets(plan.folder, security.secrets)
         errors = plan.folder / "driver.err"
@@ -110,10 +110,16 @@ class DriverProcess:
                 cwd=plan.folder,
                 limit=_MAX_EVENT_BYTES,
             )
-        assert child.process.stdin is not None
-        child.process.stdin.write(plan.model_dump_json().encode())
-        child.process.stdin.close()
-        return cls(child, errors)
+        driver = cls(child, errors)
+        driver.request(plan)
+        return driver
+
+    def request(self, plan: DriverPlan) -> None:
+        """Send a request; after the task `run` the process takes none."""
+        assert self._child.process.stdin is not None
+        self._child.process.stdin.write(plan.model_dump_json().encode() + b"\n")
+        if plan.task.kind == "run":
+            self._child.process.stdin.close()
 
     @property
     def pid(self) -> int:

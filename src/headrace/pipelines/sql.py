@@ -43,6 +43,22 @@ def tables_read(sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+_STREAMING = re.compile(
+    r"""
+    (?P<kept>'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `(?:[^`]|``)+` | --[^\n]* | /\*.*?\*/)
+  | \bSTREAM\s*\(\s*(?P<called>[\w.`]+)\s*\) | (?P<before>\b(?:FROM|JOIN)\s+ | ,\s*)STREAM\s+(?=[A-Za-z_`])
+  | \bWATERMARK\s+.+?\s+DELAY\s+OF\s+INTERVAL\s+(?:'[^']*'|[\d.]+)
+    (?:\s+(?:MICRO|MILLI)?(?:SECOND|MINUTE|HOUR|DAY|WEEK)S?\b)?
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def without_streaming(sql: str) -> str:
+    """Return a query for tables that end, and for parsers that do not know STREAM and WATERMARK."""
+    return _STREAMING.sub(lambda found: found["kept"] or found["called"] or found["before"] or "", sql)
+
+
 def _words(sql: str) -> Iterator[str]:
     for match in _TOKEN.finditer(sql):
         if match["text"]:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver.__main__ import failure_event
+from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.progress import to_event
 from headrace.pipelines.driver.session import JvmEnded, settings

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.pipelines.graph import ordered_views, sources_of
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql import tables_read
+from headrace.pipelines.sql import tables_read, without_streaming
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,23 @@ from headrace.pipelines.sql import tables_read
 def test_names_after_from_and_join(sql: str, names: list[str]) -> None:
     """Tables are found where SQL names them, and nowhere else."""
     assert tables_read(sql) == names
+
+
+@pytest.mark.parametrize(
+    ("sql", "rest"),
+    [
+        ("SELECT * FROM STREAM a, STREAM b JOIN stream(c)", "SELECT * FROM a, b JOIN c"),
+        ("SELECT n FROM a WATERMARK ts DELAY OF INTERVAL 5 SECONDS GROUP BY n", "SELECT n FROM a  GROUP BY n"),
+        ("SELECT n FROM a WATERMARK ts DELAY OF INTERVAL '5 minutes' WHERE x", "SELECT n FROM a  WHERE x"),
+        (
+            "SELECT 'FROM STREAM x', stream -- FROM STREAM y\nFROM a",
+            "SELECT 'FROM STREAM x', stream -- FROM STREAM y\nFROM a",
+        ),
+    ],
+)
+def test_a_query_without_its_streaming_clauses(sql: str, rest: str) -> None:
+    """Texts, comments and columns of these names stay."""
+    assert without_streaming(sql) == rest
 
 
 def spec() -> PipelineSpec:

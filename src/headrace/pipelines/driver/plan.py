@@ -1,21 +1,60 @@
-"""The plan that the driver process gets at its start, and the events that it sends.
+"""The requests that the driver process gets, and the events that it sends.
 
-The plan is one JSON document on standard input, so nothing of it is in the process list. Events leave as one
-JSON line each on the standard output that the process started with.
+A request is a plan with a task: one JSON line on standard input, so nothing of it is in the process list. Events leave
+as one JSON line each on the standard output that the process started with. A driver with another task than `run` keeps
+its Spark session and waits for the next request, until standard input ends.
 """
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import Field
 
 from headrace.config.section import Section
 from headrace.pipelines.spec import PipelineSpec
 
 
+class RunTask(Section):
+    """Run the flows until they end; the only request of its process."""
+
+    kind: Literal["run"] = "run"
+
+
+class DescribeTask(Section):
+    """Resolve schemas and state, and refuse what Spark cannot run; reads no record."""
+
+    kind: Literal["describe"] = "describe"
+
+
+class ShowTask(Section):
+    """Return rows of a part from a slice of its topics; writes nothing."""
+
+    kind: Literal["show"] = "show"
+    name: str
+    """A source, view or flow."""
+    limit: int
+    """Rows at most."""
+    slices: dict[str, dict[int, tuple[int, int]]]
+    """Topic to partition to the first offset to read and the one behind the last."""
+
+
+class TrialTask(Section):
+    """Return the rows that parts have for given rows of the sources; needs no Kafka."""
+
+    kind: Literal["trial"] = "trial"
+    given: dict[str, list[list[dict[str, Any]] | Path]] = {}
+    """Source to its steps, each a list of rows or a file with them; a source that is not named has no rows."""
+    expect: dict[str, list[dict[str, Any]] | Path | None]
+    """Flow or view to the rows that it should have; None returns those that it has only."""
+    streaming: bool = False
+    """Whether each step is a micro-batch of its own; otherwise all steps are one table."""
+
+
 class DriverPlan(Section):
-    """Everything one driver process needs to run a pipeline."""
+    """Everything one driver process needs for a task with a pipeline."""
 
     spec: PipelineSpec
     """The pipeline to run."""
@@ -27,6 +66,8 @@ class DriverPlan(Section):
     """The pipeline's own folder: checkpoints, lock file, temporary files."""
     jars: tuple[Path, ...]
     """The Kafka connector."""
+    task: Annotated[RunTask | DescribeTask | ShowTask | TrialTask, Field(discriminator="kind")] = RunTask()
+    """The work to do."""
 
     def checkpoint(self, flow: str) -> Path:
         """Return the folder of a flow's checkpoint."""
@@ -80,8 +121,15 @@ class FlowFinished(DriverEvent, frozen=True, tag="flow_finished"):
     flow: str
 
 
+class Answered(DriverEvent, frozen=True, tag="answered"):
+    """A task other than `run` is done."""
+
+    result: Any
+    """What it returns, as JSON has it."""
+
+
 class Failed(DriverEvent, frozen=True, tag="failed"):
-    """The process is about to end with an error."""
+    """The task failed. A process with the task `run` is about to end."""
 
     error: str
     """Spark's own name of the error, or the exception's."""
@@ -91,6 +139,8 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     """Whether starting again may help; an error in SQL or schema stays."""
     part: str = ""
     """The failed part, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
+    stack: str = ""
+    """The whole error, for a task other than `run`."""
 
 
 KAFKA_REFUSES = "KAFKA_REFUSES"
@@ -101,4 +151,4 @@ REFUSED = re.compile(
 """The exceptions of Kafka's client for that."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
-AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Failed
+AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Answered | Failed

@@ -1,0 +1,145 @@
+"""Tasks with a pipeline on a real Spark: describe, show and trial, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.tasks import TaskDriver
+
+pytestmark = pytest.mark.heavy
+
+FILE = """\
+name: tolls
+sources:
+  passages:
+    topic: passages
+    schema: "plate STRING, gate STRING, cents INT, at TIMESTAMP"
+views:
+  heavy: SELECT * FROM STREAM passages WHERE cents >= 500
+flows:
+  by_gate:
+    sql: SELECT gate, count(*) AS n FROM passages GROUP BY gate
+    sink: {topic: by_gate, key: gate}
+  windows:
+    sql: >-
+      SELECT window(at, '1 minute') AS w, count(*) AS n
+      FROM STREAM heavy WATERMARK at DELAY OF INTERVAL 1 MINUTE GROUP BY 1
+    sink: {topic: windows, mode: append}
+  plates:
+    sql: SELECT plate FROM heavy
+    sink: {topic: plates}
+"""
+GIVEN: list[list[dict[str, Any]] | Path] = [
+    [{"plate": "B 1", "gate": "north", "cents": 700, "at": "2026-01-01T00:00:00Z"}],
+    [{"plate": "B 2", "gate": "north", "cents": 800, "at": "2026-01-01T00:09:00+00:00"}, {"gate": "south"}],
+]
+Ask = Callable[[wire.DescribeTask | wire.ShowTask | wire.TrialTask, str], Coroutine[Any, Any, Any]]
+
+
+def run(folder: Path, steps: Callable[[Ask], Coroutine[Any, Any, None]], servers: str = "127.0.0.1:1") -> None:
+    async def main() -> None:
+        driver = TaskDriver()
+        await driver.start()
+
+        async def ask(task: wire.DescribeTask | wire.ShowTask | wire.TrialTask, text: str = FILE) -> Any:
+            file = folder / "tolls.yaml"
+            file.write_text(text)
+            return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
+
+        try:
+            await steps(ask)
+        finally:
+            await driver.stop()
+
+    asyncio.run(main())
+
+
+def loaded(lines: list[str]) -> list[Any]:
+    return [json.loads(line) for line in lines]
+
+
+def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path) -> None:
+    """Describe resolves columns and state; a trial gives rows; a refusal names file and line, and ends nothing."""
+
+    async def steps(ask: Ask) -> None:
+        described = await ask(wire.DescribeTask(), FILE)
+        assert described["problems"] == []
+        parts = described["parts"]
+        assert parts["sources.passages"]["columns"]["at"] == "timestamp"
+        assert parts["flows.by_gate"]["columns"] == {"gate": "string", "n": "bigint"}
+        state = {"keeps": "aggregate", "keys": ["passages.gate"], "bounded": False}
+        assert parts["flows.by_gate"]["state"] == [state]
+        assert parts["flows.windows"]["state"] == [state | {"keys": ["window"], "bounded": True}]
+        assert parts["flows.plates"]["state"] == []
+
+        with pytest.raises(PipelineInvalid) as refused:
+            await ask(wire.TrialTask(expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
+        assert f"{tmp_path}/tolls.yaml:17: flows.plates: " in str(refused.value)
+        assert "`plate`" in str(refused.value)
+        assert "Traceback" not in str(refused.value)
+
+        refused_mode = await ask(wire.DescribeTask(), FILE.replace("key: gate}", "mode: append}"))
+        assert [problem["part"] for problem in refused_mode["problems"]] == ["flows.by_gate"]
+
+        expect: dict[str, Any] = {"by_gate": [{"gate": "south", "n": 1}, {"gate": "north", "n": 2}], "plates": None}
+        batch = await ask(wire.TrialTask(given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
+        by_gate = batch["by_gate"]
+        assert sorted(by_gate["actual"]) == sorted(by_gate["expected"])
+        assert loaded(batch["plates"]["actual"]) == [{"plate": "B 1"}, {"plate": "B 2"}]
+        assert len(batch["windows"]["actual"]) == 2
+
+        task = wire.TrialTask(given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True)
+        streamed = await ask(task, FILE)
+        counts = [(row["gate"], row["n"]) for row in loaded(streamed["by_gate"]["actual"])]
+        assert counts[0] == ("north", 1)
+        assert sorted(counts[1:]) == [("north", 2), ("south", 1)]
+        # The second window is still open: no later row has moved the watermark past its end.
+        assert streamed["windows"]["actual"] == streamed["windows"]["expected"] == ['{"n":1}']
+
+        for wrong, sentence in (
+            ([{"gate": "north", "m": 2}], "expect.by_gate has the column m, and the columns are gate, n: correct it"),
+            ([{"gate": "north", "n": "two"}], "expect.by_gate has a row that is not of the type"),
+        ):
+            with pytest.raises(PipelineInvalid, match=sentence):
+                await ask(wire.TrialTask(expect={"by_gate": wrong}), FILE)
+
+    run(tmp_path, steps)
+
+
+def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Only the slice is read, by a source, a view and a flow; no sink, group or checkpoint appears."""
+    import confluent_kafka
+    from confluent_kafka.admin import AdminClient
+
+    name = topic(2)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(20):
+        row = {"plate": f"B {number}", "gate": "north", "cents": number * 100}
+        producer.produce(name, json.dumps(row).encode(), partition=number % 2)
+    producer.flush(60)
+    text = FILE.replace("topic: passages", f"topic: {name}")
+
+    async def steps(ask: Ask) -> None:
+        slices = {name: {0: (8, 10), 1: (8, 10)}}
+        shown = await ask(wire.ShowTask(name="passages", limit=3, slices=slices), text)
+        assert shown["columns"] == ["plate", "gate", "cents", "at"]
+        assert {row["plate"] for row in shown["rows"]} < {"B 16", "B 17", "B 18", "B 19"}
+        counted = await ask(wire.ShowTask(name="by_gate", limit=10, slices=slices), text)
+        assert counted["rows"] == [{"gate": "north", "n": 4}]
+        plates = await ask(wire.ShowTask(name="plates", limit=10, slices={name: {0: (0, 4), 1: (0, 4)}}), text)
+        assert [row["plate"] for row in plates["rows"]] == ["B 6", "B 5", "B 7"]
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    run(tmp_path, steps, kafka.bootstrap_servers)
+    assert not {"by_gate", "windows", "plates"} & admin.list_topics(timeout=60).topics.keys()
+    assert [file.name for file in tmp_path.iterdir()] == ["tolls.yaml"]

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.driver.plan import DriverTask, Rows
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.tasks import TaskDriver
 
@@ -39,11 +39,11 @@ flows:
     sql: SELECT plate FROM heavy
     sink: {topic: plates}
 """
-GIVEN: list[list[dict[str, Any]] | Path] = [
+GIVEN: list[Rows] = [
     [{"plate": "B 1", "gate": "north", "cents": 700, "at": "2026-01-01T00:00:00Z"}],
     [{"plate": "B 2", "gate": "north", "cents": 800, "at": "2026-01-01T00:09:00+00:00"}, {"gate": "south"}],
 ]
-Ask = Callable[[wire.DescribeTask | wire.ShowTask | wire.TrialTask, str], Coroutine[Any, Any, Any]]
+Ask = Callable[[DriverTask, str], Coroutine[Any, Any, Any]]
 
 
 def run(folder: Path, steps: Callable[[Ask], Coroutine[Any, Any, None]], servers: str = "127.0.0.1:1") -> None:
@@ -51,7 +51,7 @@ def run(folder: Path, steps: Callable[[Ask], Coroutine[Any, Any, None]], servers
         driver = TaskDriver()
         await driver.start()
 
-        async def ask(task: wire.DescribeTask | wire.ShowTask | wire.TrialTask, text: str = FILE) -> Any:
+        async def ask(task: DriverTask, text: str = FILE) -> Any:
             file = folder / "tolls.yaml"
             file.write_text(text)
             return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
@@ -72,7 +72,7 @@ def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path)
     """Describe resolves columns and state; a trial gives rows; a refusal names file and line, and ends nothing."""
 
     async def steps(ask: Ask) -> None:
-        described = await ask(wire.DescribeTask(), FILE)
+        described = await ask(DriverTask(kind="describe"), FILE)
         assert described["problems"] == []
         parts = described["parts"]
         assert parts["sources.passages"]["columns"]["at"] == "timestamp"
@@ -83,22 +83,24 @@ def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path)
         assert parts["flows.plates"]["state"] == []
 
         with pytest.raises(PipelineInvalid) as refused:
-            await ask(wire.TrialTask(expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
+            await ask(DriverTask(kind="trial", expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
         assert f"{tmp_path}/tolls.yaml:17: flows.plates: " in str(refused.value)
         assert "`plate`" in str(refused.value)
         assert "Traceback" not in str(refused.value)
 
-        refused_mode = await ask(wire.DescribeTask(), FILE.replace("key: gate}", "mode: append}"))
+        refused_mode = await ask(DriverTask(kind="describe"), FILE.replace("key: gate}", "mode: append}"))
         assert [problem["part"] for problem in refused_mode["problems"]] == ["flows.by_gate"]
 
         expect: dict[str, Any] = {"by_gate": [{"gate": "south", "n": 1}, {"gate": "north", "n": 2}], "plates": None}
-        batch = await ask(wire.TrialTask(given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
+        batch = await ask(DriverTask(kind="trial", given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
         by_gate = batch["by_gate"]
         assert sorted(by_gate["actual"]) == sorted(by_gate["expected"])
         assert loaded(batch["plates"]["actual"]) == [{"plate": "B 1"}, {"plate": "B 2"}]
         assert len(batch["windows"]["actual"]) == 2
 
-        task = wire.TrialTask(given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True)
+        task = DriverTask(
+            kind="trial", given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True
+        )
         streamed = await ask(task, FILE)
         counts = [(row["gate"], row["n"]) for row in loaded(streamed["by_gate"]["actual"])]
         assert counts[0] == ("north", 1)
@@ -111,7 +113,7 @@ def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path)
             ([{"gate": "north", "n": "two"}], "expect.by_gate has a row that is not of the type"),
         ):
             with pytest.raises(PipelineInvalid, match=sentence):
-                await ask(wire.TrialTask(expect={"by_gate": wrong}), FILE)
+                await ask(DriverTask(kind="trial", expect={"by_gate": wrong}), FILE)
 
     run(tmp_path, steps)
 
@@ -131,12 +133,14 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any
 
     async def steps(ask: Ask) -> None:
         slices = {name: {0: (8, 10), 1: (8, 10)}}
-        shown = await ask(wire.ShowTask(name="passages", limit=3, slices=slices), text)
+        shown = await ask(DriverTask(kind="show", name="passages", limit=3, slices=slices), text)
         assert shown["columns"] == ["plate", "gate", "cents", "at"]
         assert {row["plate"] for row in shown["rows"]} < {"B 16", "B 17", "B 18", "B 19"}
-        counted = await ask(wire.ShowTask(name="by_gate", limit=10, slices=slices), text)
+        counted = await ask(DriverTask(kind="show", name="by_gate", limit=10, slices=slices), text)
         assert counted["rows"] == [{"gate": "north", "n": 4}]
-        plates = await ask(wire.ShowTask(name="plates", limit=10, slices={name: {0: (0, 4), 1: (0, 4)}}), text)
+        plates = await ask(
+            DriverTask(kind="show", name="plates", limit=10, slices={name: {0: (0, 4), 1: (0, 4)}}), text
+        )
         assert [row["plate"] for row in plates["rows"]] == ["B 6", "B 5", "B 7"]
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

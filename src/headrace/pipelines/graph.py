@@ -1,7 +1,7 @@
 """The graph of a pipeline: which part reads which, the order of the views, and what makes it impossible to run."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.pipelines.spec import PipelineSpec
@@ -24,16 +24,20 @@ def ordered_views(spec: PipelineSpec) -> list[str]:
 
 def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
     """Return the sources a flow reads, through views or directly, in order of first use."""
-    found: dict[str, None] = {}
-    waiting = tables_read(spec.flows[flow].sql)
-    seen = set()
+    return [path[1] for path in paths_read(spec, [flow]) if path[0] == "sources"]
+
+
+def paths_read(spec: PipelineSpec, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the paths of flows, views or sources and of all that they read, in order of first use."""
+    waiting = [("flows", name) if name in spec.flows else ("", name) for name in names]
+    found: dict[tuple[str, str], None] = {}
     while waiting:
-        name = waiting.pop(0)
-        if name in spec.sources:
-            found[name] = None
-        elif name in spec.views and name not in seen:
-            seen.add(name)
-            waiting += tables_read(spec.views[name])
+        kind, name = waiting.pop(0)
+        path = (kind or ("sources" if name in spec.sources else "views"), name)
+        if path not in found:
+            found[path] = None
+            sql = spec.flows[name].sql if kind else spec.views.get(name, "")
+            waiting += [("", table) for table in tables_read(sql)]
     return list(found)
 
 

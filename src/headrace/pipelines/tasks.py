@@ -19,8 +19,6 @@ from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import DriverProcess, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 
-Task = wire.DescribeTask | wire.ShowTask | wire.TrialTask
-
 
 class TaskDriver(Service):
     """A driver process that keeps its Spark session from task to task, and that no run of a pipeline knows."""
@@ -47,7 +45,7 @@ class TaskDriver(Service):
         await super().stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def ask(self, file: Path, spec: PipelineSpec, kafka: KafkaConfig, task: Task) -> Any:
+    async def ask(self, file: Path, spec: PipelineSpec, kafka: KafkaConfig, task: wire.DriverTask) -> Any:
         """Return the result of a task with the pipeline of a file.
 
         Raises:

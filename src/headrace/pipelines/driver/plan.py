@@ -8,47 +8,33 @@ its Spark session and waits for the next request, until standard input ends.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from pydantic import Field
 
 from headrace.config.section import Section
 from headrace.pipelines.spec import PipelineSpec
 
-
-class RunTask(Section):
-    """Run the flows until they end; the only request of its process."""
-
-    kind: Literal["run"] = "run"
+Rows = list[dict[str, Any]]
+"""Rows as JSON has them: column to value."""
 
 
-class DescribeTask(Section):
-    """Resolve schemas and state, and refuse what Spark cannot run; reads no record."""
+class DriverTask(Section):
+    """The work of one request. Only `run` writes to sinks and checkpoints."""
 
-    kind: Literal["describe"] = "describe"
-
-
-class ShowTask(Section):
-    """Return rows of a part from a slice of its topics; writes nothing."""
-
-    kind: Literal["show"] = "show"
-    name: str
-    """A source, view or flow."""
-    limit: int
-    """Rows at most."""
-    slices: dict[str, dict[int, tuple[int, int]]]
-    """Topic to partition to the first offset to read and the one behind the last."""
-
-
-class TrialTask(Section):
-    """Return the rows that parts have for given rows of the sources; needs no Kafka."""
-
-    kind: Literal["trial"] = "trial"
-    given: dict[str, list[list[dict[str, Any]] | Path]] = {}
-    """Source to its steps, each a list of rows or a file with them; a source that is not named has no rows."""
-    expect: dict[str, list[dict[str, Any]] | Path | None]
-    """Flow or view to the rows that it should have; None returns those that it has only."""
+    kind: Literal["run", "describe", "show", "trial"] = "run"
+    """`run` runs the flows, and no request follows it. `describe` resolves columns and state. `show`
+    returns rows of a slice of the topics, `trial` those for given rows of the sources."""
+    name: str = ""
+    """The source, view or flow to show."""
+    limit: int = 10
+    """Rows to show at most."""
+    slices: dict[str, dict[int, tuple[int, int]]] = {}
+    """Topic to partition to the first offset to show and the one behind the last."""
+    given: dict[str, list[Rows]] = {}
+    """Source to the rows of each step of a trial; a source that is not named has no rows."""
+    expect: dict[str, Rows | None] = {}
+    """Flow or view to its expected rows; None only returns the rows that it has."""
     streaming: bool = False
     """Whether each step is a micro-batch of its own; otherwise all steps are one table."""
 
@@ -66,7 +52,7 @@ class DriverPlan(Section):
     """The pipeline's own folder: checkpoints, lock file, temporary files."""
     jars: tuple[Path, ...]
     """The Kafka connector."""
-    task: Annotated[RunTask | DescribeTask | ShowTask | TrialTask, Field(discriminator="kind")] = RunTask()
+    task: DriverTask = DriverTask()
     """The work to do."""
 
     def checkpoint(self, flow: str) -> Path:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the Spark driver reads names only
 Kind = Literal["", "state", "retry", "dead_letter"]
 """`state`: audit, control, idempotency keys, locks, ended offsets, and Kafka's own topics; empty: not internal."""
 
+BATCHES_TOPIC: Final = "_headrace-eos"
+"""Its only partition has the groups whose offsets count the batches of exactly-once sinks; it never has records."""
 _STATE: Final = ("__", "_headrace-")
 _RETRY: Final = re.compile(r".+\.retry\.\d+s")
 _DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")

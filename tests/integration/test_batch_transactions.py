@@ -1,0 +1,221 @@
+"""Numbered batches on a real broker: each visible whole or not at all, and numbered by the transaction itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.config.internal_topics import BATCHES_TOPIC
+from headrace.config.kafka import KafkaConfig
+from headrace.config.load import load_config
+from headrace.devcluster.security import allowed
+from headrace.errors import (
+    ConfigError,
+    FatalKafkaError,
+    HeadraceError,
+    KafkaUnauthorized,
+    KafkaUnavailable,
+    RecordTooLarge,
+    TopicNotFound,
+    TransactionAborted,
+)
+from headrace.kafka import batch_transactions
+from headrace.kafka.batch_transactions import BatchTransactions
+from headrace.testing.secured import SecuredCluster, kafka_settings
+
+
+@pytest.fixture
+def make(kafka: Any) -> Callable[..., BatchTransactions]:
+    """Make producers on the shared broker, with a new name unless one is given."""
+    with contextlib.suppress(confluent_kafka.KafkaException):
+        kafka.create_topic(BATCHES_TOPIC, 1, {"cleanup.policy": "compact"})
+
+    def of(name: str = "", seconds: float = 30.0) -> BatchTransactions:
+        config = kafka_settings(kafka.bootstrap_servers)
+        return BatchTransactions(config, name or f"headrace.test.{uuid.uuid4().hex}", seconds)
+
+    for _ in range(60):  # the first group of a broker waits for the topic of all offsets
+        with contextlib.suppress(KafkaUnavailable):
+            of().open()
+            break
+        time.sleep(0.5)
+    return of
+
+
+def records(topic: str, *values: str) -> list[Any]:
+    return [(topic, None, value.encode(), None) for value in values]
+
+
+def visible(site: Any, topic: str) -> list[str]:
+    return [record.value.decode() for record in site.records(topic)]
+
+
+def test_a_batch_and_its_number_become_visible_together(site: Any, topic: Any, make: Any) -> None:
+    """Keys, values, headers and nulls of several topics arrive; the next process continues behind them."""
+    first, second = topic(), topic()
+    batches = make("headrace.test." + first)
+    assert batches.open() is None
+    batches.write(0, [(first, b"k", b"v", [("h", b"1"), ("n", None)]), (second, None, None, None)])
+    batches.write(1, records(first, "w"))
+    batches.write(2, [])
+    site.wait_until(lambda: len(site.records(first)) == 2, "both batches")
+    (found, other), (tombstone,) = site.records(first), site.records(second)
+    assert (found.key, found.value, found.headers) == (b"k", b"v", [("h", b"1"), ("n", None)])
+    assert (other.value, tombstone.key, tombstone.value) == (b"w", None, None)
+    assert make("headrace.test." + first).open() == 3
+
+
+@pytest.mark.parametrize("point", ["batch.produced", "batch.numbered", "batch.committed"])
+def test_a_successor_knows_how_a_cut_batch_has_ended(
+    site: Any, topic: Any, make: Any, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """It ends the open transaction before it asks, and fences the predecessor, which may still be alive."""
+    name = topic()
+    batches = make("headrace.test." + name)
+    batches.open()
+    batches.write(0, records(name, "a"))
+    successors = []
+
+    def reach(reached: str) -> None:
+        if reached == point and not successors:
+            successors.append(make("headrace.test." + name))
+            assert successors[0].open() == (2 if point == "batch.committed" else 1)
+
+    monkeypatch.setattr(batch_transactions, "reach", reach)
+    fenced = contextlib.nullcontext() if point == "batch.committed" else pytest.raises(FatalKafkaError)
+    with fenced:
+        batches.write(1, records(name, "b"))
+    assert visible(site, name) == (["a", "b"] if point == "batch.committed" else ["a"])
+    successors[0].write(2 if point == "batch.committed" else 1, records(name, "c"))
+    site.wait_until(lambda: visible(site, name)[-1] == "c", "the successor's batch")
+    assert len(visible(site, name)) == (3 if point == "batch.committed" else 2)
+
+
+def test_a_refused_record_keeps_its_whole_batch_out(site: Any, topic: Any, make: Any) -> None:
+    """The error names the topic; after it the same producer is opened again, and its number is unchanged."""
+    name, small = topic(), topic(max_message_bytes=2000)
+    batches = make()
+    batches.open()
+    with pytest.raises(RecordTooLarge, match=small):
+        batches.write(0, [*records(name, "a"), (small, None, os.urandom(5000), None)])
+    assert batches.open() is None
+    batches.write(0, records(name, "b"))
+    site.wait_until(lambda: visible(site, name) == ["b"], "the second attempt alone")
+
+
+def test_a_batch_larger_than_the_queue_waits_for_it(site: Any, topic: Any, make: Any) -> None:
+    """The client takes about 150 MB at a time."""
+    name = topic(4)
+    batches = make()
+    batches.open()
+    batches.write(0, ((name, None, bytes(900_000), None) for _ in range(250)))
+    site.wait_until(lambda: len(site.records(name)) == 250, "250 records")
+
+
+def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any) -> None:
+    """Kafka has aborted its transaction by then."""
+    name = topic()
+    batches = make(seconds=2.0)
+    batches.open()
+
+    def slow() -> Any:
+        yield from records(name, "a")
+        time.sleep(15)
+
+    with pytest.raises(TransactionAborted, match=r"transaction_timeout_seconds of the sink is 2: raise it"):
+        batches.write(0, slow())
+    assert batches.open() is None
+
+
+def test_a_time_limit_above_that_of_the_brokers_is_told(make: Any) -> None:
+    """Kafka allows 15 minutes by default."""
+    with pytest.raises(ConfigError, match=r"lower transaction_timeout_seconds .* or raise transaction.max.timeout.ms"):
+        make(seconds=100_000.0).open()
+
+
+def test_an_idle_producer_goes_on(site: Any, topic: Any, make: Any) -> None:
+    """Statistics are taken up by `poll`; one whose connection was closed meanwhile is opened again."""
+    name = topic()
+    batches = make()
+    batches.open()
+    batches.write(0, records(name, "a"))
+    for _ in range(20):
+        batches.poll()
+        time.sleep(0.05)
+    batches.close()
+    batches.poll()
+    batches.write(1, records(name, "b"))
+    site.wait_until(lambda: visible(site, name) == ["a", "b"], "both")
+
+
+def rights_of(user: str, name: str, out: str) -> list[Any]:
+    from confluent_kafka.admin import AclOperation as Operation
+    from confluent_kafka.admin import ResourceType as Kind
+
+    return [
+        allowed(user, Kind.TRANSACTIONAL_ID, name, Operation.WRITE),
+        allowed(user, Kind.TOPIC, BATCHES_TOPIC, Operation.READ),
+        allowed(user, Kind.GROUP, name, Operation.READ),
+        allowed(user, Kind.TOPIC, out, Operation.WRITE),
+    ]
+
+
+def test_each_missing_right_is_named(kafka_secured: SecuredCluster, tmp_path: Path) -> None:
+    """One right after the other is given, and the last makes the batch possible; without the topic, that is told."""
+    from confluent_kafka.admin import AdminClient
+
+    user, name, out = "batcher", f"headrace.p.f.{uuid.uuid4().hex}", f"out-{uuid.uuid4().hex[:8]}"
+    servers = kafka_secured.cluster.bootstrap_servers
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    kafka_secured.cluster.create_topic(out, 1)
+    for deleted in admin.delete_topics([BATCHES_TOPIC], operation_timeout=30).values():
+        with contextlib.suppress(confluent_kafka.KafkaException):  # other tests may have made it
+            deleted.result(30)
+    config = login(kafka_secured, user, tmp_path)
+    own = kafka_settings(servers)
+    with pytest.raises(TopicNotFound, match=f"topic {BATCHES_TOPIC} does not exist, which counts"):
+        BatchTransactions(own, name, 30.0).open()
+    kafka_secured.cluster.create_topic(BATCHES_TOPIC, 1, {"cleanup.policy": "compact"})
+    sentences = [
+        f"Write on transactional id {name}",
+        f"Read on topic {BATCHES_TOPIC}",
+        f"Read on group {name}",
+        f"Write on topic {out}",
+    ]
+    for sentence, right in zip(sentences, rights_of(user, name, out), strict=True):
+        batches = BatchTransactions(config, name, 30.0)
+        with pytest.raises(HeadraceError) as refused:
+            batches.open()
+            batches.write(0, records(out, "a"))
+        assert isinstance(refused.value, KafkaUnauthorized | TopicNotFound), refused.value
+        assert f"User:{user} has no right {sentence}" in refused.value.description
+        for granted in admin.create_acls([right]).values():
+            granted.result(30)
+        time.sleep(0.5)
+    batches = BatchTransactions(config, name, 30.0)
+    assert batches.open() is None
+    batches.write(0, records(out, "a"))
+    assert BatchTransactions(config, name, 30.0).open() == 1
+
+
+def login(secured: SecuredCluster, user: str, folder: Path) -> KafkaConfig:
+    from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+    admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers, "log_level": 0})
+    scram = UserScramCredentialUpsertion(user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"secret-1")
+    for future in admin.alter_user_scram_credentials([scram]).values():
+        future.result(30)
+    kafka = secured.login("SCRAM-SHA-512", user)
+    kafka["security"]["sasl"]["password"] = "${env:BATCHER}"
+    file = folder / "headrace.yaml"
+    file.write_text(json.dumps({"kafka": kafka}))
+    return load_config(file, {"BATCHER": "secret-1"}).kafka

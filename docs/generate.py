@@ -51,7 +51,7 @@ _OPEN_FIRST = {
     "kafka": "consumer poll_thread producer commits compacted_table admin error_map transactions",
     "lifecycle": "supervisor service threads clock",
     "pipelines": "runs process spec",
-    "pipelines/driver": "__main__ topics",
+    "pipelines/driver": "sources sinks",
     "security": "authenticator principals",
     "sidecar": "produce produce_request transactions idempotency",
     "sidecar/active": "instance instances",
@@ -112,10 +112,12 @@ def _sections(schema: Schema) -> Iterator[str]:
         rows, below = [], []
         for name, setting in node["properties"].items():
             where = f"{path}.{name}" if path else name
-            if model := _model_below(schema, setting):
-                step = f"{where}.<name>" if _entry(setting) else where
-                below.append((step, model, setting.get("description") or model["description"]))
-            else:
+            models = _models_below(schema, setting)
+            step = f"{where}.<name>" if _entry(setting) else where
+            for model in models:
+                alone = len(models) == 1 and setting.get("description")
+                below.append((step, model, alone or model["description"]))
+            if not models:
                 required = name in node.get("required", ())
                 rows.append(_setting_row(where, setting, required))
         waiting = below + waiting
@@ -125,11 +127,12 @@ def _sections(schema: Schema) -> Iterator[str]:
             yield "\n".join(["| Setting | Type | Default | Meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def _model_below(schema: Schema, setting: Schema) -> Schema | None:
-    parts = [setting, *setting.get("anyOf", ()), _entry(setting)]
-    place = next((part["$ref"] for part in parts if "$ref" in part), "")
-    found = schema["$defs"][place.rpartition("/")[2]] if place else {}
-    return found if "properties" in found else None
+def _models_below(schema: Schema, setting: Schema) -> list[Schema]:
+    """Return the sections that a setting may hold: none, one, or each of a union."""
+    kinds = [setting, _entry(setting)]
+    kinds += [kind for each in kinds for name in ("anyOf", "oneOf") for kind in each.get(name, ())]
+    found = [schema["$defs"][kind["$ref"].rpartition("/")[2]] for kind in kinds if "$ref" in kind]
+    return [model for model in found if "properties" in model]
 
 
 def _entry(setting: Schema) -> Schema:

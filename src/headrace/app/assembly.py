@@ -329,7 +329,7 @@ class Assembly:
     # Pipelines -------------------------------------------------------------------------------------------------------
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
-        for topic in (flow.sink.topic for flow in spec.flows.values()):
+        for topic in (topic for flow in spec.flows.values() for topic in flow.sink.topics):
             if self.internal.kind_of(topic):
                 raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
         context, config = self._context, self._config

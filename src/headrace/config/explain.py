@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
@@ -68,8 +68,9 @@ def explain(
     """
     seen = set(reported)
     for error in errors:
-        path = _in_tree(error["loc"], tree)
-        shown = error["loc"] if error["type"] == "missing" else path
+        location = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # tags of unions
+        path = _in_tree(location, tree)
+        shown = location if error["type"] == "missing" else path
         if shown in seen:  # a union reports once per kind of value it would take
             continue
         seen.add(shown)
@@ -136,13 +137,18 @@ def known_keys(path: KeyPath, model: type[Section] = HeadraceConfig) -> list[str
     """Return the names that the model has at a path; empty if any name is allowed."""
     kind: Any = model
     for part in path:
-        if isinstance(kind, type) and issubclass(kind, Section):
-            field = kind.model_fields.get(str(part))
-            kind = field.annotation if field else None
-            if type(None) in get_args(kind):  # an optional section
-                kind = get_args(kind)[0]
-        else:
+        if found := _sections_of(kind):
+            kind = next((field.annotation for each in found if (field := each.model_fields.get(str(part)))), None)
+        else:  # a list, or a map of names
             kind = (get_args(kind) or (None,))[-1]
-    if not (isinstance(kind, type) and issubclass(kind, Section)):
+    names = [field.alias or name for each in _sections_of(kind) for name, field in each.model_fields.items()]
+    return list(dict.fromkeys(names))
+
+
+def _sections_of(kind: Any) -> list[type[Section]]:
+    """Return the sections that a type allows: one, or those of a union."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return [kind]
+    if get_origin(kind) in (dict, list):
         return []
-    return [field.alias or name for name, field in kind.model_fields.items()]
+    return [section for part in get_args(kind) for section in _sections_of(part)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -67,6 +67,19 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # it may hold secrets
     )
+
+
+def known_by(*keys: str) -> Callable[[Any], str]:
+    """Return a discriminator of sections that are known by a key that only one of them has; the first is the default.
+
+    The tag of a section is its key in angle brackets, so that no key of a file is mistaken for it.
+    """
+
+    def tag_of(value: Any) -> str:
+        names = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
+        return f"<{next((key for key in keys if key in names), keys[0])}>"
+
+    return tag_of
 
 
 _MAX_REPEATS: Final = 250

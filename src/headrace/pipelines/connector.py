@@ -28,6 +28,7 @@ from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
 from headrace.kafka.connection_errors import refused_by_java
+from headrace.pipelines.graph import topics_written
 from headrace.pipelines.spec import PipelineSpec
 
 SECRETS_FILE: Final = "secrets.properties"
@@ -126,8 +127,8 @@ def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
         return missing_right("group", kafka, [Right("Read", "group", found[1])])
     found = _REFUSED_TOPICS.search(reported)
     refused = found[1].split(", ") if found else []
-    needed = [Right("Read", "topic", source.topic) for source in spec.sources.values()]
-    needed += [Right("Write", "topic", flow.sink.topic) for flow in spec.flows.values()]
+    needed = [Right("Read", "topic", topic) for source in spec.sources.values() for topic in source.topics]
+    needed += [Right("Write", "topic", topic) for topic in topics_written(spec)]
     missing = [right for right in dict.fromkeys(needed) if not refused or right.name in refused]
     return missing_right("topic", kafka, missing)
 

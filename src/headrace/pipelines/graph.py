@@ -4,7 +4,9 @@ import difflib
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.sources import KafkaSource
+from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read
 
 Path = tuple[str | int, ...]
@@ -13,12 +15,18 @@ Path = tuple[str | int, ...]
 
 def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
     """Return what makes a pipeline unable to run: path in the file and sentence; empty if nothing does."""
-    return [*_clashes(spec), *_unknown(spec)] or [*_view_cycles(spec)] or [*_topic_cycles(spec)]
+    found = [*_clashes(spec), *_unknown(spec), *_impossible(spec)]
+    return found or [*_view_cycles(spec)] or [*_topic_cycles(spec)]
+
+
+def read_by(query: QuerySpec) -> list[str]:
+    """Return the names of what a query reads, in order of first use."""
+    return tables_read(query.sql) if query.sql else query.reads
 
 
 def ordered_views(spec: PipelineSpec) -> list[str]:
     """Return the names of the views so that each comes after those it reads."""
-    edges = {name: tables_read(sql) for name, sql in spec.views.items()}
+    edges = {name: read_by(view) for name, view in spec.views.items()}
     return [name for name in TopologicalSorter(edges).static_order() if name in spec.views]
 
 
@@ -29,30 +37,65 @@ def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
 
 def paths_read(spec: PipelineSpec, names: Iterable[str]) -> list[tuple[str, str]]:
     """Return the paths of flows, views or sources and of all that they read, in order of first use."""
-    waiting = [("flows", name) if name in spec.flows else ("", name) for name in names]
+    flows = spec.running
+    waiting = [("flows", name) if name in flows else ("", name) for name in names]
     found: dict[tuple[str, str], None] = {}
     while waiting:
         kind, name = waiting.pop(0)
+        if not kind and name not in spec.views and name not in spec.sources:
+            name = name.removesuffix("_corrupt")
         path = (kind or ("sources" if name in spec.sources else "views"), name)
         if path not in found:
             found[path] = None
-            sql = spec.flows[name].sql if kind else spec.views.get(name, "")
-            waiting += [("", table) for table in tables_read(sql)]
+            query = flows[name] if kind else spec.views.get(name)
+            waiting += [("", table) for table in (read_by(query) if query else ())]
     return list(found)
+
+
+def topics_read(spec: PipelineSpec, flow: str) -> list[str]:
+    """Return the topics a flow reads, in order of first use."""
+    return [topic for source in sources_of(spec, flow) for topic in spec.sources[source].topics]
+
+
+def topics_written(spec: PipelineSpec) -> dict[str, str]:
+    """Return the topics that flows write to, dead letter topics too, each with the first topic that its flow reads."""
+    found: dict[str, str] = {}
+    for name, flow in spec.running.items():
+        for topic in filter(None, (*flow.sink.topics, flow.dead_letters)):
+            found.setdefault(topic, next(iter(topics_read(spec, name)), ""))
+    return found
+
+
+def _queries(spec: PipelineSpec) -> dict[Path, QuerySpec]:
+    views: dict[Path, QuerySpec] = {("views", name): view for name, view in spec.views.items()}
+    return views | {("flows", name, _kind(flow)): flow for name, flow in spec.flows.items()}
+
+
+def _kind(flow: FlowSpec) -> str:
+    return "sql" if flow.sql else "reads"
+
+
+def _known(spec: PipelineSpec) -> list[str]:
+    """Return the names that a query may read."""
+    corrupt = [f"{name}_corrupt" for name, source in spec.sources.items() if isinstance(source, KafkaSource)]
+    return [*spec.sources, *spec.views, *corrupt]
 
 
 def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name in spec.views:
         if name in spec.sources:
             yield ("views", name), "has the name of a source: SQL cannot distinguish them, rename one of them"
+        elif name.removesuffix("_corrupt") in spec.sources:
+            yield ("views", name), "has the name of the corrupt records of a source: rename it"
+    for name in spec.running.keys() - spec.flows.keys():
+        if name in spec.flows:
+            yield ("flows", name), "has the name of the flow that writes the corrupt records of a source: rename it"
 
 
 def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
-    known = [*spec.sources, *spec.views]
-    queries: dict[Path, str] = {("views", name): sql for name, sql in spec.views.items()}
-    queries |= {("flows", name, "sql"): flow.sql for name, flow in spec.flows.items()}
-    for path, sql in queries.items():
-        names = tables_read(sql)
+    known = _known(spec)
+    for path, query in _queries(spec).items():
+        names = read_by(query)
         if not names:
             yield path, f"reads no source and no view: write SELECT ... FROM {known[0]}"
         for name in names:
@@ -60,6 +103,26 @@ def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
                 near = difflib.get_close_matches(name, known, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
                 yield path, f"reads {name}, which is neither a source nor a view: {hint}"
+
+
+def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    for name, source in spec.sources.items():
+        if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
+            yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
+    for name, flow in spec.flows.items():
+        if flow.dead_letters and not isinstance(flow.sink, KafkaSink):
+            yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
+        if spec.trigger.realtime:
+            yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
+
+
+def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
+    if not isinstance(flow.sink, KafkaSink):
+        yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
+    elif flow.sink.mode != "update":
+        yield "sink", "real-time mode knows mode: update only"
+    if flow.python:
+        yield "python", "real-time mode runs SQL only: use trigger.interval_seconds"
 
 
 def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
@@ -73,12 +136,13 @@ def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 def _topic_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     edges: dict[str, set[str]] = {}
     for name, flow in spec.flows.items():
-        edges.setdefault(flow.sink.topic, set()).update(spec.sources[source].topic for source in sources_of(spec, name))
+        for topic in flow.sink.topics:
+            edges.setdefault(topic, set()).update(topics_read(spec, name))
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as cause:
         circle = cause.args[1]
-        writer = next(name for name, flow in spec.flows.items() if flow.sink.topic in circle)
+        writer = next(name for name, flow in spec.flows.items() if set(flow.sink.topics) & {*circle})
         yield (
             ("flows", writer, "sink", "topic"),
             f"goes round for ever: {' feeds '.join(circle)}. Write to a topic that this pipeline does not read",

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -14,10 +15,11 @@ from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import problems_of
-from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.spec import PipelineSpec, QuerySpec
 from headrace.pipelines.sql import check_sql
 
 log = logging.getLogger(__name__)
+AnyQuery = TypeVar("AnyQuery", bound=QuerySpec)
 
 
 def load_pipelines(paths: Sequence[Path]) -> list[PipelineSpec]:
@@ -69,6 +71,9 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         spec = spec.model_copy(update={"kafka": spec.kafka.model_copy(update={"security": security})})
         if security.tls and not security.tls.verify_certificate:
             report((*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED)
+    spec = _with_sql_files(spec, path.resolve().parent, report)
+    if problems.found:
+        raise PipelineInvalid("\n".join(problems.ordered))
     for where, sentence in problems_of(spec):
         report(where, sentence)
     for found in check_sql(spec) if check else ():
@@ -83,3 +88,20 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
 
 
 _SECURITY = ("kafka", "security")
+
+
+def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:
+    """Return a pipeline with its folder, in which the texts of SQL files stand in place of their names."""
+    folder = folder / (spec.folder or "")
+
+    def read(query: AnyQuery, at: KeyPath) -> AnyQuery:
+        try:
+            text = read_text(folder / (query.sql_file or ""), PipelineInvalid, "Correct the path")
+        except PipelineInvalid as cause:
+            report(at, cause.description)
+            return query
+        return query.model_copy(update={"sql": text, "sql_file": None})
+
+    views = {name: read(each, ("views", name)) if each.sql_file else each for name, each in spec.views.items()}
+    flows = {name: read(each, ("flows", name)) if each.sql_file else each for name, each in spec.flows.items()}
+    return spec.model_copy(update={"folder": folder, "views": views, "flows": flows})

@@ -16,7 +16,7 @@ from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.graph import sources_of
+from headrace.pipelines.graph import topics_written
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, RunStatus
@@ -98,7 +98,7 @@ class PipelineRun(Service):
     @property
     def groups(self) -> dict[str, str]:
         """Flow to the consumer group that shows its progress."""
-        return {name: self._spec.group(name) for name in self._spec.flows}
+        return {name: self._spec.group(name) for name in self._spec.running}
 
     def counts(self, flow: str) -> dict[str, int]:
         """Return how many records a flow has read, and how many of them were no row, since this process began."""
@@ -153,10 +153,10 @@ class PipelineRun(Service):
         """Wait until topics, Java and jars are there, and TLS files and secrets can be read."""
         while True:
             try:
-                for source in self._spec.sources.values():
-                    await self._admin.describe_topic(source.topic, "Read")
-                for name in self._spec.flows:
-                    await self._ensure_sink(name)
+                for topic in {topic for source in self._spec.sources.values() for topic in source.topics}:
+                    await self._admin.describe_topic(topic, "Read")
+                for topic, like in topics_written(self._spec).items():
+                    await self._ensure_topic(topic, like)
                 toolchain = await find_toolchain()
                 in_use = self._kafka.security.in_use
                 security = await run_blocking(functools.partial(connector_options, in_use))
@@ -176,15 +176,14 @@ class PipelineRun(Service):
                 )
                 return plan, toolchain, security
 
-    async def _ensure_sink(self, flow: str) -> None:
-        """Create the topic of a flow's sink; one that exists needs no right to create it."""
-        topic = self._spec.flows[flow].sink.topic
+    async def _ensure_topic(self, topic: str, like: str) -> None:
+        """Create a topic that flows write to; one that exists needs no right to create it."""
         try:
             await self._admin.describe_topic(topic, "Write")
         except TopicNotFound:
             if not self._kafka.create_topics:
                 raise
-            await self._admin.ensure_topic_like(topic, self._spec.sources[sources_of(self._spec, flow)[0]].topic)
+            await self._admin.ensure_topic_like(topic, like)
 
     async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
         """Run a driver process to its end. Returns if it had finished or was stopped.

@@ -11,21 +11,23 @@ flows:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, Seconds, Section, TopicName
 from headrace.errors import PipelineInvalid
+from headrace.pipelines.sinks import AnySink, KafkaSink
+from headrace.pipelines.sources import AnySource, KafkaSource
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
 TableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """Name of a source or view, as SQL writes it without quotes."""
-ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Sql = Annotated[str, Field(min_length=1)]
 _INTERVAL_SECONDS = 0.5
 
@@ -37,58 +39,85 @@ class TriggerSpec(Section):
     """Pause between the beginnings of two micro-batches; 0 begins the next one at once and uses a core for it."""
     once: bool = False
     """Read all present records, then end; the next run continues from the checkpoint."""
+    realtime: bool = False
+    """Process each record at once, by Spark's real-time mode: Kafka to Kafka, by SQL only, at least once. It needs a
+    core for each partition."""
+    checkpoint_seconds: Annotated[float, Field(ge=5)] = 30.0
+    """With `realtime`: time between two checkpoints. After a crash the rows of this time are written again."""
     max_records: Count = 250_000
     """Records that one micro-batch takes from one source at most."""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> TriggerSpec:
-        if self.once and self.interval_seconds != _INTERVAL_SECONDS:
-            raise ValueError("has both once and interval_seconds: keep one of them")
+    def _one_of_them(self) -> Self:
+        timed = self.interval_seconds != _INTERVAL_SECONDS
+        chosen = [
+            name
+            for name, is_set in (("once", self.once), ("realtime", self.realtime), ("interval_seconds", timed))
+            if is_set
+        ]
+        if len(chosen) > 1:
+            raise ValueError(f"has both {' and '.join(chosen)}: keep one of them")
         return self
 
 
-class SourceSpec(Section):
-    """One Kafka topic as a table of rows that never ends.
+class QuerySpec(Section):
+    """Where rows come from: one of SQL and a Python function."""
 
-    A value that is not one JSON object, or in which a field is not of its declared type, is no row: it is left out
-    and counted. A field that is absent is null; fields that the schema does not name are not read.
-    """
+    sql: Sql | None = None
+    """SELECT over sources and views."""
+    sql_file: Annotated[str, Field(min_length=1)] | None = None
+    """File that holds the SELECT, relative to the pipeline file."""
+    python: FunctionName | None = None
+    """`module:function`: a function that takes the DataFrames of `reads` and returns one. The module is a file in the
+    folder of the pipeline file, or installed."""
+    reads: list[TableName] = []
+    """Sources and views that the function takes, in order."""
 
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)
-
-    topic: TopicName
-    """Topic to read; records of aborted transactions are not seen."""
-    value_format: Literal["json"] = "json"
-    """Format of the values."""
-    value_schema: Annotated[str, Field(alias="schema", min_length=1)]
-    """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`."""
-    key_column: ColumnName | None = None
-    """Name of a further column that holds the record's key as text."""
-    timestamp_column: ColumnName | None = None
-    """Name of a further column that holds the record's timestamp."""
-    starting: Literal["earliest", "latest"] = "earliest"
-    """The start of a flow that has no checkpoint yet."""
-
-
-class SinkSpec(Section):
-    """The topic a flow writes to: each row is one record, its value a JSON object of all columns."""
-
-    topic: Annotated[TopicName, AfterValidator(external_topic)]
-    """Topic to write; created like the first topic the flow reads if it does not exist."""
-    key: Annotated[str, Field(min_length=1)] | None = None
-    """SQL expression over the flow's columns; its value as text is the record's key. Without it keys are null."""
-    mode: Literal["append", "update", "complete"] = "update"
-    """Spark's output mode: `update` writes an aggregate's row whenever it changed, so the newest row per key counts;
-    `append` writes it once, when a watermark has passed it; `complete` writes all rows every time."""
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        kinds = [name for name in ("sql", "sql_file", "python") if getattr(self, name)]
+        if len(kinds) != 1:
+            raise ValueError(f"has {' and '.join(kinds) or 'no query'}: write one of sql, sql_file and python")
+        if bool(self.python) != bool(self.reads):
+            what = "sources and views that the function takes" if self.python else "reads is for python: remove it"
+            raise ValueError(what if self.reads else f"python needs reads, the {what}")
+        return self
 
 
-class FlowSpec(Section):
+class RuleSpec(Section):
+    """What holds for each row of a flow. A check that is null does not hold."""
+
+    check: Sql
+    """SQL expression over the flow's columns, true for good rows."""
+    otherwise: Literal["count", "drop", "quarantine", "fail"] = "count"
+    """What happens to a row for which it is not: it is counted in any case. `quarantine` writes it to the dead letter
+    topic instead; `fail` stops the flow."""
+
+
+def _as_section(value: Any) -> Any:
+    return {"sql": value} if isinstance(value, str) else value
+
+
+ViewSpec = Annotated[QuerySpec, BeforeValidator(_as_section, json_schema_input_type=str | QuerySpec)]
+"""A query with a name; a text is its SQL."""
+
+
+class FlowSpec(QuerySpec):
     """One query that runs on its own: a streaming query of Spark with its own checkpoint."""
 
-    sql: Sql
-    """SELECT over sources and views."""
-    sink: SinkSpec
+    sink: AnySink
     """The target of its rows."""
+    rules: dict[Name, RuleSpec] = {}
+    """Quality rules by name."""
+    dead_letter_topic: TopicName | None = None
+    """Dead letter topic of rows that break a rule; `<sink.topic>.dlq` when absent."""
+
+    @property
+    def dead_letters(self) -> str | None:
+        """The dead letter topic, None if no rule needs it."""
+        if not any(rule.otherwise == "quarantine" for rule in self.rules.values()):
+            return None
+        return self.dead_letter_topic or f"{self.sink.topics[0]}.dlq"
 
 
 class DriverSpec(Section):
@@ -121,14 +150,28 @@ class PipelineSpec(Section):
     """Brokers and login, if they are not those of `headrace.yaml`."""
     trigger: TriggerSpec = TriggerSpec()
     """When the flows look for new records."""
-    sources: Annotated[dict[TableName, SourceSpec], Field(min_length=1)]
-    """Topics to read, by the name SQL knows them by."""
-    views: dict[TableName, Sql] = Field(default_factory=dict)
-    """Queries with a name, for use in other views and in flows."""
+    sources: Annotated[dict[TableName, AnySource], Field(min_length=1)]
+    """What is read, by the name SQL knows it by."""
+    views: dict[TableName, ViewSpec] = {}
+    """Queries with a name, for use in other views and in flows: SQL, or a section as a flow's query."""
     flows: Annotated[dict[Name, FlowSpec], Field(min_length=1)]
     """Queries that run, by name."""
+    folder: Path | None = None
+    """Folder of Python modules, SQL files and relative paths; that of the pipeline file when absent."""
     driver: DriverSpec = DriverSpec()
     """The resources of the Spark driver process."""
+
+    @property
+    def running(self) -> dict[str, FlowSpec]:
+        """All flows by name: those of the file, and one for each source that puts its corrupt records in quarantine."""
+        found = dict(self.flows)
+        for name, source in self.sources.items():
+            if isinstance(source, KafkaSource) and source.corrupt == "quarantine":
+                query = f"SELECT key, value, headers FROM {name}_corrupt"
+                # Not validated: only Headrace may write to a dead letter topic.
+                sink = KafkaSink.model_construct(topic=source.dead_letters, value_format="record", mode="append")
+                found[f"{name}-corrupt"] = FlowSpec.model_construct(sql=query, sink=sink)
+        return found
 
     def group(self, flow: str) -> str:
         """Return the consumer group that shows how far a flow has come."""

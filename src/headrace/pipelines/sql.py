@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 
 _TOKEN = re.compile(
@@ -149,12 +150,17 @@ def check_sql(spec: PipelineSpec) -> Iterator[SqlFinding]:
         yield SqlFinding((), sentence, False)
         return
     for name, source in spec.sources.items():
-        yield from _check_schema(("sources", name, "schema"), source.value_schema, parse)
-    for name, sql in spec.views.items():
-        yield from _check_query(("views", name), sql, parse)
+        if schema := getattr(source, "value_schema", None):
+            yield from _check_schema(("sources", name, "schema"), schema, parse)
+    for name, view in spec.views.items():
+        if view.sql:
+            yield from _check_query(("views", name), view.sql, parse)
     for name, flow in spec.flows.items():
-        yield from _check_query(("flows", name, "sql"), flow.sql, parse)
-        if flow.sink.key:
+        if flow.sql:
+            yield from _check_query(("flows", name, "sql"), flow.sql, parse)
+        for rule, each in flow.rules.items():
+            yield from _warning(("flows", name, "rules", rule, "check"), f"SELECT {each.check}", parse)
+        if isinstance(flow.sink, KafkaSink) and flow.sink.key:
             yield from _warning(("flows", name, "sink", "key"), f"SELECT {flow.sink.key}", parse)
 
 

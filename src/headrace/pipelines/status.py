@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headrace.errors import HeadraceError
@@ -33,6 +33,8 @@ class FlowStatus:
     """Records left out because they were no row of their source."""
     tombstone_records: int = 0
     """Records left out because they had no value."""
+    broken_rules: dict[str, int] = field(default_factory=dict)
+    """Rule to the rows that broke it."""
     last_error: str = ""
 
 
@@ -100,6 +102,8 @@ class RunStatus:
             flow.lag_records = event.lag_records
         flow.corrupt_records += event.corrupt_records
         flow.tombstone_records += event.tombstone_records
+        for rule, rows in event.broken_rules.items():
+            flow.broken_rules[rule] = flow.broken_rules.get(rule, 0) + rows
 
 
 PublishOffsets = Callable[[str, Mapping[TopicPartition, int]], Awaitable[None]]

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Row
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.progress import to_event
 from headrace.pipelines.driver.session import JvmEnded, settings
-from headrace.pipelines.driver.topics import options
+from headrace.pipelines.driver.sources import kafka_options
 from headrace.pipelines.process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 
@@ -42,7 +43,11 @@ def report(**values: Any) -> dict[str, Any]:
         "numInputRows": 12,
         "processedRowsPerSecond": 6.5,
         "durationMs": {"addBatch": 4},
-        "observedMetrics": {"a": {"corrupt": 1, "tombstones": 2}, "b": {"corrupt": 3, "tombstones": 0}},
+        "observedMetrics": {
+            "a": Row(corrupt=1, tombstones=2),
+            "b": Row(corrupt=3, tombstones=0),
+            "rules of the flow": Row(small=4, even=0),
+        },
         "sources": [source],
     }
     return fields | values
@@ -64,6 +69,7 @@ def test_progress_of_spark_becomes_our_event() -> None:
     event = to_event("f", report())
     assert (event.batch_id, event.input_records, event.records_per_second) == (3, 12, 6.5)
     assert (event.corrupt_records, event.tombstone_records, event.lag_records) == (4, 2, 6)
+    assert event.broken_rules == {"small": 4}
     assert event.positions == {"t": {0: 5, 1: 7}}
 
 
@@ -96,10 +102,10 @@ def test_settings_come_from_the_plan() -> None:
 
 def test_a_source_waits_briefly_only_when_latency_counts() -> None:
     """Half a second of fetch wait would be spent in every micro-batch of a quick trigger."""
-    assert options(plan(), plan().spec.sources["a"])["kafka.fetch.max.wait.ms"] == "10"
+    assert kafka_options(plan(), plan().spec.sources["a"])["kafka.fetch.max.wait.ms"] == "10"
     for trigger in ({"interval_seconds": 5}, {"once": True}):
-        assert "kafka.fetch.max.wait.ms" not in options(plan(**trigger), plan().spec.sources["a"])
-    found = options(plan(), plan().spec.sources["a"])
+        assert "kafka.fetch.max.wait.ms" not in kafka_options(plan(**trigger), plan().spec.sources["a"])
+    found = kafka_options(plan(), plan().spec.sources["a"])
     assert found["startingOffsets"] == "latest"
     assert found["kafka.isolation.level"] == "read_committed"
     assert found["failOnDataLoss"] == "true"

@@ -19,8 +19,10 @@ from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
 from headrace.pipelines.driver.progress import ProgressReader
 from headrace.pipelines.driver.session import spark_session
+from headrace.pipelines.driver.sinks import start_flow
+from headrace.pipelines.driver.sources import register_source
 from headrace.pipelines.driver.tasks import answer_requests
-from headrace.pipelines.driver.topics import register_source, start_flow
+from headrace.pipelines.driver.views import register_view
 from headrace.pipelines.graph import ordered_views
 
 _POLL_SECONDS = 0.1
@@ -73,7 +75,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
             register_source(spark, plan, name)
     for name in ordered_views(spec):
         with part(f"views.{name}"):
-            spark.sql(spec.views[name]).createOrReplaceTempView(name)
+            register_view(spark, plan, name)
     stopping = False
 
     def stop(*_: object) -> None:
@@ -82,7 +84,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
 
     signal.signal(signal.SIGTERM, stop)
     active = {}
-    for name in spec.flows:
+    for name in spec.running:
         with part(f"flows.{name}"):
             active[name] = ProgressReader(start_flow(spark, plan, name), send)
     while active and not stopping:

@@ -12,6 +12,7 @@ from headrace.pipelines.driver import plan as wire
 _LINES = 4
 _REPORT = re.compile(r"(?:Caused by: )?(?:\w+\.)+(\w+(?:Exception|Error): .*)")
 _REPORT_LENGTH = 4000
+_RAISED = re.compile(r"\[(USER_RAISED_EXCEPTION)\] (.*?)(?:SQLSTATE|\n|$)")
 
 
 class PartFailed(Exception):
@@ -51,6 +52,8 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
         return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
+    if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
+        return wire.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
     if refused := _refused(cause):
         return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
     # Spark quotes values of records in single quotes.

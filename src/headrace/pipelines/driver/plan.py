@@ -59,6 +59,10 @@ class DriverPlan(Section):
         """Return the folder of a flow's checkpoint."""
         return self.folder / "checkpoints" / flow
 
+    def path(self, text: str) -> str:
+        """Return a path of the pipeline file, which may be relative to its folder, or a URL."""
+        return text if "://" in text else str((self.spec.folder or Path()) / text)
+
     @property
     def scratch(self) -> Path:
         """Folder of temporary files of one process."""
@@ -95,6 +99,8 @@ class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
     """Of these, how many were no row of their source."""
     tombstone_records: int
     """Of these, how many had no value."""
+    broken_rules: dict[str, int]
+    """Rule to the rows of this batch that broke it."""
     lag_records: int | None
     """Records in the sources that this batch left unread; None if that is not known."""
     positions: dict[str, dict[int, int]]

@@ -7,6 +7,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, SendEvent
+from headrace.pipelines.driver.records import RULES
 
 _ASKING = "Getting offsets"
 
@@ -50,15 +51,18 @@ class ProgressReader:
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
-    observed = progress["observedMetrics"].values()
+    observed = progress["observedMetrics"]
+    rules = observed[RULES].asDict() if RULES in observed else {}
+    sources = [row for name, row in observed.items() if name != RULES]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
         flow=flow,
         batch_id=progress["batchId"] - idle,
         input_records=progress["numInputRows"] or 0,
         records_per_second=progress["processedRowsPerSecond"] or 0.0,
-        corrupt_records=sum(row["corrupt"] for row in observed),
-        tombstone_records=sum(row["tombstones"] for row in observed),
+        corrupt_records=sum(row["corrupt"] for row in sources),
+        tombstone_records=sum(row["tombstones"] for row in sources),
+        broken_rules={name: count for name, count in rules.items() if count},
         lag_records=_lag(progress["sources"]),
         positions=_positions(progress["sources"]),
     )

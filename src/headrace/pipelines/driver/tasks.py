@@ -18,8 +18,10 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
-from headrace.pipelines.driver.topics import options, register_source, rows
+from headrace.pipelines.driver.sources import register_source
+from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
+from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
 
 _CORRUPT = "_corrupt_record"
@@ -77,14 +79,7 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
 
 def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
     def register(name: str) -> None:
-        source = plan.spec.sources[name]
-        bounded = options(plan, source)
-        del bounded["maxOffsetsPerTrigger"]
-        for side, option in enumerate(("startingOffsets", "endingOffsets")):
-            bounded[option] = json.dumps(
-                {source.topic: {k: v[side] for k, v in plan.task.slices[source.topic].items()}}
-            )
-        rows(spark.read.format("kafka").options(**bounded).load(), source, name).createOrReplaceTempView(name)
+        register_source(spark, plan, name, bounded=True)
 
     for path, make in _parts(spark, plan, register, paths_read(plan.spec, [plan.task.name])):
         with part(path):
@@ -100,6 +95,8 @@ def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
 
     def register(name: str) -> None:
         register_source(spark, plan, name)
+        if spark.catalog.tableExists(corrupt := f"{name}_corrupt"):  # given rows are rows
+            spark.createDataFrame([], spark.table(corrupt).schema).createOrReplaceTempView(corrupt)
         schema, below, steps = spark.table(name).schema, folder / name, task.given.get(name) or [[]]
         below.mkdir(parents=True)
         if not task.streaming:  # several files would be read in an order of their own
@@ -141,8 +138,10 @@ def _parts(
         register(name)
         return spark.table(name)
 
-    def query(sql: str) -> DataFrame:
-        return spark.sql(sql if task.kind == "describe" or task.streaming else without_streaming(sql))
+    def query(found: QuerySpec) -> DataFrame:
+        if found.sql and task.kind != "describe" and not task.streaming:
+            found = found.model_copy(update={"sql": without_streaming(found.sql)})
+        return rows_of(spark, plan, found)
 
     def view(name: str) -> DataFrame:
         query(spec.views[name]).createOrReplaceTempView(name)
@@ -151,7 +150,7 @@ def _parts(
     steps: dict[tuple[str, str], Callable[[], DataFrame]] = {}
     steps |= {("sources", name): functools.partial(source, name) for name in spec.sources}
     steps |= {("views", name): functools.partial(view, name) for name in ordered_views(spec)}
-    steps |= {("flows", name): functools.partial(query, flow.sql) for name, flow in spec.flows.items()}
+    steps |= {("flows", name): functools.partial(query, flow) for name, flow in spec.flows.items()}
     for path, make in steps.items():
         if not selected or path in selected:
             yield ".".join(path), make

@@ -1,0 +1,96 @@
+"""Rows as Kafka records: key, value, headers and topic, and the history of dead letters."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.spec import FlowSpec
+
+HEADERS = "array<struct<key:string,value:binary>>"
+"""Type of the column `headers`, as the connector has it."""
+_HISTORY = "headrace.dlq."
+
+
+def history_headers(group: str, error: str, reason: Column, *, origin: bool = False) -> Column:
+    """Return the headers of a dead letter that say why it is one.
+
+    Args:
+        group: Group of the flow that gives up.
+        error: Name of the error.
+        reason: Text for people.
+        origin: Whether the row has the columns of a Kafka record, so that the dead letter can name it.
+    """
+    now = f.date_format(f.current_timestamp(), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+    parts = {"group": f.lit(group), "attempts": f.lit("1"), "error": f.lit(error), "reason": reason}
+    parts |= {"first_failure": now, "last_failure": now}
+    if origin:
+        parts |= {name: f.col(name).cast("string") for name in ("topic", "partition", "offset")}
+        parts["timestamp"] = f.unix_millis("timestamp").cast("string")
+    texts = [
+        f.struct(f.lit(_HISTORY + name).alias("key"), text.cast("binary").alias("value"))
+        for name, text in parts.items()
+    ]
+    return f.array(*texts).cast(HEADERS)
+
+
+def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
+    """Return rows as Kafka records: columns `topic`, `key`, `value` and `headers`. Null columns are written as null.
+
+    Rows that a rule puts in quarantine go to the dead letter topic instead, as JSON.
+    """
+    sink = flow.sink
+    assert isinstance(sink, KafkaSink)
+    names = [f.col(f"`{name}`") for name in rows.columns if name != BROKEN]
+    if sink.value_format == "record":
+        here = set(rows.columns)
+        key, value = (f.col(name).cast("binary") if name in here else f.lit(None) for name in ("key", "value"))
+        headers = f.col("headers").cast(HEADERS) if "headers" in here else f.lit(None).cast(HEADERS)
+    else:
+        key = (f.expr(sink.key) if sink.key else f.lit(None)).cast("string").cast("binary")
+        value, headers = to_json(names), f.lit(None).cast(HEADERS)
+    records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
+    if flow.dead_letters:
+        broken = f.col(BROKEN).isNotNull()
+        reason = f.concat(f.lit("the row breaks rule "), BROKEN)
+        records["topic"] = f.when(broken, f.lit(flow.dead_letters)).otherwise(records["topic"])
+        records["headers"] = f.when(broken, history_headers(group, "RuleBroken", reason)).otherwise(headers)
+    return rows.select(*(column.alias(name) for name, column in records.items()))
+
+
+def to_json(columns: list[Column]) -> Column:
+    """Return columns as the text of one JSON object."""
+    return f.to_json(f.struct(*columns), {"ignoreNullFields": "false"})
+
+
+BROKEN = "_broken_rule"
+"""Column with the name of the rule that puts a row in quarantine; null for other rows."""
+
+
+def with_rules(rows: DataFrame, flow: FlowSpec) -> DataFrame:
+    """Return the rows that a flow's rules let pass, and count those that break a rule.
+
+    Rows for the dead letter topic have the name of their rule in `BROKEN`.
+    """
+    if not flow.rules:
+        return rows
+    breaks = {rule: ~f.coalesce(f.expr(each.check).cast("boolean"), f.lit(False)) for rule, each in flow.rules.items()}
+    counted = rows.observe(RULES, *(f.count_if(broken).alias(rule) for rule, broken in breaks.items()))
+    kinds = {
+        kind: [rule for rule, each in flow.rules.items() if each.otherwise == kind]
+        for kind in ("fail", "drop", "quarantine")
+    }
+    for rule in kinds["fail"]:
+        stop = f.raise_error(f.lit(f"a row breaks rule {rule}")).cast("boolean")
+        counted = counted.where(f.when(breaks[rule], stop).otherwise(f.lit(True)))
+    for rule in kinds["drop"]:
+        counted = counted.where(~breaks[rule])
+    if flow.dead_letters:
+        quarantined = f.coalesce(*(f.when(breaks[rule], f.lit(rule)) for rule in kinds["quarantine"]))
+        counted = counted.withColumn(BROKEN, quarantined)
+    return counted
+
+
+RULES = "rules of the flow"
+"""Name of the observed counts; no source has it, because names of sources have no blanks."""

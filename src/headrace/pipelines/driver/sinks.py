@@ -1,0 +1,53 @@
+"""Flows as streaming queries: each writes its rows to its sink, from its own checkpoint."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.records import as_records, with_rules
+from headrace.pipelines.driver.sources import texts
+from headrace.pipelines.driver.views import rows_of
+from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink
+
+_PRODUCER = {
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "kafka.linger.ms": "20",
+    "kafka.batch.size": "262144",
+    "kafka.compression.type": "lz4",
+}
+
+
+def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQuery:
+    """Start a flow's query from its checkpoint, or from its sources' beginning if it has none."""
+    flow, trigger = plan.spec.running[name], plan.spec.trigger
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    rows = with_rules(rows_of(spark, plan, flow), flow)
+    writer = _writer(rows, plan, name).queryName(name).outputMode(flow.sink.mode)
+    writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
+    if trigger.once:
+        return writer.trigger(availableNow=True).start()
+    if trigger.realtime:
+        interval = f"{round(trigger.checkpoint_seconds * 1000)} milliseconds"
+        return writer.trigger(realTime=interval).start()  # type: ignore[call-overload,no-any-return]
+    return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start()
+
+
+def _writer(rows: DataFrame, plan: DriverPlan, name: str) -> DataStreamWriter:
+    flow = plan.spec.running[name]
+    match flow.sink:
+        case KafkaSink() as sink:
+            records = as_records(rows, flow, plan.spec.group(name))
+            kafka = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
+            quick = {"kafka.linger.ms": "0"} if plan.spec.trigger.realtime else {}
+            return records.writeStream.format("kafka").options(**kafka, **quick, **texts(sink.options))
+        case FileSink() as sink:
+            writer = rows.writeStream.format(sink.format).options(**texts(sink.options))
+            return writer.partitionBy(*sink.partition_by).option("path", plan.path(sink.files))
+        case ConsoleSink() as sink:
+            return rows.writeStream.format("console").option("numRows", sink.rows).option("truncate", False)
+        case MemorySink():
+            return rows.writeStream.format("memory")

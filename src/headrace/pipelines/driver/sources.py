@@ -1,0 +1,134 @@
+"""Sources as tables: records of topics as rows, files, made rows, static tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructType
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.records import history_headers
+from headrace.pipelines.sources import FileSource, KafkaSource, Options, RateSource, TableSource
+
+_CORRUPT = "_corrupt_record"
+_LATENCY_BOUND_SECONDS = 1.0
+
+
+def register_source(spark: SparkSession, plan: DriverPlan, name: str, *, bounded: bool = False) -> None:
+    """Make a source known to SQL under its name, and the corrupt records of a topic under its name with `_corrupt`.
+
+    Every flow that reads it counts the records of a topic that are no row. A `bounded` table is not a stream: it has
+    the slices of the plan's task.
+    """
+    source = plan.spec.sources[name]
+    reader: Any = spark.read if bounded else spark.readStream
+    match source:
+        case KafkaSource():
+            options = {**kafka_options(plan, source), **(_bounds(plan, source) if bounded else {})}
+            records = with_rows(reader.format("kafka").options(**options).load(), source)
+            corrupt_records(records, plan, name).createOrReplaceTempView(f"{name}_corrupt")
+            table = rows(records, source, name)
+        case RateSource():
+            made = {"rowsPerSecond": source.rate, **source.options}
+            first = spark.range(source.rate).select(
+                f.current_timestamp().alias("timestamp"), f.col("id").alias("value")
+            )
+            table = first if bounded else reader.format("rate").options(**texts(made)).load()
+        case FileSource():
+            typed = reader.format(source.format).schema(source.value_schema)
+            table = typed.options(**texts(source.options)).load(plan.path(source.files))
+        case TableSource():
+            table = _table(spark, plan, source)
+    table.createOrReplaceTempView(name)
+
+
+def _bounds(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
+    """Return the connector's options for the slice of a topic."""
+    slices = plan.task.slices[source.topic]
+    sides = {"startingOffsets": 0, "endingOffsets": 1}
+    return {name: json.dumps({source.topic: {k: v[side] for k, v in slices.items()}}) for name, side in sides.items()}
+
+
+def kafka_options(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
+    """Return the connector's options for a source."""
+    trigger = plan.spec.trigger
+    quick = not trigger.once and trigger.interval_seconds < _LATENCY_BOUND_SECONDS
+    return {
+        **plan.security,
+        "kafka.bootstrap.servers": plan.bootstrap_servers,
+        "subscribe": source.topic,
+        "startingOffsets": source.starting,
+        "includeHeaders": "true",
+        # A query in real-time mode reads without an end.
+        **({} if trigger.realtime else {"maxOffsetsPerTrigger": str(trigger.max_records)}),
+        # Missing offsets stop the flow: continuing would pass over records silently.
+        "failOnDataLoss": "true",
+        "kafka.isolation.level": "read_committed",
+        # Short breaks of Kafka pass unnoticed; after about a minute the flow fails, and readiness has the reason.
+        "kafka.request.timeout.ms": "15000",
+        "kafka.default.api.timeout.ms": "15000",
+        # The default of 500 ms is waited out inside a micro-batch whenever a partition has nothing more.
+        **({"kafka.fetch.max.wait.ms": "10"} if quick else {}),
+        **texts(source.options),
+    }
+
+
+def with_rows(records: DataFrame, source: KafkaSource) -> DataFrame:
+    """Return Kafka records with a column `row`, and `good`: whether the value is a row of the source."""
+    if source.value_format in ("string", "binary"):
+        kind = f.col("value").cast(source.value_format)
+        return records.withColumns({"row": f.struct(kind.alias("value")), "good": f.col("value").isNotNull()})
+    schema = StructType.fromDDL(source.value_schema or "")
+    if not isinstance(schema, StructType):
+        raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")
+    parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    row = f.from_json(f.col("value").cast("string"), schema.add(_CORRUPT, StringType()), parser)
+    parsed = records.withColumn("row", row)
+    # An empty value gives no row and no corrupt text either.
+    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull())
+
+
+def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
+    """Return the rows of records, and count the records that are no row."""
+    tombstone = f.col("value").isNull()
+    corrupt = ~f.col("good") & ~tombstone
+    counted = parsed.observe(name, f.count_if(tombstone).alias("tombstones"), f.count_if(corrupt).alias("corrupt"))
+    good: Column = f.col("good")
+    if source.corrupt == "fail":
+        record = f.concat_ws(":", "topic", "partition", "offset")
+        refused = f.concat(f.lit(f"{name}: record "), record, f.lit(" is no row of its source"))
+        good = f.when(corrupt, f.raise_error(refused).cast("boolean")).otherwise(good)
+    fields = [field for field in counted.schema["row"].dataType.fieldNames() if field != _CORRUPT]  # type: ignore[attr-defined]
+    chosen = [f.col(f"row.`{field}`") for field in fields]
+    if source.key_column:
+        chosen.append(f.col("key").cast("string").alias(source.key_column))
+    if source.timestamp_column:
+        chosen.append(f.col("timestamp").alias(source.timestamp_column))
+    return counted.where(good).select(*chosen)
+
+
+def corrupt_records(parsed: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
+    """Return the records that are no row as records of a dead letter topic: columns `key`, `value` and `headers`."""
+    corrupt = parsed.where(~f.col("good") & f.col("value").isNotNull())
+    group, reason = plan.spec.group(f"{name}-corrupt"), f"the value is no row of source {name}"
+    history = history_headers(group, "CorruptRecord", f.lit(reason), origin=True)
+    own = f.coalesce(f.col("headers"), f.array().cast("array<struct<key:string,value:binary>>"))
+    return corrupt.select("key", "value", f.concat(own, history).alias("headers"))
+
+
+def _table(spark: SparkSession, plan: DriverPlan, source: TableSource) -> DataFrame:
+    reader = spark.read.format(source.format).options(**texts(source.options))
+    if source.value_schema:
+        reader = reader.schema(source.value_schema)
+    if source.format == "jdbc":
+        return reader.option("dbtable", source.table).load()
+    return reader.load(plan.path(source.table))
+
+
+def texts(options: Options | dict[str, Any]) -> dict[str, str]:
+    """Return options as Spark takes them: every value a text, and true as `true`."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

@@ -1,0 +1,56 @@
+"""Queries as DataFrames: SQL over the sources and views that are registered, and Python functions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.spec import QuerySpec
+
+
+def register_view(spark: SparkSession, plan: DriverPlan, name: str) -> None:
+    """Make a view known to SQL under its name."""
+    rows_of(spark, plan, plan.spec.views[name]).createOrReplaceTempView(name)
+
+
+def rows_of(spark: SparkSession, plan: DriverPlan, query: QuerySpec) -> DataFrame:
+    """Return the rows of a query.
+
+    Raises:
+        PipelineInvalid: The Python function cannot be found or fails, or returns no DataFrame.
+    """
+    if query.sql:
+        return spark.sql(query.sql)
+    assert query.python
+    function = _function(plan, query.python)
+    try:
+        found = function(*(spark.table(name) for name in query.reads))
+    except Exception as cause:  # boundary to user code: the status shows where it failed
+        line = traceback.extract_tb(cause.__traceback__)[-1]
+        at = f"{line.filename}:{line.lineno}"
+        raise PipelineInvalid(f"python: {query.python} failed: {type(cause).__name__}: {cause} ({at})") from cause
+    if not isinstance(found, DataFrame):
+        raise PipelineInvalid(f"python: {query.python} returned {type(found).__name__}: return a DataFrame")
+    return found
+
+
+def _function(plan: DriverPlan, reference: str) -> Any:
+    module_name, name = reference.split(":")
+    folder = str(plan.spec.folder or "")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except AttributeError:
+        raise PipelineInvalid(f"python: module {module_name} has no function {name}") from None
+    except ModuleNotFoundError as cause:
+        where = f"module {cause.name} is neither in {folder} nor installed"
+        raise PipelineInvalid(f"python: {reference} cannot be imported: {where}") from None
+    except Exception as cause:  # boundary to user code: the status shows the reason
+        raise PipelineInvalid(f"python: importing {module_name} failed: {type(cause).__name__}: {cause}") from cause

@@ -1,0 +1,107 @@
+"""The sources of a pipeline: Kafka topics, files, a counter for trials, and static tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from headrace.config.section import Count, FormatName, Section, TopicName, known_by
+
+ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Columns = Annotated[str, Field(min_length=1)]
+"""Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`."""
+Options = dict[str, str | int | float | bool]
+
+
+class _Source(Section):
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that it reads."""
+        return []
+
+
+class KafkaSource(_Source):
+    """One Kafka topic as a table of rows that never ends.
+
+    A value that is not of its format, or in which a field is not of its declared type, is no row: it is corrupt.
+    A field that is absent is null; fields that the schema does not name are not read. The corrupt records of a source
+    are the rows of a view, named like the source with `_corrupt` behind it.
+    """
+
+    topic: TopicName
+    """Topic to read; records of aborted transactions are not seen."""
+    value_format: FormatName = "json"
+    """Format of the values."""
+    value_schema: Annotated[Columns | None, Field(alias="schema")] = None
+    """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`. JSON needs them. Formats
+    of the schema registry take them from the newest schema of `<topic>-value`; `string` and `binary` have `value`."""
+    key_column: ColumnName | None = None
+    """Name of a further column that holds the record's key as text."""
+    timestamp_column: ColumnName | None = None
+    """Name of a further column that holds the record's timestamp."""
+    starting: Literal["earliest", "latest"] = "earliest"
+    """The start of a flow that has no checkpoint yet."""
+    corrupt: Literal["drop", "fail", "quarantine"] = "drop"
+    """What happens to corrupt records: they are counted in any case. `quarantine` writes them to the dead letter
+    topic as they are; `fail` stops the flows."""
+    dead_letter_topic: TopicName | None = None
+    """Dead letter topic of corrupt records; `<topic>.dlq` when absent."""
+    options: Options = {}
+    """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
+
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic]
+
+    @property
+    def dead_letters(self) -> str:
+        """The dead letter topic of corrupt records."""
+        return self.dead_letter_topic or f"{self.topic}.dlq"
+
+
+class FileSource(_Source):
+    """Files of a folder as a table that grows: each new file is read once."""
+
+    files: Annotated[str, Field(min_length=1)]
+    """Folder or pattern, such as `/data/trips/*.parquet`; relative to the pipeline file."""
+    format: Literal["parquet", "json", "csv", "text"] = "parquet"
+    """Format of the files."""
+    value_schema: Annotated[Columns, Field(alias="schema")]
+    """Columns and their types as in SQL's CREATE TABLE."""
+    options: Options = {}
+    """Further options of Spark's reader of this format, such as `header`."""
+
+
+class RateSource(_Source):
+    """Rows made by Spark, for trials: columns `timestamp` and `value`, which counts from 0."""
+
+    rate: Count
+    """Rows per second."""
+    options: Options = {}
+    """Further options of Spark's rate source."""
+
+
+class TableSource(_Source):
+    """A table that does not grow, for joins. Each micro-batch reads it as it is then."""
+
+    table: Annotated[str, Field(min_length=1)]
+    """File or folder, relative to the pipeline file; for `jdbc` the table's name."""
+    format: Literal["parquet", "json", "csv", "jdbc"] = "csv"
+    """Format of the files, or `jdbc`, whose driver must be among the jars."""
+    value_schema: Annotated[Columns | None, Field(alias="schema")] = None
+    """Columns and their types as in SQL's CREATE TABLE. Parquet and JDBC have their own."""
+    options: Options = {}
+    """Further options of Spark's reader of this format, such as `header` or `url`."""
+
+
+AnySource = Annotated[
+    Annotated[KafkaSource, Tag("<topic>")]
+    | Annotated[FileSource, Tag("<files>")]
+    | Annotated[RateSource, Tag("<rate>")]
+    | Annotated[TableSource, Tag("<table>")],
+    Discriminator(known_by("topic", "files", "rate", "table")),
+]
+"""A source; its kind is known by the key that only it has."""

@@ -1,0 +1,135 @@
+"""The kinds of sources, views, rules and sinks of a pipeline, on a real broker and a real Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.kafka import Admin, read_records
+from headrace.pipelines.load import load_pipeline
+from headrace.records import Record
+from tests.integration.test_pipelines import produce, running, until
+
+pytestmark = pytest.mark.heavy
+
+FUNCTIONS = """\
+from pyspark.sql import functions as f
+
+def priced(passages, gates):
+    return passages.join(gates, "gate", "left").withColumn("cents", f.col("cents") * f.coalesce("factor", f.lit(1)))
+"""
+
+
+async def records_of(kafka: KafkaConfig, topic: str) -> list[Record]:
+    offsets = await Admin(kafka).topic_offsets(topic)
+    starts = {where: start for where, (start, _) in offsets.items()}
+    ends = {where: end for where, (_, end) in offsets.items()}
+    return [record async for batch in read_records(kafka, starts, ends) for record in batch]
+
+
+def passage(number: int) -> bytes:
+    return json.dumps({"id": number, "gate": f"g{number % 3}", "cents": number % 50 - 5}).encode()
+
+
+async def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """A Python view joins a static table; rules count, drop and quarantine; corrupt records stay byte for byte; files
+    have what the topic has."""
+    source, out = topic(2), topic()
+    (tmp_path / "prices.py").write_text(FUNCTIONS)
+    (tmp_path / "gates.csv").write_text("gate,factor\ng1,10\n")
+    (tmp_path / "out.sql").write_text("SELECT id, cents FROM priced -- the file's own text\n")
+    file = tmp_path / "tolls.yaml"
+    file.write_text(
+        f"""\
+name: tolls
+trigger: {{once: true}}
+sources:
+  passages: {{topic: {source}, schema: "id INT, gate STRING, cents INT", corrupt: quarantine}}
+  gates: {{table: gates.csv, schema: "gate STRING, factor INT", options: {{header: true}}}}
+views:
+  priced: {{python: "prices:priced", reads: [passages, gates]}}
+flows:
+  out:
+    sql_file: out.sql
+    sink: {{topic: {out}, key: id, mode: append}}
+    rules:
+      positive: {{check: cents >= 0, otherwise: quarantine}}
+      small: {{check: cents < 400, otherwise: drop}}
+      even: {{check: cents % 2 = 0}}
+  files:
+    sql: SELECT id, cents, id % 2 AS odd FROM priced
+    sink: {{files: rows, format: json, partition_by: [odd]}}
+"""
+    )
+    spec = load_pipeline(file, check=True)
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    bad = [b"{bad", b'{"id": "many"}']
+    produce(kafka.bootstrap_servers, source, [*(passage(number) for number in range(300)), *bad, None])
+    async with running(spec.model_dump(by_alias=True), settings, tmp_path / "state") as run:
+        await until(lambda: run.status()["state"] == "finished", run)
+        flows = run.status()["flows"]
+    priced = {n: (n % 50 - 5) * (10 if n % 3 == 1 else 1) for n in range(300)}
+    broken = {n for n, cents in priced.items() if cents < 0}
+    large = {n for n, cents in priced.items() if cents >= 400}
+    assert flows["out"]["broken_rules"] == {
+        "positive": len(broken),
+        "small": len(large),
+        "even": sum(cents % 2 != 0 for cents in priced.values()),
+    }
+    written = {int(record.key or b""): json.loads(record.value or b"") for record in await records_of(settings, out)}
+    assert {n: row["cents"] for n, row in written.items()} == {
+        n: cents for n, cents in priced.items() if n not in broken | large
+    }
+    quarantined = await records_of(settings, f"{out}.dlq")
+    assert {json.loads(record.value or b"")["id"] for record in quarantined} == broken
+    headers = dict(quarantined[0].headers)
+    assert headers["headrace.dlq.error"] == b"RuleBroken"
+    assert headers["headrace.dlq.reason"] == b"the row breaks rule positive"
+    corrupt = await records_of(settings, f"{source}.dlq")
+    assert sorted(record.value or b"" for record in corrupt) == sorted(bad)
+    assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
+    lines = [line for part in (tmp_path / "rows").rglob("*.json") for line in part.read_text().splitlines()]
+    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == priced
+    assert {folder.name for folder in (tmp_path / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"corrupt": "fail"}, "passages: record "),
+        ({"rules": {"small": {"check": "id < 2", "otherwise": "fail"}}}, "a row breaks rule small"),
+    ],
+)
+async def test_what_shall_fail_fails_for_good(
+    kafka: Any, topic: Any, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    """The bad record is not written, and the run is not tried again."""
+    source, out = topic(), topic()
+    spec = {
+        "name": "strict",
+        "trigger": {"once": True},
+        "sources": {"passages": {"topic": source, "schema": "id INT", "corrupt": changes.get("corrupt", "drop")}},
+        "flows": {"f": {"sql": "SELECT * FROM passages", "sink": {"topic": out}, "rules": changes.get("rules", {})}},
+    }
+    produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}', b"{bad"])
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.status()["state"] == "failed", run)
+        assert reason in run.readiness().reason
+    assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
+
+
+async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
+    """For trials: no topic is needed."""
+    spec = {
+        "name": "trial",
+        "sources": {"ticks": {"rate": 20}},
+        "flows": {"f": {"sql": "SELECT value % 2 AS odd FROM ticks", "sink": {"console": True, "rows": 3}}},
+    }
+    async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path) as run:
+        await until(lambda: run.status()["flows"]["f"]["input_records"] > 20, run)
+    assert "only showing top 3 rows" in (tmp_path / "trial" / "driver.err").read_text()

@@ -48,7 +48,7 @@ class ForegroundFunction(FunctionService):
             serving.bodies.learn(schema)
         [work] = wire.FrameReader(wire.decode_to_worker).feed(frame)
         assert isinstance(work, wire.Work)
-        [answer] = wire.FrameReader(wire.decode_to_parent).feed(bytes(runs.serve(serving, work)))
+        [answer] = wire.FrameReader(wire.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
         assert isinstance(answer, wire.Done | wire.Results)
         runs.close()
         return answer

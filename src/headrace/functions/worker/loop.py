@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Platform
@@ -24,6 +24,8 @@ from headrace.functions.worker.serving import Serving
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 _READ_BYTES = 262_144
 _STDERR = 2
@@ -39,12 +41,13 @@ class _Plain:
         self.read = read
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def serve(self, serving: Serving, work: wire.Work, stop: int = -1) -> bytearray:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what `Serving` does for records, and return its result."""
         try:
-            serving.serve(work, stop).send(None)
+            work.send(None)
         except StopIteration as ended:
-            answer: bytearray = ended.value
-            return answer
+            result: T = ended.value
+            return result
         raise AssertionError("a plain handler's frame does not wait")
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -87,8 +90,8 @@ class _OnEventLoop:
         self._arrived.clear()
         self._runner.run(self._arrived.wait())
 
-    def serve(self, serving: Serving, work: wire.Work, stop: int = -1) -> bytearray:
-        return self._runner.run(serving.serve(work, stop))
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
 
     def call(self, function: Any, *arguments: Any) -> None:
         self._runner.run(_called(function, arguments))
@@ -189,7 +192,7 @@ class Worker:
                 elif isinstance(message, wire.Work) and self._claim():
                     if self._stop_requested:
                         break  # the parent sees that it was not begun
-                    answer = self._runs.serve(serving, message, self._number + 1)
+                    answer = self._runs.run(serving.serve(message, self._number + 1))
                     self._drained = False
                     self._report_callback(platform)
                     self._write(answer)

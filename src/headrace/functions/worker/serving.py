@@ -149,7 +149,7 @@ class Serving:
     def __init__(self, handler: Handler, context: Context, setup: wire.Setup, progress: mmap.mmap) -> None:
         """Prepare; `progress` is the memory that `FramesInFlight` describes."""
         self.resolve: Callable[[Any], Any] | None = None
-        """Runs a coroutine that the handler returns; None if `serve` awaits it, which else never waits."""
+        """Runs a coroutine that the handler returns; None if `results` awaits it, which else never waits."""
         self.bodies = Bodies()
         self._handler = handler
         decodes = os.environ.get("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "").lower()
@@ -178,11 +178,17 @@ class Serving:
         context._emit, context._at_work = self._emit, self._at_work
 
     async def serve(self, work: wire.Work, stop: int = -1) -> bytearray:
-        """Call the handler for each record or batch and return the answer.
+        """Call the handler as `results` does, and return the answer to the parent."""
+        began = perf_counter()
+        results = await self.results(work, stop)
+        seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
+        return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
+
+    async def results(self, work: wire.Work, stop: int = -1) -> list[wire.AnyResult]:
+        """Call the handler for each record or batch and return the results of the records that were begun.
 
         The parent writes `stop` into shared memory to stop this frame between two records.
         """
-        began = perf_counter()
         results: list[wire.AnyResult] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
         begun = await serve(self._events_of(work, results), results, stop, work.in_order)
@@ -194,10 +200,8 @@ class Serving:
             if result is None or not result.error:
                 outputs += result.outputs if result else []
                 results[index] = wire.Result(outputs, held=result is not None and result.held)
-        whole = len(results) == len(self._events)
         self._events, self._emitted = (), {}
-        seconds = perf_counter() - began
-        return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
+        return results
 
     async def _serve_each(
         self, events: list[Event | None], results: list[wire.AnyResult], stop: int, in_order: bool

@@ -16,6 +16,7 @@ import fastavro._read_py
 import msgspec
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException
+from fastavro.validation import ValidationError, validate
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.avro_json import JSON_TYPE, Named, converter, inlined, is_recursive, to_json, wrapped
@@ -49,28 +50,28 @@ class AvroCodec:
                 fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
             outside = dict(named)
             parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
-            self._plain: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
+            self.schema: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
         except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
             raise SchemaInvalid(
                 f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"
             ) from cause
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
-        self._read = fastavro._read_py.schemaless_reader if is_recursive(self._plain) else fastavro.schemaless_reader
-        self.record_name = str(self._plain.get("name", "")) if isinstance(self._plain, dict) else ""
+        self._read = fastavro._read_py.schemaless_reader if is_recursive(self.schema) else fastavro.schemaless_reader
+        self.record_name = str(self.schema.get("name", "")) if isinstance(self.schema, dict) else ""
 
     @functools.cached_property
     def _json(self) -> Any:
         """The schema for reading as Avro's JSON encoding."""
-        return fastavro.parse_schema(wrapped(self._plain, plain_unions=self._plain_unions))
+        return fastavro.parse_schema(wrapped(self.schema, plain_unions=self._plain_unions))
 
     @functools.cached_property
     def _convert(self) -> Convert:
-        return converter(self._plain, Named(plain_unions=self._plain_unions))
+        return converter(self.schema, Named(plain_unions=self._plain_unions))
 
     def encode(self, text: bytes) -> bytes:
         target = io.BytesIO()
         try:
-            fastavro.schemaless_writer(target, self._plain, self._convert(_decode_json(text)))
+            fastavro.schemaless_writer(target, self.schema, self._convert(_decode_json(text)))
         except Misfit as misfit:
             raise EncodeError(f"the value does not fit its Avro schema at ${misfit.path}: {misfit.text}") from misfit
         except _BAD_DATA as cause:
@@ -88,8 +89,25 @@ class AvroCodec:
         Raises:
             DecodeError: The bytes were not written with this schema.
         """
-        value: object = self._decoded(payload, self._plain)
+        value: object = self._decoded(payload, self.schema)
         return value
+
+    def encode_python(self, value: object) -> bytes:
+        """Return the payload of plain Python values, such as `decode_python` returns.
+
+        Raises:
+            EncodeError: The value does not fit; the message names the field and never the value.
+        """
+        target = io.BytesIO()
+        try:
+            validate(value, self.schema)
+            fastavro.schemaless_writer(target, self.schema, value, strict_allow_default=True)
+        except ValidationError as misfit:
+            found = misfit.errors[0]
+            raise EncodeError(f"{found.field or 'the value'} is not of Avro type {found.schema}") from None
+        except _BAD_DATA as cause:
+            raise EncodeError(f"the value does not fit its Avro schema ({type(cause).__name__})") from None
+        return target.getvalue()
 
     def _decoded(self, payload: bytes, schema: Any) -> Any:
         source = io.BytesIO(payload)

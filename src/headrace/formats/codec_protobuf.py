@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from google.protobuf.message import EncodeError as ProtobufEncodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -22,8 +23,16 @@ from headrace.formats.proto_json import converter
 
 _MAX_INDEXES: Final = 100
 _MAX_VARINT_BITS: Final = 35
+_INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
+
+
+class _Numbers(json_format._Printer):  # type: ignore[misc]
+    """The JSON mapping, in which 64-bit integers are strings, with numbers instead."""
+
+    def _FieldToJsonObject(self, field: Any, value: Any) -> Any:  # noqa: N802 the library's name
+        return value if field.cpp_type in _INTEGERS else super()._FieldToJsonObject(field, value)
 
 
 class ProtobufCodec:
@@ -47,7 +56,7 @@ class ProtobufCodec:
         self._indexes = _indexes_of(descriptor)
         convert = converter(descriptor, {})
         self._convert: Convert = convert
-        self._first: Any = GetMessageClass(next(iter(self._file.message_types_by_name.values())))
+        self.first: Any = GetMessageClass(next(iter(self._file.message_types_by_name.values())))
 
     def encode(self, text: bytes) -> bytes:
         try:
@@ -63,18 +72,24 @@ class ProtobufCodec:
         return self._indexes + payload
 
     def decode(self, data: bytes) -> bytes:
-        make, start = (self._first, 1) if data[:1] == b"\x00" else self._follow(data)
+        return _encode_json(self._decoded(data, json_format._Printer(False, False, self._file.pool, True)))
+
+    def decode_python(self, data: bytes) -> object:
+        """Return a payload in Protobuf's JSON mapping, but with the fields' own names and 64-bit integers as numbers.
+
+        Raises:
+            DecodeError: The bytes were not written with this schema.
+        """
+        return self._decoded(data, _Numbers(True, False, self._file.pool, True))
+
+    def _decoded(self, data: bytes, printer: Any) -> Any:
+        make, start = (self.first, 1) if data[:1] == b"\x00" else self._follow(data)
         try:
-            found = json_format.MessageToDict(
-                make.FromString(data[start:]),
-                always_print_fields_with_no_presence=True,
-                descriptor_pool=self._file.pool,
-            )
+            return printer._MessageToJsonObject(make.FromString(data[start:]))
         except ProtobufDecodeError as cause:
             raise DecodeError(f"the bytes are no {make.DESCRIPTOR.full_name}") from cause
         except (json_format.Error, ValueError, TypeError, LookupError, RecursionError) as cause:
             raise DecodeError(f"the {make.DESCRIPTOR.full_name} has no JSON form ({type(cause).__name__})") from cause
-        return _encode_json(found)
 
     def _find(self, message: str | None) -> Any:
         types = self._file.message_types_by_name

@@ -285,23 +285,8 @@ class FunctionService(Service):
         self._allocator.frame_ended(number)
 
     def _setup(self, number: int, spec: FunctionSpec) -> wire.Setup:
-        triggers = []
-        for one in self.triggers:
-            formats = one.key_format, one.value_format, one.output_format
-            batch_size = one.batch.batch_size if one.batch.mode == "enable" else 0
-            triggers.append(wire.TriggerSetup(one.kind, one.name, *formats, one.output_topic, batch_size))
-        about = {"NAME": spec.name, "DESCRIPTION": spec.description, "VERSION": str(spec.version)}
-        about["HANDLER"] = spec.handler
-        return wire.Setup(
-            handler=spec.handler,
-            folder=str(spec.folder),
-            libraries=str(spec.libraries.folder) if spec.libraries else "",
-            worker_id=str(number),
-            triggers=triggers,
-            namespace=spec.namespace,
-            log_level=_LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error"),
-            env={**{f"NUCLIO_FUNCTION_{name}": text for name, text in about.items()}, **spec.env},
-        )
+        level = _LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error")
+        return spec.setup(self.triggers, str(number), level)
 
     async def _watch(self) -> None:
         """Replace workers that take too long for an event or need too much memory.

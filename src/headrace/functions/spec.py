@@ -29,6 +29,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
+from headrace.functions import wire
 from headrace.functions.libraries import Libraries
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -459,6 +460,26 @@ class FunctionSpec(_Part):
             shared = trigger.allocator_name
             pools.setdefault((shared, "" if shared else trigger.name), []).append(trigger)
         return [*pools.values()]
+
+    def setup(self, triggers: Iterable[AnyTrigger], worker_id: str, log_level: str) -> wire.Setup:
+        """Return the settings of a worker of these triggers."""
+        settings = []
+        for one in triggers:
+            formats = one.key_format, one.value_format, one.output_format
+            batch_size = one.batch.batch_size if one.batch.mode == "enable" else 0
+            settings.append(wire.TriggerSetup(one.kind, one.name, *formats, one.output_topic, batch_size))
+        about = {"NAME": self.name, "DESCRIPTION": self.description, "VERSION": str(self.version)}
+        about["HANDLER"] = self.handler
+        return wire.Setup(
+            handler=self.handler,
+            folder=str(self.folder),
+            libraries=str(self.libraries.folder) if self.libraries else "",
+            worker_id=worker_id,
+            triggers=settings,
+            namespace=self.namespace,
+            log_level=log_level,
+            env={**{f"NUCLIO_FUNCTION_{name}": text for name, text in about.items()}, **self.env},
+        )
 
     @property
     def env(self) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 
 from pydantic import SecretStr
 
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import (
     KafkaOAuth,
     KafkaSasl,
@@ -28,6 +29,7 @@ from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
 from headrace.kafka.connection_errors import refused_by_java
+from headrace.pipelines.driver.plan import REGISTRY
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.spec import PipelineSpec
 
@@ -64,6 +66,16 @@ def require_supported(kafka: KafkaConfig) -> None:
     """
     if kafka.security.tls and not kafka.security.tls.verify_certificate:
         raise ConfigError(f"kafka.security.tls.verify_certificate: {NOT_VERIFIED}")
+
+
+def with_registry(security: ConnectorSecurity, registry: SchemaRegistryConfig) -> ConnectorSecurity:
+    """Return what also lets Python workers of Spark ask the schema registry; its settings are a secret as a whole."""
+    shown, key_password = registry.model_dump(mode="json"), registry.tls.key_password.get_secret_value()
+    shown["password"], shown["tls"]["key_password"] = registry.current_password(), key_password
+    secrets = {**security.secrets, REGISTRY: json.dumps(shown)}
+    return security._replace(
+        secrets=secrets, values=security.values | {*filter(None, (shown["password"], key_password))}
+    )
 
 
 def connector_options(security: KafkaSecurity) -> ConnectorSecurity:

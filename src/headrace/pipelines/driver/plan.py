@@ -135,6 +135,8 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     """The whole error, for a task other than `run`."""
 
 
+REGISTRY = "headrace.schema_registry"
+"""Name of the settings of the schema registry in the secrets file."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
 REFUSED = re.compile(

@@ -1,0 +1,221 @@
+"""Formats of values in Spark: a value becomes JSON text, which is read as a row; a row becomes a value.
+
+Schemas are found by the ids in the values, so a micro-batch may have several, and a new one needs no restart. Spark's
+Python workers import this module, and ask the schema registry themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.delivery.dead_letter import PREFIX, headers_of
+from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.errors import EncodeError, FormatError, FunctionError, PipelineInvalid
+from headrace.formats.codec import SCHEMA_TYPES, header_of, unframe
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
+from headrace.formats.schema_codec import compile_schema
+from headrace.formats.sql_types import sql_columns
+from headrace.functions import wire
+from headrace.functions.worker.handler import to_json
+from headrace.lifecycle import SystemClock
+from headrace.pipelines.driver.plan import REGISTRY
+from headrace.records import Header, Record
+from headrace.security.tls import ClientTlsFiles
+
+T = TypeVar("T")
+Row = tuple[str | None, bytes | None, bytes | None, Sequence[Header] | None, bool]
+"""Topic, key, value and headers of a record to write, and whether it failed. One that is dropped has no topic."""
+RECORD = "topic STRING, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, failed BOOLEAN"
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_KINDS = {"topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "headers": HEADERS, "failed": pa.bool_()}
+_ORIGIN = frozenset(f"{PREFIX}{name}" for name in ("topic", "partition", "offset", "timestamp"))
+FAILED = "records that failed"
+"""Name of the observed count; no source has it, because names of sources have no blanks."""
+_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+
+
+class Registry:
+    """The schema registry and compiled schemas, for code without an event loop."""
+
+    def __init__(self, secrets: Path) -> None:
+        """Take its address and login from the secrets file."""
+        [line] = [line for line in secrets.read_text("ascii").splitlines() if line.startswith(f"{REGISTRY}=")]
+        text = bytes.fromhex(line.partition("=")[2].replace("\\u", "")).decode("utf-16-be")
+        settings, clock = SchemaRegistryConfig.model_validate_json(text), SystemClock()
+        tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
+        self.client = SchemaRegistry(settings, clock, tls.context if tls else None)
+        self._loop = asyncio.new_event_loop()
+        self._codecs: dict[int, Any] = {}
+
+    def ask(self, answer: Coroutine[Any, Any, T]) -> T:
+        """Return the answer of the client."""
+        return self._loop.run_until_complete(answer)
+
+    def schema(self, found: RegisteredSchema) -> wire.Schema:
+        """Return a schema with the texts that it refers to."""
+        return wire.Schema(found.id, found.type, found.text, self.ask(self.client.texts_of(found.references)))
+
+    def codec(self, schema_id: int) -> Any:
+        """Return the codec of a schema.
+
+        Raises:
+            FormatError: The registry does not have it, or it is not usable.
+            RegistryUnavailable: The registry is needed and does not answer.
+        """
+        if (codec := self._codecs.get(schema_id)) is None:
+            found = self.schema(self.ask(self.client.by_id(schema_id)))
+            codec = self._codecs[schema_id] = compile_schema(found.schema_type, found.text, found.references)
+        return codec
+
+    def decode(self, framed: bytes) -> bytes:
+        """Return a value as JSON text; raises as `codec` does."""
+        schema_id, payload = unframe(framed)
+        codec = self.codec(schema_id)
+        text: bytes = (
+            to_json(codec.decode_python(payload)) if hasattr(codec, "decode_python") else codec.decode(payload)
+        )
+        return text
+
+
+registry_of = functools.cache(Registry)
+
+
+class FailurePolicy(NamedTuple):
+    """What becomes of a record that a handler fails for, or of a row that does not fit its schema."""
+
+    group: str
+    """Group that shows the flow's progress; dead letters name it."""
+    topic: str
+    """Of dead letters; `{topic}` in it is that of the record."""
+    on_error: Literal["dead_letter", "drop", "fail"]
+
+    def row(self, record: Record, reply: Reply, attempts: int, began: float, *, has_origin: bool = False) -> Row:
+        """Return the dead letter of a record; without an origin it cannot be redriven.
+
+        Raises:
+            FunctionError: The policy is `fail`.
+        """
+        if self.on_error == "fail":
+            what = f"{record.topic}-{record.partition}-{record.offset}" if has_origin else "a row"
+            raise FunctionError(f"{what} failed with {reply.error} after {attempts} attempts, and on_error is fail")
+        if self.on_error == "drop":
+            return None, None, None, None, True
+        headers = headers_of(DeadLetter(record, self.group, attempts, reply, began, time.time()))
+        if not has_origin:
+            headers = [header for header in headers if header[0] not in _ORIGIN]
+        return self.topic.replace("{topic}", record.topic), record.key, record.value, headers, True
+
+
+def columns_of(value_format: str, topic: str, secrets: Path) -> str:
+    """Return the columns of a topic: those of the newest schema of its values.
+
+    Raises:
+        PipelineInvalid: There is no such schema, or it has no columns.
+    """
+    registry = registry_of(secrets)
+    try:
+        found = registry.schema(_of_format(registry.ask(registry.client.of_subject(f"{topic}-value")), value_format))
+        return sql_columns(found.schema_type, found.text, found.references)
+    except FormatError as cause:
+        raise PipelineInvalid(f"{cause}. Or write the columns: schema: name TYPE, name TYPE") from cause
+
+
+def decoded(records: DataFrame, secrets: Path) -> DataFrame:
+    """Return records with two more columns: `text` is the value as JSON, `problem` says why there is none."""
+    schema = StructType([*records.schema.fields]).add("text", "string").add("problem", "string")
+    return records.mapInArrow(functools.partial(_decode, secrets), schema)
+
+
+def _decode(secrets: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    registry = registry_of(secrets)
+    for batch in batches:
+        found: list[tuple[bytes | None, str | None]] = []
+        for data in batch.column("value").to_pylist():
+            try:
+                found.append((None if data is None else registry.decode(data), None))
+            except FormatError as cause:
+                found.append((None, cause.description))
+        texts, problems = zip(*found, strict=True)
+        added = pa.array(texts, pa.string()), pa.array(problems, pa.string())
+        yield pa.RecordBatch.from_arrays([*batch.columns, *added], [*batch.schema.names, "text", "problem"])
+
+
+class SinkSchema(NamedTuple):
+    """How rows become values."""
+
+    schema_id: int
+    failures: FailurePolicy
+    secrets: Path
+
+
+def schema_id_of(value_format: str, topic: str, secrets: Path, schema_id: int | None, file: Path | None) -> int:
+    """Return the id of the schema of a sink: a given one, that of a file, which is registered, or the newest.
+
+    Raises:
+        PipelineInvalid: The registry does not have it or refuses it, or it is of another format.
+    """
+    registry, subject = registry_of(secrets), f"{topic}-value"
+    try:
+        if file:
+            text = file.read_text("utf-8")
+            return registry.ask(registry.client.register(subject, text, SCHEMA_TYPES[value_format])).id
+        answer = registry.client.of_subject(subject) if schema_id is None else registry.client.by_id(schema_id)
+        return _of_format(registry.ask(answer), value_format).id
+    except (FormatError, OSError) as cause:
+        raise PipelineInvalid(f"{cause}. Register the schema, or name it: schema_id or schema_file") from cause
+
+
+def encoded(records: DataFrame, sink: SinkSchema) -> DataFrame:
+    """Return records whose values are made of their column `row`, if it is not null; misfits are failures."""
+    return counted(records.mapInArrow(functools.partial(_encode, sink), RECORD))
+
+
+def row_of(columns: list[Column], value_format: str) -> Column:
+    """Return columns as `encoded` takes them in `row`."""
+    # The text leaves nulls out, because an optional property may not be null in JSON Schema.
+    return f.struct(*columns) if value_format == "avro" else f.to_json(f.struct(*columns), _TIMES)
+
+
+def counted(records: DataFrame) -> DataFrame:
+    """Return what is to be written of `RECORD`, and count what failed."""
+    return records.observe(FAILED, f.count_if("failed").alias("failed")).where("topic IS NOT NULL").drop("failed")
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return records to write as an Arrow batch."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(_KINDS)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, _KINDS.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [*_KINDS])
+
+
+def _encode(sink: SinkSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    header, codec = header_of(sink.schema_id), registry_of(sink.secrets).codec(sink.schema_id)
+    encode = getattr(codec, "encode_python", None) or (lambda text: codec.encode(text.encode()))
+    names = "topic", "key", "value", "headers", "row"
+    for batch in batches:
+        rows: list[Row] = []
+        columns = (batch.column(name).to_pylist(maps_as_pydicts="strict") for name in names)
+        for topic, key, value, headers, row in zip(*columns, strict=True):
+            try:
+                rows.append((topic, key, value if row is None else header + encode(row), headers, False))
+            except EncodeError as cause:
+                record, reply = Record(topic, 0, 0, -1, key, value), Reply("EncodeError", cause.description)
+                rows.append(sink.failures.row(record, reply, 1, time.time()))
+        yield batch_of(rows)
+
+
+def _of_format(found: RegisteredSchema, value_format: str) -> RegisteredSchema:
+    if found.type != SCHEMA_TYPES[value_format]:
+        raise PipelineInvalid(f"schema {found.id} is of type {found.type}, and value_format is {value_format}")
+    return found

@@ -1,0 +1,193 @@
+"""Function handlers in Spark: a flow calls its handler by `mapInArrow`, with the code of a function's worker.
+
+Spark's Python workers import this module. Each of them runs the handler of one flow, in all micro-batches, so the
+module and `init_context` are loaded once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from headrace.config.internal_topics import kind_by_name
+from headrace.delivery.protocols import Reply
+from headrace.errors import PipelineInvalid, SchemaNotFound
+from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
+from headrace.functions import wire
+from headrace.functions.sdk import print_line
+from headrace.functions.worker.handler import Unusable, context_of
+from headrace.functions.worker.loop import prepare
+from headrace.pipelines.driver.codecs import HEADERS, RECORD, FailurePolicy, Row, batch_of, counted, registry_of
+from headrace.records import Header, RecordBatch, TopicPartition, is_reserved
+
+_INTERNAL = wire.Result(
+    error="TopicInternal",
+    reason="the handler emits to an internal topic, which only Headrace or Kafka writes",
+    undecodable=True,
+)
+
+
+class HandlerPlan(NamedTuple):
+    """What a Python worker needs to run the handler of a flow. It travels pickled, and no plan of Spark shows it."""
+
+    setup: str
+    """JSON of `wire.Setup`, with one trigger; its output topic is the sink's."""
+    failures: FailurePolicy
+    attempts: int
+    """Calls for a record before it has failed."""
+    reads_topic: bool
+    """Whether the events are records of a topic, to which dead letters can be redriven; otherwise rows."""
+    secrets: Path
+    """The file with the access to the schema registry."""
+
+
+def handled(records: DataFrame, plan: HandlerPlan) -> DataFrame:
+    """Return the records that a handler makes of records: columns topic, key, value, headers."""
+    # Spark uses a Python worker again where the environment is the same, and two handlers may have modules of one name.
+    environment = records.sparkSession.sparkContext.environment
+    environment["HEADRACE_FLOW"] = plan.failures.group
+    made = records.mapInArrow(functools.partial(run, plan), RECORD)
+    del environment["HEADRACE_FLOW"]
+    return counted(made)
+
+
+def as_events(rows: DataFrame, name: str) -> DataFrame:
+    """Return rows as records for a handler: each value is a JSON object of all columns."""
+    value = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+    key, headers = f.lit(None).cast("binary"), f.lit(None).cast("array<struct<key: string, value: binary>>")
+    origin = {"topic": f.lit(name), "partition": f.spark_partition_id(), "offset": f.lit(0).cast("bigint")}
+    columns = {**origin, "timestamp": f.current_timestamp(), "key": key, "value": value, "headers": headers}
+    return rows.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def run(plan: HandlerPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Call the handler for the records of a task; the function of `mapInArrow`."""
+    handler = _handler_of(plan)
+    return (handler.outputs(batch) for batch in batches if len(batch))
+
+
+class SparkHandler:
+    """A handler in a Python worker of Spark."""
+
+    def __init__(self, plan: HandlerPlan) -> None:
+        """Load the handler and call `init_context`.
+
+        Raises:
+            PipelineInvalid: One of them failed.
+        """
+        setup = msgspec.json.decode(plan.setup, type=wire.Setup)
+        os.environ.update(setup.env)
+        sys.path[:0] = [setup.libraries] if setup.libraries else []
+        context = context_of(setup, print_line)
+        context.platform._acknowledge = _acknowledge
+        try:
+            self._runs, self._serving = prepare(setup, context, mmap.mmap(-1, mmap.PAGESIZE))
+        except Unusable as cause:
+            lines = str(cause).splitlines()
+            raise PipelineInvalid(" ".join(dict.fromkeys((lines[0], lines[-1])))) from None
+        [trigger] = setup.triggers
+        self._plan, self._topic, self._count = plan, trigger.output_topic, count()
+        self._framed = trigger.key_format in SCHEMA_TYPES, trigger.value_format in SCHEMA_TYPES
+        self._known: set[int | None] = {None}
+
+    def outputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Call the handler for records of one partition, and return what is to be written in their order."""
+        began, records = time.time(), self._records_of(batch)
+        results = self._attempt(records, self._plan.attempts)
+        if {*map(type, results)} == {bytes}:
+            size = len(batch)
+            columns = pa.repeat(self._topic, size), batch.column("key"), pa.array(results, pa.binary())
+            arrays = [*columns, pa.nulls(size, HEADERS), pa.repeat(False, size)]
+            return pa.RecordBatch.from_arrays(arrays, ["topic", "key", "value", "headers", "failed"])
+        numbered = enumerate(results)
+        return batch_of([row for index, result in numbered for row in self._rows(records, index, result, began)])
+
+    def _attempt(self, records: RecordBatch, attempts: int) -> list[wire.AnyResult]:
+        """Return the result of each record after so many attempts at most."""
+        for framed, column in zip(self._framed, (records.keys, records.values), strict=True):
+            if framed:
+                self._learn(column)
+        times, keys, values = records.timestamps_ms, records.keys, records.values
+        work = wire.Work(*records.topic_partition, 0, records.offsets, times, keys, values, records.headers)
+        results = self._runs.run(self._serving.results(work))
+        failed = [index for index, each in enumerate(results) if type(each) is wire.Result and _may_succeed(each)]
+        if any(getattr(results[index], "shared", False) for index in failed):
+            for index in failed:  # alone, because the failure of the batch names no record
+                [results[index]] = self._attempt(records[index : index + 1], attempts)
+        elif failed and attempts > 1:
+            again = self._attempt(records.select(failed), attempts - 1)
+            for index, result in zip(failed, again, strict=True):
+                results[index] = result
+        return results
+
+    def _learn(self, framed: Iterable[bytes | None]) -> None:
+        """Give the handler's decoders the schemas that these bytes name, if the registry has them."""
+        registry = registry_of(self._plan.secrets)
+        for schema_id in {*map(schema_id_of, {data[:5] for data in framed if data})} - self._known:
+            try:
+                found = registry.schema(registry.ask(registry.client.by_id(schema_id or 0)))
+            except SchemaNotFound:
+                continue  # the records that name it cannot be decoded
+            self._serving.bodies.learn(found)
+            self._known.add(schema_id)
+
+    def _rows(self, records: RecordBatch, index: int, result: wire.AnyResult, began: float) -> Iterator[Row]:
+        """Yield what is to be written of a record: its outputs or its dead letter."""
+        if isinstance(result, bytes):
+            yield self._topic, records.keys[index], result, None, False
+        elif result:
+            if any(output.topic and kind_by_name(output.topic) for output in result.outputs):
+                result = _INTERNAL
+            if result.error:
+                plan, reply = self._plan, Reply(result.error, result.reason, stack=result.stack)
+                attempts = 1 if result.undecodable else plan.attempts
+                yield plan.failures.row(records[index], reply, attempts, began, has_origin=plan.reads_topic)
+            for output in () if result.error else result.outputs:
+                headers = [header for header in output.headers if not is_reserved(header[0])]
+                key = records.keys[index] if output.key is None else output.key
+                yield output.topic or self._topic, key, output.body, headers or None, False
+
+    def _records_of(self, batch: pa.RecordBatch) -> RecordBatch:
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        offsets = columns["offset"].to_pylist()
+        return RecordBatch(
+            TopicPartition(columns["topic"][0].as_py(), columns["partition"][0].as_py()),
+            offsets if self._plan.reads_topic else [next(self._count) for _ in offsets],
+            pc.divide(columns["timestamp"].cast(pa.int64()), 1000).to_pylist(),
+            columns["key"].to_pylist(),
+            columns["value"].to_pylist(),
+            _headers_of(columns["headers"]),
+            [0] * len(offsets),
+        )
+
+
+_handler_of = functools.cache(SparkHandler)
+
+
+async def _acknowledge(topic: str, partition: int, offset: int) -> str:
+    return "in a pipeline a record ends with its micro-batch"
+
+
+def _may_succeed(result: wire.Result) -> bool:
+    return bool(result.error) and not result.undecodable
+
+
+def _headers_of(column: pa.ListArray) -> list[list[Header] | None] | None:
+    if column.null_count == len(column):
+        return None
+    ends, inner = column.offsets.to_pylist(), column.values
+    pairs = [*zip(inner.field("key").to_pylist(), inner.field("value").to_pylist(), strict=True)]
+    return [pairs[start:end] or None for start, end in pairwise(ends)]

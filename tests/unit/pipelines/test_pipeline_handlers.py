@@ -1,0 +1,260 @@
+"""Handlers as Spark's Python workers run them: Arrow batches of records in, records out. No Spark runs here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from headrace.delivery.dead_letter import origin_of
+from headrace.errors import FunctionError, PipelineInvalid
+from headrace.functions import wire
+from headrace.pipelines.driver.codecs import HEADERS, FailurePolicy
+from headrace.pipelines.driver.handlers import HandlerPlan, run
+
+Rows = list[dict[str, Any]]
+Call = Callable[..., Rows]
+
+RETURN = "def handler(context, event):\n    "
+
+
+def batch(values: list[bytes | None], headers: list[Any] | None = None, offset: int = 100) -> pa.RecordBatch:
+    count = len(values)
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": ["in"] * count,
+            "partition": pa.array([3] * count, pa.int32()),
+            "offset": pa.array(range(offset, offset + count), pa.int64()),
+            "timestamp": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * count, pa.timestamp("us", "UTC")),
+            "key": pa.array([b"k%d" % index for index in range(count)], pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(headers or [None] * count, HEADERS),
+        }
+    )
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Iterator[Call]:
+    """Run a handler for values and return what it writes, one dictionary per record."""
+    number = 0
+    modules, paths, environment = set(sys.modules), list(sys.path), dict(os.environ)
+
+    def call(
+        code: str,
+        *values: bytes | None,
+        headers: list[Any] | None = None,
+        on_error: Any = "dead_letter",
+        attempts: int = 1,
+        reads_topic: bool = True,
+        batch_size: int = 0,
+        value_format: str = "json",
+    ) -> Rows:
+        nonlocal number
+        number += 1
+        module = f"handler_{tmp_path.name}_{number}".replace("-", "_").replace("[", "_").replace("]", "_")
+        (tmp_path / f"{module}.py").write_text(code)
+        trigger = wire.TriggerSetup("kafka-cluster", "t", "binary", value_format, "json", "out", batch_size)
+        setup = wire.Setup(f"{module}:handler", str(tmp_path), "0", [trigger], "default", "debug", {"MINE": "yes"})
+        failures = FailurePolicy("headrace.p.f", "{topic}.dlq", on_error)
+        text = msgspec.json.encode(setup).decode()
+        plan = HandlerPlan(text, failures, attempts, reads_topic, tmp_path / "secrets.properties")
+        return [row for made in run(plan, [batch([*values], headers)]) for row in made.to_pylist()]
+
+    yield call
+    sys.path[:] = paths
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def outputs(rows: Rows) -> list[tuple[Any, ...]]:
+    return [(row["topic"], row["key"], row["value"]) for row in rows]
+
+
+def test_one_output_per_record_keeps_the_keys(call: Call) -> None:
+    """What is returned is the value of a record in the sink's topic."""
+    rows = call(RETURN + "return {**event.body, 'n': event.offset}", b'{"a":1}', b'{"a":2}')
+    assert outputs(rows) == [("out", b"k0", b'{"a":1,"n":100}'), ("out", b"k1", b'{"a":2,"n":101}')]
+    assert all(row["headers"] is None and row["failed"] is False for row in rows)
+
+
+def test_outputs_are_none_one_or_several_in_order(call: Call) -> None:
+    """None writes nothing, a list writes each item, and the records stay in their order."""
+    code = RETURN + "return [None, 'one', ['a', 'b', b'c']][event.body]"
+    assert [row["value"] for row in call(code, b"0", b"2", b"1")] == [b"a", b"b", b"c", b"one"]
+    assert call(RETURN + "return None", b"0") == []
+
+
+def test_an_event_has_everything_of_its_record(call: Call) -> None:
+    """Topic, partition, offset, time, key and headers reach the handler; variables of the function too."""
+    code = (
+        "import os\n"
+        + RETURN
+        + "return [event.id, event.timestamp_ms, event.key.decode(),"
+        + " event.headers['h'].decode() if event.headers else None, event.path, os.environ['MINE'],"
+        + " context.trigger_name].__repr__()"
+    )
+    given = [[{"key": "h", "value": b"x"}, {"key": "h", "value": b"y"}], None]
+    rows = call(code, b"1", b"2", headers=given)
+    time = 1767225600000
+    assert [row["value"].decode() for row in rows] == [
+        repr(["in-3-100", time, "k0", "y", "in", "yes", "t"]),
+        repr(["in-3-101", time, "k1", None, "in", "yes", "t"]),
+    ]
+
+
+def test_emit_and_response_choose_topic_key_and_headers(call: Call) -> None:
+    """An emitted record goes to its own topic; headers of Headrace are left out."""
+    code = (
+        RETURN
+        + "context.emit('other', key='x', value={'e': 1}, headers={'a': 'b', 'headrace.x': '1'})\n"
+        + "    return context.Response(body='r', headers={'c': 'd'})"
+    )
+    rows = call(code, b"1")
+    assert outputs(rows) == [("other", b"x", b'{"e":1}'), ("out", b"k0", b"r")]
+    assert [row["headers"] for row in rows] == [[{"key": "a", "value": b"b"}], [{"key": "c", "value": b"d"}]]
+
+
+def test_an_internal_topic_is_not_written(call: Call) -> None:
+    """A handler cannot write dead letters of others."""
+    [row] = call(RETURN + "context.emit('in.dlq', value='x')", b"1")
+    assert (row["topic"], row["failed"]) == ("in.dlq", True)
+    assert {"key": "headrace.dlq.error", "value": b"TopicInternal"} in row["headers"]
+
+
+def test_async_handlers_and_async_set_up(call: Call) -> None:
+    """Coroutines are awaited on the event loop of the worker."""
+    code = (
+        "import asyncio\n"
+        "async def init_context(context):\n    context.user_data.lock = asyncio.Lock()\n"
+        "async def handler(context, event):\n"
+        "    async with context.user_data.lock:\n        await asyncio.sleep(0)\n"
+        "    return event.body + 1"
+    )
+    assert [row["value"] for row in call(code, b"1", b"2")] == [b"2", b"3"]
+
+
+def test_types_and_explicit_acknowledgements(call: Call) -> None:
+    """`Event[T]` makes a T of the body. An explicit acknowledgement says why there is none."""
+    code = (
+        "import asyncio, msgspec\nfrom nuclio_sdk import Event, QualifiedOffset\n"
+        "class Order(msgspec.Struct):\n    n: int\n"
+        "def handler(context, event: Event[Order]):\n"
+        "    try:\n        asyncio.run(context.platform.explicit_ack(QualifiedOffset.from_event(event)))\n"
+        "    except Exception as why:\n        return f'{event.body.n} {why}'"
+    )
+    good, bad = call(code, b'{"n":1}', b'{"n":"x"}')
+    assert good["value"] == b"1 in a pipeline a record ends with its micro-batch"
+    assert bad["topic"] == "in.dlq"
+
+
+def test_set_up_runs_once_for_many_batches(call: Call, tmp_path: Path) -> None:
+    """A Python worker keeps its handler."""
+    code = (
+        f"from pathlib import Path\nFILE = Path({str(tmp_path / 'calls')!r})\nFILE.touch()\n"
+        + "def init_context(context):\n    FILE.write_text(FILE.read_text() + 'x')\n"
+        + RETURN
+        + "return b'v'"
+    )
+    (tmp_path / "again.py").write_text(code)
+    trigger = wire.TriggerSetup("kafka-cluster", "t", "binary", "json", "json", "out")
+    setup = msgspec.json.encode(wire.Setup("again:handler", str(tmp_path), "0", [trigger], "d", "debug", {})).decode()
+    plan = HandlerPlan(setup, FailurePolicy("g", "d", "drop"), 1, True, tmp_path / "s")
+    for _ in range(3):
+        assert sum(len(made) for made in run(plan, [batch([b"1", b"2"]), batch([]), batch([b"3"])])) == 3
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+FAILS = "def handler(context, event):\n    if event.body == 2:\n        raise ValueError('two')\n    return event.body"
+
+
+def test_a_failed_record_becomes_a_dead_letter_byte_for_byte(call: Call) -> None:
+    """Key, value and headers of the origin stay, and the history lets `headrace dlq` send it back."""
+    own = [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
+    one, two, three = call(FAILS, b"1", b" 2 ", b"3", headers=[None, own, None], attempts=3)
+    assert [one["value"], three["value"]] == [b"1", b"3"]
+    assert (two["topic"], two["key"], two["value"], two["failed"]) == ("in.dlq", b"k1", b" 2 ", True)
+    assert two["headers"][:2] == own
+    pairs = [(header["key"], header["value"]) for header in two["headers"]]
+    origin = origin_of(pairs)
+    assert origin
+    assert (*origin.partition, origin.offset, origin.timestamp_ms) == ("in", 3, 101, 1767225600000)
+    assert (origin.group, origin.attempts, origin.error) == ("headrace.p.f", 3, "ValueError")
+    assert origin.text("reason") == "ValueError: two"
+    assert b"raise ValueError('two')" in (dict(pairs)["StackTrace"] or b"")
+
+
+def test_what_cannot_be_decoded_is_not_tried_again(call: Call) -> None:
+    """A second attempt could not help."""
+    [row] = call(FAILS, b"{", attempts=3)
+    assert {"key": "headrace.dlq.attempts", "value": b"1"} in row["headers"]
+    assert {"key": "headrace.dlq.error", "value": b"DecodeError"} in row["headers"]
+
+
+def test_attempts_call_only_failed_records_again(call: Call) -> None:
+    """A record that succeeds later is written once, in its place."""
+    code = (
+        "calls = []\ndef handler(context, event):\n    calls.append(event.body)\n"
+        "    context.emit('log', value=str(calls))\n"
+        "    if event.body == 2 and calls.count(2) < 3:\n        raise ValueError\n"
+        "    return event.body"
+    )
+    rows = call(code, b"1", b"2", b"3", attempts=3)
+    assert [row["value"] for row in rows if row["topic"] == "out"] == [b"1", b"2", b"3"]
+    assert [row["value"] for row in rows if row["topic"] == "log"] == [b"[1]", b"[1, 2, 3, 2, 2]", b"[1, 2, 3]"]
+
+
+def test_drop_counts_and_writes_nothing(call: Call) -> None:
+    """The row without a topic is only counted."""
+    rows = call(FAILS, b"1", b"2", on_error="drop")
+    assert [(row["topic"], row["failed"]) for row in rows] == [("out", False), (None, True)]
+
+
+def test_fail_names_the_record_and_not_its_value(call: Call) -> None:
+    """The task fails, and with it the micro-batch."""
+    with pytest.raises(FunctionError, match=r"in-3-101 failed with ValueError after 2 attempts") as caught:
+        call(FAILS, b"1", b"2", on_error="fail", attempts=2)
+    assert "two" not in str(caught.value)
+
+
+def test_batches_and_the_record_that_is_to_blame(call: Call) -> None:
+    """A batch handler gets lists; when one of them fails as a whole, each record is called alone."""
+    code = (
+        "calls = []\ndef handler(context, events):\n    calls.append(len(events))\n"
+        "    if any(event.body == 3 for event in events):\n        raise ValueError\n"
+        "    return [f'{event.body} {calls}' for event in events]"
+    )
+    rows = call(code, b"1", b"2", b"3", b"4", b"5", batch_size=2)
+    assert [(row["topic"], row["value"]) for row in rows] == [
+        ("out", b"1 [2]"),
+        ("out", b"2 [2]"),
+        ("in.dlq", b"3"),
+        ("out", b"4 [2, 2, 1, 1, 1]"),
+        ("out", b"5 [2, 2, 1]"),
+    ]
+
+
+def test_rows_of_a_view_have_numbers_and_no_origin(call: Call) -> None:
+    """A dead letter of a row cannot be sent back to a topic it never was in."""
+    code = FAILS.replace("return event.body", "return event.id")
+    one, two = call(code, b"1", b"2", reads_topic=False)
+    assert one["value"] == b"in-3-0"
+    pairs = [(header["key"], header["value"]) for header in two["headers"]]
+    assert origin_of(pairs) is None
+    assert ("headrace.dlq.error", b"ValueError") in pairs
+
+
+def test_a_handler_that_cannot_be_loaded_stops_the_pipeline(call: Call) -> None:
+    """The text has what failed first and last, in one line."""
+    with pytest.raises(PipelineInvalid, match=r"importing .* failed: .*ModuleNotFoundError: No module named 'nowhere'"):
+        call("import nowhere\n" + RETURN + "pass", b"1")
+    with pytest.raises(PipelineInvalid, match="init_context failed"):
+        call("def init_context(context):\n    1 / 0\n" + RETURN + "pass", b"1")

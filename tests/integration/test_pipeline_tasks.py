@@ -48,18 +48,14 @@ Ask = Callable[[DriverTask, str], Coroutine[Any, Any, Any]]
 
 def run(folder: Path, steps: Callable[[Ask], Coroutine[Any, Any, None]], servers: str = "127.0.0.1:1") -> None:
     async def main() -> None:
-        driver = TaskDriver()
-        await driver.start()
+        async with TaskDriver.opened() as driver:
 
-        async def ask(task: DriverTask, text: str = FILE) -> Any:
-            file = folder / "tolls.yaml"
-            file.write_text(text)
-            return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
+            async def ask(task: DriverTask, text: str = FILE) -> Any:
+                file = folder / "tolls.yaml"
+                file.write_text(text)
+                return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
 
-        try:
             await steps(ask)
-        finally:
-            await driver.stop()
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
-from headrace.pipelines.sql import tables_read
+from headrace.pipelines.sql import tables_read, with_views
 
 Path = tuple[str | int, ...]
 """A location in the pipeline file."""
@@ -37,19 +37,37 @@ def sources_of(spec: PipelineSpec, flow: str) -> list[str]:
 
 def paths_read(spec: PipelineSpec, names: Iterable[str]) -> list[tuple[str, str]]:
     """Return the paths of flows, views or sources and of all that they read, in order of first use."""
-    flows = spec.running
-    waiting = [("flows", name) if name in flows else ("", name) for name in names]
+    waiting = [("flows", name) if name in spec.running else _path(spec, name) for name in names]
     found: dict[tuple[str, str], None] = {}
     while waiting:
-        kind, name = waiting.pop(0)
-        if not kind and name not in spec.views and name not in spec.sources:
-            name = name.removesuffix("_corrupt")
-        path = (kind or ("sources" if name in spec.sources else "views"), name)
+        path = waiting.pop(0)
         if path not in found:
             found[path] = None
-            query = flows[name] if kind else spec.views.get(name)
-            waiting += [("", table) for table in (read_by(query) if query else ())]
+            waiting += reads(spec, path)
     return list(found)
+
+
+def reads(spec: PipelineSpec, path: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return the paths that a flow or view reads itself; a source reads none."""
+    kind, name = path
+    query = spec.running[name] if kind == "flows" else spec.views.get(name) if kind == "views" else None
+    return [_path(spec, table) for table in (read_by(query) if query else ())]
+
+
+def _path(spec: PipelineSpec, table: str) -> tuple[str, str]:
+    if table not in spec.views and table not in spec.sources:
+        table = table.removesuffix("_corrupt")
+    return ("sources" if table in spec.sources else "views", table)
+
+
+def resolved_sql(spec: PipelineSpec, flow: str) -> str:
+    """Return the SQL of a flow with the views that it reads in it; a comment for a Python function."""
+    read = {name for kind, name in paths_read(spec, [flow]) if kind == "views"}
+    views = {name: spec.views[name] for name in ordered_views(spec) if name in read}
+    notes = [f"-- {name}: {each.python} of {', '.join(each.reads)}\n" for name, each in views.items() if each.python]
+    query = spec.flows[flow]
+    sql = query.sql or f"-- {query.python} of {', '.join(query.reads)}"
+    return "".join(notes) + with_views(sql, {name: each.sql for name, each in views.items() if each.sql})
 
 
 def topics_read(spec: PipelineSpec, flow: str) -> list[str]:

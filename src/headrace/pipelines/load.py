@@ -14,7 +14,7 @@ from headrace.config.references import FileReferences
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
-from headrace.pipelines.graph import problems_of
+from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.spec import PipelineSpec, QuerySpec
 from headrace.pipelines.sql import check_sql
 
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 AnyQuery = TypeVar("AnyQuery", bound=QuerySpec)
 
 
-def load_pipelines(paths: Sequence[Path]) -> list[PipelineSpec]:
-    """Return the pipelines of several files.
+def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[PipelineSpec]:
+    """Return the pipelines of several files; `check` as of `load_pipeline`.
 
     Raises:
         PipelineInvalid: See `load_pipeline`; or two files have the same pipeline name.
     """
     found: dict[str, tuple[Path, PipelineSpec]] = {}
     for path in paths:
-        spec = load_pipeline(path)
+        spec = load_pipeline(path, check=check)
         if spec.name in found:
             raise PipelineInvalid(
                 f"{path}: name: {spec.name} is the name of {found[spec.name][0]} too, so they would share "
@@ -76,7 +76,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         raise PipelineInvalid("\n".join(problems.ordered))
     for where, sentence in problems_of(spec):
         report(where, sentence)
-    for found in check_sql(spec) if check else ():
+    for found in check_sql(spec, ordered_views(spec)) if check and not problems.found else ():
         if found.is_problem:
             problems.add(location_of(found.path, locations), found.path, found.sentence)
         else:

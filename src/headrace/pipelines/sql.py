@@ -1,48 +1,24 @@
-"""The SQL of a pipeline, read without Spark: which tables it reads, and certain mistakes.
+"""The SQL of a pipeline, read without Spark: which tables it reads, and mistakes that are certain.
 
-The parser is sqlglot, of the extra `pipelines`. It does not know all of Spark's SQL (`WATERMARK ... DELAY OF`), so
-only Spark itself refuses a query, and the names of tables are found by the words behind FROM and JOIN.
+The parser is sqlglot, of the extra `pipelines`. It does not know all of Spark's SQL, so what it cannot read is a
+warning only, and Spark decides.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import difflib
-import importlib
+import functools
+import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.sources import TableSource
 from headrace.pipelines.spec import PipelineSpec
-
-_TOKEN = re.compile(
-    r"""
-    (?P<skip>\s+ | --[^\n]* | /\*.*?\*/)
-  | (?P<text>'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
-  | `(?P<quoted>(?:[^`]|``)+)`
-  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-  | (?P<sign>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_QUERY_STARTS = frozenset({"select", "with", "from", "table", "values", "("})
-_NO_TABLE = frozenset({"values", "lateral", "select", "("})
-_CLAUSE = re.compile(
-    r"where|group|having|order|sort|cluster|distribute|limit|offset|window|union|except|intersect|minus|lateral|pivot"
-    r"|unpivot|select|on|using|inner|left|right|full|cross|natural|semi|anti|watermark|tablesample"
-)
-
-
-def tables_read(sql: str) -> list[str]:
-    """Return the names that follow FROM and JOIN, in lower case, in order of first use, without the text's own CTEs.
-
-    A name with dots is returned whole.
-    """
-    words = list(_words(sql))
-    own = set(_ctes(words))
-    found = [name for at in _table_positions(words) if (name := _name_at(words, at)) and name not in own]
-    return list(dict.fromkeys(found))
-
 
 _STREAMING = re.compile(
     r"""
@@ -53,84 +29,27 @@ _STREAMING = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-
-
-def without_streaming(sql: str) -> str:
-    """Return a query for tables that end, and for parsers that do not know STREAM and WATERMARK."""
-    return _STREAMING.sub(lambda found: found["kept"] or found["called"] or found["before"] or "", sql)
-
-
-def _words(sql: str) -> Iterator[str]:
-    for match in _TOKEN.finditer(sql):
-        if match["text"]:
-            yield "''"
-        elif not match["skip"]:
-            yield (match["quoted"] or match["word"] or match["sign"]).lower()
-
-
-def _ctes(words: list[str]) -> Iterator[str]:
-    if "with" not in words:
-        return
-    for at, word in enumerate(words[:-1]):
-        if word == "as" and words[at + 1] == "(" and at:
-            name = at - 1
-            if words[name] == ")":  # a list of column names in between
-                name = _opening(words, name) - 1
-            yield words[name]
-
-
-def _opening(words: list[str], closing: int) -> int:
-    depth = 0
-    for at in range(closing, -1, -1):
-        depth += (words[at] == ")") - (words[at] == "(")
-        if depth == 0:
-            return at
-    return 0
-
-
-def _table_positions(words: list[str]) -> Iterator[int]:
-    """Yield where a table's name should begin."""
-    queries = [True]  # per open parenthesis: whether it holds a query, so that FROM in it means a table
-    listing = [False]  # ... and whether a comma in it separates tables
-    for at, word in enumerate(words):
-        if word == "(":
-            queries.append(words[at + 1 : at + 2] != [] and words[at + 1] in _QUERY_STARTS)
-            listing.append(False)
-        elif word == ")" and len(queries) > 1:
-            queries.pop()
-            listing.pop()
-        elif word == "join":
-            listing[-1] = False
-            yield at + 1
-        elif word == "from" and queries[-1] and words[at - 1 : at] != ["distinct"]:
-            listing[-1] = True
-            yield at + 1
-        elif word == "," and listing[-1]:
-            yield at + 1
-        elif _CLAUSE.fullmatch(word):
-            listing[-1] = False
-
-
-def _name_at(words: list[str], at: int) -> str | None:
-    if words[at : at + 1] == ["stream"]:
-        at += 2 if words[at + 1 : at + 2] == ["("] else 1
-    if at >= len(words) or words[at] in _NO_TABLE or not re.match(r"\w", words[at]):
-        return None
-    name = words[at]
-    while words[at + 1 : at + 2] == ["."] and at + 2 < len(words):
-        name, at = f"{name}.{words[at + 2]}", at + 2
-    called = words[at + 1 : at + 2] == ["("]
-    return None if called else name
-
-
-_STARTS = ("select", "with", "from", "table", "values", "map", "reduce")
-_TYPES = re.findall(
-    r"\w+",
-    "string boolean byte tinyint short smallint int integer long bigint float real double decimal dec numeric char "
-    "character varchar binary date timestamp timestamp_ntz timestamp_ltz interval array map struct variant void",
-)
+_WATERMARK = re.compile(r"(\w+)\s*\)?\s+WATERMARK\s+(\w+)\s+DELAY", re.IGNORECASE)
+_TABLE = re.compile(r"\b(?:FROM|JOIN)\s+([\w.]+)", re.IGNORECASE)
 _WINDOW = re.compile(r"\bwindow(?=\s*\()", re.IGNORECASE)
 """Spark's function, which the parser takes for the clause of the same name."""
+_VOID = re.compile(r"\bvoid\b", re.IGNORECASE)
+"""The one type that the parser does not know."""
+_STARTS = ("SELECT", "WITH", "FROM", "TABLE", "VALUES", "MAP", "REDUCE")
+_TYPES = re.findall(
+    r"\w+",
+    "STRING BOOLEAN BYTE TINYINT SHORT SMALLINT INT INTEGER LONG BIGINT FLOAT REAL DOUBLE DECIMAL DEC NUMERIC CHAR "
+    "CHARACTER VARCHAR BINARY DATE TIMESTAMP TIMESTAMP_NTZ TIMESTAMP_LTZ INTERVAL ARRAY MAP STRUCT VARIANT VOID",
+)
+_IMPLICIT = {"window", "session_window", "_metadata", "col", "pos", "key", "value", "*"}
+"""Columns that functions and file sources give without a name in the query."""
+_UNSUPPORTED = {
+    key: (reported, sentence)
+    for key, reported, sentence in csv.reader(Path(__file__).with_name("unsupported.csv").read_text().splitlines())
+}
+"""Operations that Spark refuses on streams: a pattern of what it reports, and the sentence with the remedy."""
+Columns = Collection[str] | None
+"""Names of a table's columns; None if they are not known."""
 
 
 class SqlFinding(NamedTuple):
@@ -141,64 +60,193 @@ class SqlFinding(NamedTuple):
     is_problem: bool
 
 
-def check_sql(spec: PipelineSpec) -> Iterator[SqlFinding]:
-    """Yield the findings in the schemas, queries and keys of a pipeline."""
-    try:
-        parse = importlib.import_module("sqlglot").parse
-    except ImportError:
+def tables_read(sql: str) -> list[str]:
+    """Return the tables that a query names, in lower case, in order of first use, without its own CTEs.
+
+    A name with dots is returned whole.
+    """
+    tree, _ = _parsed(sql)
+    if tree is None:
+        return list(dict.fromkeys(name.lower() for name in _TABLE.findall(without_streaming(sql))))
+    exp = importlib.import_module("sqlglot.expressions")
+    own = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    tables = [table for table in tree.find_all(exp.Table, bfs=False) if not isinstance(table.this, exp.Func)]
+    names = dict.fromkeys(".".join(part.name.lower() for part in table.parts) for table in tables)
+    return [name for name in names if name not in own]
+
+
+def without_streaming(sql: str) -> str:
+    """Return a query for tables that end, and for parsers that do not know STREAM and WATERMARK."""
+    return _STREAMING.sub(lambda found: found["kept"] or found["called"] or found["before"] or "", sql)
+
+
+def with_views(sql: str, views: Mapping[str, str]) -> str:
+    """Return a query with the views that it reads as CTEs before its own."""
+    ctes = ",\n".join(f"{name} AS (\n{text.strip()}\n)" for name, text in views.items())
+    own = re.match(r"\s*WITH\b", sql, re.IGNORECASE)
+    return f"WITH {ctes}{',' if own else ''}\n{sql[own.end() :] if own else sql}".strip() if views else sql.strip()
+
+
+def in_plain_words(reported: str) -> str:
+    """Return what Spark reports on a query: with the remedy if it is known, always without codes."""
+    known = (sentence for pattern, sentence in _UNSUPPORTED.values() if re.search(pattern, reported))
+    return next(known, re.sub(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+|; line 1 pos 0|;$", "", reported))
+
+
+def check_sql(spec: PipelineSpec, views: Iterable[str]) -> Iterator[SqlFinding]:
+    """Yield the findings in the schemas, queries and keys of a pipeline; each of `views` is behind those it reads."""
+    if not importlib.util.find_spec("sqlglot"):
         sentence = f"the SQL of pipeline {spec.name} is not checked: install headrace[pipelines]"
         yield SqlFinding((), sentence, False)
         return
+    tables: dict[str, Columns] = {}
+    queries: dict[str, _Query] = {}
     for name, source in spec.sources.items():
-        if schema := getattr(source, "value_schema", None):
-            yield from _check_schema(("sources", name, "schema"), schema, parse)
-    for name, view in spec.views.items():
-        if view.sql:
-            yield from _check_query(("views", name), view.sql, parse)
+        schema = getattr(source, "value_schema", None) or ""
+        tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
+        if failure:
+            word = str(failure.get("highlight", ""))
+            what = f"has {word}, which is no type of Spark or not expected here" if word else failure["description"]
+            yield SqlFinding(("sources", name, "schema"), f"{what}{_near(word.upper(), _TYPES)}", True)
+        further = {str(getattr(source, key, "")).lower() for key in ("key_column", "timestamp_column")}
+        tables[name] = tree and further | {column.name.lower() for column in tree.this.expressions}
+    other = {name for name, source in spec.sources.items() if isinstance(source, TableSource)}
+    other |= {name for name, view in spec.views.items() if not view.sql}
+    for name in views:
+        if sql := spec.views[name].sql:
+            query = queries[name] = _Query(("views", name), sql, queries)
+            yield from query.findings(tables)
+            tables[name] = query.outputs(tables)
     for name, flow in spec.flows.items():
+        query = _Query(("flows", name, "sql"), flow.sql or "TABLE unknown", queries)
         if flow.sql:
-            yield from _check_query(("flows", name, "sql"), flow.sql, parse)
-        for rule, each in flow.rules.items():
-            yield from _warning(("flows", name, "rules", rule, "check"), f"SELECT {each.check}", parse)
+            yield from query.findings(tables)
+            yield from (
+                SqlFinding(query.path, _UNSUPPORTED[key][1], True) for key in query.refused(flow.sink.mode, other)
+            )
+        expressions: dict[tuple[str, ...], str] = {
+            ("rules", rule, "check"): each.check for rule, each in flow.rules.items()
+        }
         if isinstance(flow.sink, KafkaSink) and flow.sink.key:
-            yield from _warning(("flows", name, "sink", "key"), f"SELECT {flow.sink.key}", parse)
+            expressions["sink", "key"] = flow.sink.key
+        for path, text in expressions.items():
+            expression = _Query(("flows", name, *path), f"SELECT {text} FROM rows", {})
+            yield from expression.findings({"rows": query.outputs(tables)})
 
 
-def _check_query(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
-    first = next(_words(sql), "")
-    if first.isidentifier() and first not in _STARTS:
-        sentence = f"begins with {first.upper()}, which begins no query{_near(first, _STARTS)}"
-        yield SqlFinding(path, sentence, True)
-    else:
-        yield from _warning(path, sql, parse)
+class _Query:
+    """One query as the parser reads it."""
+
+    def __init__(self, path: tuple[str, ...], sql: str, views: Mapping[str, _Query]) -> None:
+        self.path, self._sql = path, sql
+        self._tree, self._failure = _parsed(sql)
+        self._all: list[_Query] = [
+            self,
+            *(below for name in tables_read(sql) if name in views for below in views[name]._all),
+        ]
+        """The query, and the views that it reads."""
+
+    def findings(self, tables: Mapping[str, Columns]) -> Iterator[SqlFinding]:
+        """Yield what is wrong with the query by itself."""
+        first = re.match(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*([A-Za-z]*)", self._sql, re.DOTALL)
+        if first and first[1] and first[1].upper() not in _STARTS:
+            sentence = f"begins with {first[1].upper()}, which begins no query{_near(first[1].upper(), _STARTS)}"
+            yield SqlFinding(self.path, sentence, True)
+        elif cause := self._failure:
+            where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
+            sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
+            yield SqlFinding(self.path, sentence, False)
+        else:
+            for column, known in self._unknown_columns(tables):
+                near = f"{_near(column, known)} (there are {', '.join(sorted(known))})"
+                yield SqlFinding(self.path, f"reads the column {column}, which is not there{near}", True)
+            for name, near in self._unknown_functions():
+                yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False)
+
+    def outputs(self, tables: Mapping[str, Columns]) -> Columns:
+        """Return the columns of the query's rows."""
+        qualify = importlib.import_module("sqlglot.optimizer.qualify").qualify
+        schema = {name: dict.fromkeys(columns, "UNKNOWN") for name, columns in tables.items() if columns}
+        with contextlib.suppress(importlib.import_module("sqlglot.errors").SqlglotError):
+            if self._tree and all(tables.get(name) for name in tables_read(self._sql)):
+                found = qualify(self._tree.copy(), schema=schema, dialect="spark", validate_qualify_columns=False)
+                return None if "*" in found.named_selects else {name.lower() for name in found.named_selects}
+        return None
+
+    def refused(self, mode: str, other: Collection[str]) -> Iterator[str]:
+        """Yield the keys of the operations that Spark certainly refuses, if no table is `other` than a stream."""
+        exp = importlib.import_module("sqlglot.expressions")
+        if any(query._tree is None or not {*tables_read(query._sql)}.isdisjoint(other) for query in self._all):
+            return
+        nodes: list[Any] = [node for query in self._all for node in query._tree.walk()]
+
+        def has(*kinds: Any, below: Any = object) -> bool:
+            return any(isinstance(node, kinds) and isinstance(node.parent, below) for node in nodes)
+
+        aggregates = any(isinstance(node, exp.AggFunc) and not node.find_ancestor(exp.Window) for node in nodes)
+        aggregates = aggregates or has(exp.Group) or has(exp.Distinct, below=exp.Select)
+        watermark = any("WATERMARK" in query._sql.upper() for query in self._all)
+        outer = any(isinstance(node, exp.Join) and node.side for node in nodes)
+        inner = any(node.args.get("query") for node in nodes if isinstance(node, exp.In))
+        applies = {
+            "order": has(exp.Order, exp.Sort, below=exp.Query) and not (mode == "complete" and aggregates),
+            "distinct": has(exp.Distinct, below=exp.AggFunc),
+            "window": has(exp.Window),
+            "append": mode == "append" and aggregates and not watermark,
+            "complete": mode == "complete" and not aggregates,
+            "limit": mode == "update" and has(exp.Limit),
+            "offset": has(exp.Offset),
+            "outer": outer and not watermark,
+            "subquery": inner,
+            "set": has(exp.Except, exp.Intersect),
+            "sample": has(exp.TableSample),
+        }
+        yield from (key for key, does in applies.items() if does)
+
+    def _unknown_columns(self, tables: Mapping[str, Columns]) -> Iterator[tuple[str, Collection[str]]]:
+        """Yield columns that neither a table nor the query itself has, with those that there are."""
+        exp = importlib.import_module("sqlglot.expressions")
+        read = {one.alias_or_name.lower(): one.name.lower() for one in self._tree.find_all(exp.Table)}
+        own = {one.alias_or_name.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery)}
+        if any(not tables.get(name) for name in {*read.values()} - own):
+            return
+        names = (part for part in self._tree.find_all(exp.Identifier) if not isinstance(part.parent, exp.Column))
+        made = {part.name.lower() for part in names} | _IMPLICIT
+        everything = {column for name in read.values() for column in tables.get(name) or ()}
+        for table, time in _WATERMARK.findall(self._sql):
+            if time.lower() not in made | {*(tables.get(table.lower()) or [time.lower()])}:
+                yield time, everything
+        for column in self._tree.find_all(exp.Column):
+            first, *rest = (part.name.lower() for part in column.parts)
+            known = everything
+            if rest and first in read and first not in own:
+                first, known = rest[0], {*(tables.get(read[first]) or made)}
+            if first not in known and first not in made:
+                yield first, known
+
+    def _unknown_functions(self) -> Iterator[tuple[str, str]]:
+        """Yield functions that neither the parser nor PySpark's list knows."""
+        called = self._tree.find_all(importlib.import_module("sqlglot.expressions").Anonymous)
+        names, package = {str(node.this).lower() for node in called} - {"window_"}, importlib.util.find_spec("pyspark")
+        if names and package and package.origin:
+            text = (Path(package.origin).parent / "sql/functions/__init__.py").read_text()
+            listed = re.findall(r'^    "(\w+)",', text, re.MULTILINE)
+            yield from ((name, _near(name, listed)) for name in sorted(names - set(listed)))
 
 
-def _warning(path: tuple[str | int, ...], sql: str, parse: Any) -> Iterator[SqlFinding]:
-    if cause := _failure(_WINDOW.sub("window_", sql), parse):
-        where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
-        sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
-        yield SqlFinding(path, sentence, False)
-
-
-def _check_schema(path: tuple[str | int, ...], schema: str, parse: Any) -> Iterator[SqlFinding]:
-    known_schema = re.sub(r"\bvoid\b", "int", schema, flags=re.IGNORECASE)  # the one type the parser does not know
-    if cause := _failure(f"CREATE TABLE t ({known_schema})", parse):
-        word = str(cause.get("highlight", ""))
-        what = f"has {word}, which is no type of Spark or not expected here" if word else cause["description"]
-        yield SqlFinding(path, f"{what}{_near(word.lower(), _TYPES)}", True)
-
-
-def _failure(sql: str, parse: Any) -> dict[str, Any] | None:
-    """Return the parser's first error as it describes it, None if it reads the text."""
-    errors = importlib.import_module("sqlglot.errors")
+@functools.lru_cache(maxsize=256)
+def _parsed(sql: str) -> tuple[Any, dict[str, Any] | None]:
+    """Return the tree of a text, or the parser's first error as it describes it; neither without the parser."""
     try:
-        parse(sql, dialect="spark")
+        errors, parse_one = importlib.import_module("sqlglot.errors"), importlib.import_module("sqlglot").parse_one
+    except ImportError:
+        return None, None
+    try:
+        return parse_one(_WINDOW.sub("window_", without_streaming(sql)), dialect="spark"), None
     except errors.SqlglotError as cause:
-        found: list[dict[str, Any]] = getattr(cause, "errors", None) or [{"description": str(cause)}]
-        return found[0]
-    return None
+        return None, (getattr(cause, "errors", None) or [{"description": str(cause)}])[0]
 
 
-def _near(word: str, known: tuple[str, ...] | list[str]) -> str:
+def _near(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, 1)
-    return f": did you mean {near[0].upper()}?" if near else ": correct it"
+    return f": did you mean {near[0]}?" if near else ": correct it"

@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import difflib
 import functools
-import shutil
+import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config.explain import location_of
-from headrace.config.kafka import KafkaConfig
+from pydantic import ValidationError
+
+from headrace.config.explain import explain, location_of
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.section import Section
 from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
 from headrace.lifecycle import Service, run_blocking
-from headrace.pipelines.connector import connector_options, refusal, require_supported
+from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.process import DriverProcess, find_toolchain, require_spark
+from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
+from headrace.pipelines.sql import in_plain_words
 
 
 class TaskDriver(Service):
     """A driver process that keeps its Spark session from task to task, and that no run of a pipeline knows."""
 
-    def __init__(self, *, debug: bool = False) -> None:
-        """Prepare it; with `debug` its errors have Spark's stack traces."""
+    def __init__(self, folder: Path, *, debug: bool) -> None:
         super().__init__("driver of tasks")
-        self._debug = debug
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-pipeline-"))
+        self._folder, self._debug = folder, debug
         self._driver: DriverProcess | None = None
-        self._began: tuple[Any, ...] = ()
+        self._toolchain: Toolchain | None = None
+        self._session: tuple[Any, ...] = ()
         """What the session of the running process was made from."""
 
-    async def start(self) -> None:
-        """Check that Spark is here; the process starts with the first task.
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, *, debug: bool = False) -> AsyncIterator[TaskDriver]:
+        """Give a driver, whose process starts with the first task; with `debug` its errors have Spark's stack traces.
 
         Raises:
             EnvironmentProblem: pyspark is not installed.
         """
         require_spark()
+        with tempfile.TemporaryDirectory(prefix="headrace-pipeline-", ignore_cleanup_errors=True) as folder:
+            driver = cls(Path(folder), debug=debug)
+            try:
+                yield driver
+            finally:
+                await driver._end()
+                await driver.stop()
 
-    async def stop(self) -> None:
-        await self._end()
-        await super().stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    async def ask(self, file: Path, spec: PipelineSpec, kafka: KafkaConfig, task: wire.DriverTask) -> Any:
+    async def ask(
+        self,
+        file: Path,
+        spec: PipelineSpec,
+        kafka: KafkaConfig,
+        task: wire.DriverTask,
+        registry: SchemaRegistryConfig | None = None,
+    ) -> Any:
         """Return the result of a task with the pipeline of a file.
 
         Raises:
@@ -53,22 +70,23 @@ class TaskDriver(Service):
             DriverLost: The process has ended.
         """
         require_supported(kafka)
-        toolchain = await find_toolchain()
+        self._toolchain = self._toolchain or await find_toolchain()
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
+        security = with_registry(security, registry or SchemaRegistryConfig())
         plan = wire.DriverPlan(
             spec=spec.model_copy(update={"kafka": PipelineKafka()}),
             bootstrap_servers=kafka.bootstrap_servers,
             security=security.options,
             folder=self._folder,
-            jars=toolchain.jars,
+            jars=self._toolchain.jars,
             task=task,
         )
-        session = (spec.driver, security)
-        if self._driver and session == self._began:
+        if self._driver and self._session == (spec.driver, security):
             self._driver.request(plan)
         else:
             await self._end()
-            self._driver, self._began = await DriverProcess.start(self, plan, toolchain, security), session
+            self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
+            self._session = spec.driver, security
         async for event in self._driver.events():
             if isinstance(event, wire.Answered):
                 return event.result
@@ -83,7 +101,7 @@ class TaskDriver(Service):
         """Return a problem of Spark with file and line; with its stack trace if the user asks for it."""
         _, locations = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), Problems())
         path = tuple(problem["part"].split(".")) if problem["part"] else ()
-        text = ": ".join(filter(None, (location_of(path, locations), dotted(path), problem["text"])))
+        text = ": ".join(filter(None, (location_of(path, locations), dotted(path), in_plain_words(problem["text"]))))
         return f"{text}\n{problem['stack']}" if self._debug and problem["stack"] else text
 
     async def _end(self) -> None:
@@ -91,3 +109,69 @@ class TaskDriver(Service):
             self._driver.kill()
             await self._driver.exit_code()
             self._driver = None
+
+
+class TrialSpec(Section):
+    """A file `tests/*.yaml` with a pipeline: given rows of its sources, and expected rows of its flows and views."""
+
+    pipeline: str | None = None
+    """Name of the file, if the folder has several."""
+    given: dict[str, list[Any] | str] = {}
+    """Source to its rows, to a CSV or JSON file with them, or to a list of these: the steps."""
+    expect: dict[str, list[Any] | str]
+    """Flow or view to its rows, or to a file. Columns that no row names are not compared."""
+    streaming: bool = False
+    """Whether each step is a micro-batch of a streaming query; the rows are then all that it writes."""
+    ordered: bool = False
+    """Whether the order of the rows counts."""
+
+    def task(self, folder: Path) -> wire.DriverTask:
+        """Return the task, with the rows of the files in a folder."""
+        given = {name: steps_of(value, folder) for name, value in self.given.items()}
+        steps = {name: steps_of(value, folder) for name, value in self.expect.items()}
+        expect = {name: [row for step in found for row in step] for name, found in steps.items()}
+        return wire.DriverTask(kind="trial", given=given, expect={**expect}, streaming=self.streaming)
+
+
+def load_trial(file: Path) -> TrialSpec:
+    """Return the given and expected rows of a file."""
+    problems = Problems()
+    tree, locations = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), problems)
+    try:
+        spec = TrialSpec.model_validate(tree)
+    except ValidationError as cause:
+        errors = cause.errors(include_url=False, include_input=False)
+        explain(errors, tree, locations, set(), problems, TrialSpec)
+    if problems.found:
+        raise PipelineInvalid("\n".join(problems.ordered))
+    return spec
+
+
+def steps_of(value: list[Any] | str, folder: Path) -> list[wire.Rows]:
+    """Return rows, or what names them, as a list of steps."""
+    if isinstance(value, str):
+        text = read_text(folder / value, PipelineInvalid, "Correct the name")
+        try:
+            if value.endswith(".csv"):
+                return [
+                    [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(text.splitlines())]
+                ]
+            return [json.loads(text) if text.lstrip().startswith("[") else [*map(json.loads, text.splitlines())]]
+        except ValueError as cause:
+            raise PipelineInvalid(f"{folder / value}: holds no JSON rows: {cause}. Correct it") from cause
+    if all(isinstance(row, dict) for row in value):
+        return [value]
+    return [step for each in value for step in steps_of(each, folder)]
+
+
+def _cell(text: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text or None
+
+
+def differences(actual: list[str], expected: list[str], *, ordered: bool = False) -> list[str]:
+    """Return what differs between two lists of rows: `-` is missing, `+` was not expected; empty if nothing does."""
+    if not ordered:
+        actual, expected = sorted(actual), sorted(expected)
+    return [] if actual == expected else [line.rstrip("\n") for line in difflib.ndiff(expected, actual)]

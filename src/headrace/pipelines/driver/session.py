@@ -91,6 +91,8 @@ def settings(plan: DriverPlan) -> dict[str, str]:
         "spark.driver.extraJavaOptions": _java_options(plan),
         "spark.sql.warehouse.dir": str(plan.scratch / "warehouse"),
         "spark.sql.shuffle.partitions": str(driver.shuffle_partitions),
+        # Between two tasks a file of the pipeline may change, and workers keep the modules that they have imported.
+        "spark.python.worker.reuse": str(plan.task.kind == "run").lower(),
     }
 
 

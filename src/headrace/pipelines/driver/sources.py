@@ -50,7 +50,8 @@ def _bounds(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
     """Return the connector's options for the slice of a topic."""
     slices = plan.task.slices[source.topic]
     sides = {"startingOffsets": 0, "endingOffsets": 1}
-    return {name: json.dumps({source.topic: {k: v[side] for k, v in slices.items()}}) for name, side in sides.items()}
+    found = {name: json.dumps({source.topic: {k: v[at] for k, v in slices.items()}}) for name, at in sides.items()}
+    return {**found, "kafka.fetch.max.wait.ms": "10"}
 
 
 def kafka_options(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import shutil
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any
@@ -18,10 +20,12 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
+from headrace.pipelines.driver.records import BROKEN, with_rules
 from headrace.pipelines.driver.sources import register_source
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
-from headrace.pipelines.spec import QuerySpec
+from headrace.pipelines.sources import TableSource
+from headrace.pipelines.spec import FlowSpec, QuerySpec
 from headrace.pipelines.sql import without_streaming
 
 _CORRUPT = "_corrupt_record"
@@ -40,6 +44,7 @@ def answer_requests(spark: SparkSession, plan: wire.DriverPlan, requests: IO[str
 
 
 def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
+    before = set(sys.modules)
     try:
         return wire.Answered({"describe": _describe, "show": _show, "trial": _trial}[plan.task.kind](spark, plan))
     except PartFailed as failure:
@@ -52,6 +57,10 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
         with contextlib.suppress(Exception):  # boundary: a JVM that has ended keeps nothing
             for table in spark.catalog.listTables():
                 spark.catalog.dropTempView(table.name)
+        importlib.invalidate_caches()
+        for name in sys.modules.keys() - before:  # a file of the pipeline may change before the next request
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{plan.spec.folder}{os.sep}"):
+                del sys.modules[name]
 
 
 def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
@@ -67,9 +76,10 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
                 frame = make()
                 parts[path] = {"columns": {field.name: field.dataType.simpleString() for field in frame.schema}}
                 if kind == "flows":
-                    mode, analyzed = plan.spec.flows[name].sink.mode, frame._jdf.queryExecution().analyzed()
-                    check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())())
-                    parts[path]["state"] = list(_state(analyzed, mode))
+                    sink, analyzed = plan.spec.flows[name].sink, frame._jdf.queryExecution().analyzed()
+                    check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, sink.mode.capitalize())())
+                    parts[path]["state"] = list(_state(analyzed, sink.mode))
+                    frame.select(f.expr(getattr(sink, "key", None) or "1"))
         except PartFailed as failure:
             # A part that reads a refused one cannot find it.
             if not problems or failure.event.error != "TABLE_OR_VIEW_NOT_FOUND":
@@ -94,18 +104,22 @@ def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
 
     def register(name: str) -> None:
+        fixed = isinstance(plan.spec.sources[name], TableSource)
         register_source(spark, plan, name)
+        if fixed and name not in task.given:
+            return
         if spark.catalog.tableExists(corrupt := f"{name}_corrupt"):  # given rows are rows
             spark.createDataFrame([], spark.table(corrupt).schema).createOrReplaceTempView(corrupt)
         schema, below, steps = spark.table(name).schema, folder / name, task.given.get(name) or [[]]
         below.mkdir(parents=True)
-        if not task.streaming:  # several files would be read in an order of their own
+        if fixed or not task.streaming:  # several files would be read in an order of their own
             steps = [[row for step in steps for row in step]]
         for number, step in enumerate(steps):
             file = below / f"{number}.json"
             file.write_text("\n".join(_typed(spark, plan, step, schema, f"given.{name}")))
             os.utime(file, (number, number))  # the order in which Spark reads them
-        reader = spark.readStream.option("maxFilesPerTrigger", 1) if task.streaming else spark.read
+        streamed = task.streaming and not fixed
+        reader = spark.readStream.option("maxFilesPerTrigger", 1) if streamed else spark.read
         reader.schema(schema).json(str(below)).createOrReplaceTempView(name)
 
     found: dict[str, Any] = {}
@@ -147,10 +161,14 @@ def _parts(
         query(spec.views[name]).createOrReplaceTempView(name)
         return spark.table(name)
 
+    def flow(found: FlowSpec) -> DataFrame:
+        frame = with_rules(query(found), found)
+        return frame.where(f"{BROKEN} IS NULL").drop(BROKEN) if BROKEN in frame.columns else frame
+
     steps: dict[tuple[str, str], Callable[[], DataFrame]] = {}
     steps |= {("sources", name): functools.partial(source, name) for name in spec.sources}
     steps |= {("views", name): functools.partial(view, name) for name in ordered_views(spec)}
-    steps |= {("flows", name): functools.partial(query, flow) for name, flow in spec.flows.items()}
+    steps |= {("flows", name): functools.partial(flow, each) for name, each in spec.flows.items()}
     for path, make in steps.items():
         if not selected or path in selected:
             yield ".".join(path), make

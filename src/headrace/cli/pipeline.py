@@ -1,0 +1,277 @@
+"""`headrace pipeline`: check, compile, plan, show and test a pipeline file, and run it in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.connection import ClusterSettings, kafka_options
+from headrace.cli.options import MOMENT
+from headrace.cli.output import collected_warnings, counted, output_option, print_json, print_rows, progress
+from headrace.config.model import HeadraceConfig
+from headrace.errors import HeadraceError, PipelineInvalid
+from headrace.pipelines.load import load_pipeline, load_pipelines
+
+_LOOK_SECONDS = 0.1
+_DRAIN_SECONDS = 60.0
+_file = click.argument("file", type=click.Path(path_type=Path))
+
+
+@click.group()
+def pipeline() -> None:
+    """Check, plan, show, test and run pipeline files.
+
+    Example: headrace pipeline validate tolls.yaml
+    """
+
+
+@pipeline.command()
+@_file
+@kafka_options
+def run(file: Path, cluster: ClusterSettings, output: str) -> int:
+    """Run one pipeline in the foreground, as `headrace run` does, and nothing else that headrace.yaml names.
+
+    With `trigger.once` it ends when all present records are read, and a terminal shows a progress bar. Otherwise
+    SIGTERM or Ctrl-C lets each flow finish its micro-batch.
+
+    Example: headrace pipeline run tolls.yaml
+    """
+    from headrace.app import run as run_everything
+
+    spec, settings = load_pipeline(file), cluster.file or HeadraceConfig()
+    if spec.trigger.once:
+        return asyncio.run(_run_once(spec, cluster, settings))
+    alone: dict[str, Any] = {"kafka": cluster.kafka, "pipelines": [file], "reactive_consumers": {}, "functions": []}
+    return run_everything(settings.model_copy(update=alone | {"watched_functions": []}), announce=click.echo)
+
+
+async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfig) -> int:
+    from headrace.kafka import Admin
+    from headrace.lifecycle import Deadline, SystemClock
+    from headrace.pipelines.runs import PipelineRun
+
+    kafka, clock, state = spec.cluster(cluster.kafka), SystemClock(), settings.state_dir / "pipelines"
+    one = PipelineRun(spec, kafka, state, clock, Admin(kafka))
+    await one.start()
+    try:
+        with progress(spec.name) as show:
+            while (status := one.status())["state"] not in ("finished", "failed"):
+                done, left = (
+                    sum(flow[field] or 0 for flow in status["flows"].values())
+                    for field in ("input_records", "lag_records")
+                )
+                show(done, done + left)
+                await clock.sleep(_LOOK_SECONDS)
+    finally:
+        await one.drain(Deadline(clock, _DRAIN_SECONDS))
+        await one.stop()
+    if status["state"] == "failed":
+        raise PipelineInvalid(status["reason"])
+    click.echo(f"{spec.name}: finished")
+    return 0
+
+
+@pipeline.command()
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@output_option
+def validate(files: Sequence[Path], output: str) -> None:
+    """Check pipeline files: settings, SQL, columns and types; never starts Spark. Exit code 78 if there is a problem.
+
+    What only Spark can find is found by `headrace pipeline plan`.
+
+    Example: headrace pipeline validate tolls.yaml
+    """
+    problems: list[str] = []
+    with collected_warnings() as warnings:
+        try:
+            load_pipelines(files, check=True)
+        except PipelineInvalid as invalid:
+            problems = invalid.description.splitlines()
+    if output == "json":
+        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
+    else:
+        click.echo("".join(f"warning: {warning}\n" for warning in warnings), err=True, nl=False)
+    if problems:
+        raise PipelineInvalid("\n".join(problems))
+    if output == "text":
+        click.echo("".join(f"{file}: ok\n" for file in files), nl=False)
+
+
+@pipeline.command("compile")
+@_file
+@click.argument("flow", required=False)
+@output_option
+def compile_(file: Path, flow: str | None, output: str) -> None:
+    """Print the SQL of each flow, or of one, with the views that it reads in it; never starts Spark.
+
+    Example: headrace pipeline compile tolls.yaml heavy_ones
+    """
+    from headrace.pipelines.graph import resolved_sql
+
+    spec = load_pipeline(file)
+    found = {name: resolved_sql(spec, name) for name in ([_known(flow, list(spec.flows))] if flow else spec.flows)}
+    if output == "json":
+        print_json(found)
+    else:
+        click.echo("\n\n".join(sql if flow else f"-- flow {name}\n{sql};" for name, sql in found.items()))
+
+
+@pipeline.command()
+@_file
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw the graph into this file: .svg or .html.")
+@kafka_options
+async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, output: str) -> None:
+    """Let Spark resolve a pipeline without running it, and print graph, columns, guarantees and kept state.
+
+    What Spark would refuse later is refused now, with exit code 78.
+
+    Example: headrace pipeline plan tolls.yaml --picture tolls.svg
+    """
+    from headrace.pipelines.driver.plan import DriverTask
+    from headrace.pipelines.picture import as_picture, as_text, guarantee
+    from headrace.pipelines.tasks import TaskDriver
+
+    spec = load_pipeline(file, check=True)
+    if picture:
+        picture.write_text(as_picture(spec, page=picture.suffix == ".html"))
+    async with TaskDriver.opened(debug=_debug()) as driver:
+        found = await driver.ask(file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry)
+        problems = [driver.sentence(file, problem) for problem in found["problems"]]
+    if output == "json":
+        sinks = {name: {"mode": flow.sink.mode, "guarantee": guarantee(flow)} for name, flow in spec.flows.items()}
+        print_json({"ok": not problems, "parts": found["parts"], "sinks": sinks, "problems": problems})
+    else:
+        click.echo(as_text(spec, found["parts"]))
+    if problems:
+        raise PipelineInvalid("\n".join(problems))
+
+
+@pipeline.command()
+@_file
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Rows at most.")
+@click.option(
+    "--records", type=click.IntRange(1), default=1000, show_default=True, help="Newest records per partition."
+)
+@click.option("--from", "start", type=MOMENT, help="Read from this time on (2026-01-31T08:00, 2h) instead.")
+@click.option("--watch", is_flag=True, help="Show the rows again whenever the file, or a .sql or .py by it, changes.")
+@kafka_options
+async def show(
+    file: Path,
+    name: str,
+    limit: int,
+    records: int,
+    start: float | None,
+    watch: bool,
+    cluster: ClusterSettings,
+    output: str,
+) -> None:
+    """Print rows of a source, view or flow, from a slice of its topics. Writes nothing.
+
+    Example: headrace pipeline show tolls.yaml heavy --limit 5 --watch
+    """
+    from headrace.pipelines.driver.plan import DriverTask
+    from headrace.pipelines.tasks import TaskDriver
+
+    async with TaskDriver.opened(debug=_debug()) as driver:
+        async for _ in _changes(file, watch=watch):
+            began = time.monotonic()
+            try:
+                spec = load_pipeline(file, check=True)
+                known = [*spec.sources, *spec.views, *spec.flows]
+                kafka = spec.cluster(cluster.kafka)
+                slices = await _slices(spec, _known(name, known), kafka, records, start)
+                task = DriverTask(kind="show", name=name, limit=limit, slices=slices)
+                rows = (await driver.ask(file, spec, kafka, task, cluster.registry))["rows"]
+            except HeadraceError as problem:
+                if not watch:
+                    raise
+                click.echo(problem.description, err=True)
+                continue
+            print_rows(rows, output, "no rows in this slice")
+            if watch:
+                click.echo(
+                    f"{counted(len(rows), 'row')} in {time.monotonic() - began:.1f} s; waiting for a change", err=True
+                )
+
+
+async def _slices(spec: Any, name: str, kafka: Any, records: int, start: float | None) -> dict[str, Any]:
+    """Return where reading begins and ends in each topic of a part."""
+    from headrace.kafka import Admin
+    from headrace.pipelines.graph import paths_read
+
+    admin, slices = Admin(kafka), dict[str, Any]()
+    read = [spec.sources[each].topics for kind, each in paths_read(spec, [name]) if kind == "sources"]
+    for topic in {topic for topics in read for topic in topics}:
+        offsets = await admin.topic_offsets(topic, "Read")
+        since = await admin.offsets_since(offsets, round(start * 1000)) if start is not None else {}
+        slices[topic] = {
+            at.partition: (since.get(at, max(first, end - records)), end) for at, (first, end) in offsets.items()
+        }
+    return slices
+
+
+async def _changes(file: Path, *, watch: bool) -> AsyncIterator[None]:
+    """Yield now, and with `watch` whenever the file, or a .sql or .py file in or below its folder, has changed."""
+    before: object = None
+    while watch or before is None:
+        files = [file, *(path for path in file.parent.rglob("*") if path.suffix in (".sql", ".py"))]
+        if (now := {path: path.stat().st_mtime_ns for path in files if path.exists()}) != before:
+            before = now
+            yield
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@pipeline.command()
+@_file
+@click.option("--tests", type=click.Path(path_type=Path), help="Folder of the tests; `tests` by the file by default.")
+@output_option
+def test(file: Path, tests: Path | None, output: str) -> int:
+    """Run the tests of a pipeline: given rows in, expected rows out; needs no Kafka. Exit code 1 if one fails.
+
+    A test is a file `tests/*.yaml` with `given` and `expect`.
+
+    Example: headrace pipeline test tolls.yaml
+    """
+    return asyncio.run(_test(file, tests or file.parent / "tests", output))
+
+
+async def _test(file: Path, folder: Path, output: str) -> int:
+    from headrace.config.kafka import KafkaConfig
+    from headrace.pipelines.tasks import TaskDriver, differences, load_trial
+
+    spec = load_pipeline(file, check=True)
+    trials = {each: load_trial(each) for each in sorted(folder.glob("*.yaml"))}
+    trials = {each: trial for each, trial in trials.items() if trial.pipeline in (None, file.name)}
+    if not trials:
+        raise PipelineInvalid(f"{folder}: has no tests of {file.name}: write tests/NAME.yaml with given and expect")
+    results: list[dict[str, Any]] = []
+    async with TaskDriver.opened(debug=_debug()) as driver:
+        for each, trial in trials.items():
+            _ = [_known(name, [*spec.flows, *spec.views]) for name in trial.expect]
+            found = await driver.ask(file, spec, KafkaConfig(), trial.task(each.parent))
+            for name, rows in found.items():
+                differing = differences(rows["actual"], rows["expected"], ordered=trial.ordered)
+                results.append({"test": each.stem, "name": name, "ok": not differing, "difference": differing})
+    if output == "json":
+        print_json(results)
+    else:
+        for one in results:
+            click.echo(f"{'ok    ' if one['ok'] else 'FAILED'} {one['test']}: {one['name']}")
+            click.echo("".join(f"    {line}\n" for line in one["difference"]), nl=False)
+    return int(not all(one["ok"] for one in results))
+
+
+def _known(name: str, known: Sequence[str]) -> str:
+    if name not in known:
+        raise click.UsageError(f"{name} is not in the pipeline: there are {', '.join(known)}")
+    return name
+
+
+def _debug() -> bool:
+    return bool(click.get_current_context().find_root().params.get("debug"))

@@ -1,0 +1,98 @@
+"""The lineage of a pipeline as text and as a picture: topics, sources, views, flows and sinks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
+from html import escape
+from typing import Any
+
+from headrace.pipelines.graph import ordered_views, reads
+from headrace.pipelines.spec import FlowSpec, PipelineSpec
+
+_STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out{fill:#cfe2ff}.sources{fill:#e2e3e5}"
+_STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}"
+_WIDTH, _HEIGHT, _COLUMN, _LINE = 190, 34, 250, 56
+_SHOWN = 26
+Node = tuple[str, str]
+"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`) and its name."""
+
+
+def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
+    """Return each part with what it reads, its columns and its state, and each flow with its sink and guarantee."""
+    lines: list[str] = []
+    for (kind, name), read in edges_of(spec).items():
+        if part := parts.get(f"{kind}.{name}"):
+            line = f"{kind[:-1]} {name} <- {', '.join(each for _, each in read)}"
+            if kind == "flows":
+                flow = spec.flows[name]
+                line += f" -> {_end(flow.sink)} ({flow.sink.mode}, {guarantee(flow)})"
+            lines += [line, "  " + ", ".join(f"{column} {of}" for column, of in part["columns"].items()), *_state(part)]
+    return "\n".join(lines)
+
+
+def guarantee(flow: FlowSpec) -> str:
+    """Return how often the sink has a row after failures."""
+    return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once")
+
+
+def _state(part: Mapping[str, Any]) -> Iterator[str]:
+    for kept in part.get("state", ()):
+        keys, ends = ", ".join(kept["keys"]), "until the watermark has passed a key"
+        if not kept["bounded"]:
+            ends = "grows without bound, because no watermark ends a key"
+        yield f"  keeps {kept['keeps']} by {keys}: {ends}" if keys else f"  keeps {kept['keeps']}: one entry"
+
+
+def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
+    """Return each node with the nodes that it reads, those that are read first."""
+    edges: dict[Node, list[Node]] = {}
+    for name, source in spec.sources.items():
+        edges["in", _end(source)] = []
+        edges["sources", name] = [("in", _end(source))]
+    edges |= {("views", name): reads(spec, ("views", name)) for name in ordered_views(spec)}
+    for name, flow in spec.flows.items():
+        edges["flows", name] = reads(spec, ("flows", name))
+        edges.setdefault(("out", _end(flow.sink)), []).append(("flows", name))
+    return edges
+
+
+def _end(end: object) -> str:
+    """Return what a source reads, or a sink writes: the key by which its kind is known, and its value."""
+    kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(end, key))
+    return f"{kind} {getattr(end, kind)}".removesuffix(" True")
+
+
+def as_picture(spec: PipelineSpec, *, page: bool = False) -> str:
+    """Return the graph as SVG, or as a page of HTML that holds it; columns from what is read to what is written."""
+    edges = edges_of(spec)
+    column: dict[Node, int] = {}
+    for node in TopologicalSorter(edges).static_order():
+        column[node] = max((column[one] + 1 for one in edges[node]), default=0)
+    last = max(column.values())
+    column |= {node: last for node in edges if node[0] == "out"}
+    row: dict[Node, int] = {}
+    for node in sorted(edges, key=lambda each: column[each]):  # as near as possible to the boxes that it reads
+        taken = {row[each] for each in row if column[each] == column[node]}
+        nearest = itertools.count(min((row[one] for one in edges[node]), default=0))
+        row[node] = next(at for at in nearest if at not in taken)
+    at = {node: (20 + column[node] * _COLUMN, 20 + row[node] * _LINE) for node in edges}
+    shapes = [_line(*at[one], *at[node]) for node in edges for one in edges[node]]
+    shapes += [_box(node, *at[node]) for node in edges]
+    size = f'width="{last * _COLUMN + _WIDTH + 40}" height="{(max(row.values()) + 1) * _LINE + 20}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{_STYLE}</style>\n'
+    drawn, title = head + "\n".join(shapes) + "\n</svg>\n", escape(spec.name)
+    return f"<!doctype html>\n<title>{title}</title>\n<h1>{title}</h1>\n{drawn}" if page else drawn
+
+
+def _box(node: Node, x: int, y: int) -> str:
+    kind, name = node
+    shown = escape(name if len(name) <= _SHOWN else f"{name[: _SHOWN - 1]}…")
+    box = f'<rect class="{kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
+    return f'<g><title>{escape(name)}</title>{box}<text x="{x + 8}" y="{y + 22}">{shown}</text></g>'
+
+
+def _line(x: int, y: int, to_x: int, to_y: int) -> str:
+    x, y, to_y = x + _WIDTH, y + _HEIGHT // 2, to_y + _HEIGHT // 2
+    return f'<path d="M{x} {y}C{x + 30} {y} {to_x - 30} {to_y} {to_x} {to_y}"/>'

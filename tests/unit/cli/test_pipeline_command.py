@@ -1,0 +1,193 @@
+"""`headrace pipeline`: what needs no Spark, and what the commands print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from headrace.cli import pipeline as commands
+from headrace.cli.main import main
+from headrace.pipelines import tasks
+from headrace.pipelines.driver.plan import DriverTask
+
+FILE = """\
+name: tolls
+sources:
+  passages: {topic: passages, schema: "gate STRING, cents INT"}
+views:
+  heavy: SELECT * FROM passages WHERE cents >= 500
+flows:
+  by_gate:
+    sql: SELECT gate, count(*) AS n FROM heavy GROUP BY gate
+    sink: {topic: by_gate, key: gate}
+  all_gates:
+    sql: WITH own AS (SELECT gate FROM heavy) SELECT * FROM own
+    sink: {topic: all_gates}
+"""
+
+
+def headrace(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tolls.yaml").write_text(FILE)
+    return tmp_path
+
+
+class FakeDriver:
+    """Answers tasks from a table."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.tasks: list[DriverTask] = []
+
+    @asynccontextmanager
+    async def opened(self, *, debug: bool = False) -> AsyncIterator[FakeDriver]:
+        yield self
+
+    async def ask(self, file: Path, spec: Any, kafka: Any, task: DriverTask, registry: Any = None) -> Any:
+        self.tasks.append(task)
+        return self.answers[task.kind]
+
+    def sentence(self, file: Path, problem: dict[str, str]) -> str:
+        return f"{file}: {problem['part']}: {problem['text']}"
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> FakeDriver:
+    driver = FakeDriver(answers)
+    monkeypatch.setattr(tasks, "TaskDriver", driver)
+    return driver
+
+
+def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 78 for a problem; two files may be checked at once."""
+    assert headrace("pipeline", "validate", "tolls.yaml") == 0
+    assert capsys.readouterr().out == "tolls.yaml: ok\n"
+    (folder / "tolls.yaml").write_text(FILE.replace("cents >=", "sents >="))
+    assert headrace("pipeline", "validate", "tolls.yaml", "--output", "json") == 78
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"]
+    assert (
+        "tolls.yaml:5: views.heavy: reads the column sents, which is not there: did you mean cents?"
+        in found["problems"][0]
+    )
+    (folder / "other.yaml").write_text(FILE)
+    (folder / "tolls.yaml").write_text(FILE)
+    assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
+
+
+def test_validate_imports_neither_pyspark_nor_the_kafka_client_of_the_runs() -> None:
+    """It takes two seconds at most, so it imports little."""
+    code = (
+        "import sys, headrace.cli.pipeline\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'rich', 'uvicorn') "
+        "or name.startswith('headrace.app')])"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+    assert time.monotonic() - began < 30
+
+
+def test_compile_prints_views_as_ctes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the CTEs of the query itself."""
+    assert headrace("pipeline", "compile", "tolls.yaml", "all_gates") == 0
+    sql = " ".join(capsys.readouterr().out.split())
+    assert sql == (
+        "WITH heavy AS ( SELECT * FROM passages WHERE cents >= 500 ), own AS (SELECT gate FROM heavy) SELECT * FROM own"
+    )
+    assert headrace("pipeline", "compile", "tolls.yaml", "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"by_gate", "all_gates"}
+    assert headrace("pipeline", "compile", "tolls.yaml", "none") == 2
+
+
+def test_plan_prints_graph_state_and_problems(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Spark refuses is exit code 78; the picture is drawn nevertheless."""
+    kept = {"keeps": "aggregate", "keys": ["gate"], "bounded": False}
+    parts = {"flows.by_gate": {"columns": {"gate": "string", "n": "bigint"}, "state": [kept]}}
+    fake(monkeypatch, describe={"parts": parts, "problems": []})
+    assert headrace("pipeline", "plan", "tolls.yaml", "--picture", "p.html") == 0
+    out = capsys.readouterr().out
+    assert "flow by_gate <- heavy -> topic by_gate (update, at least once)\n  gate string, n bigint\n" in out
+    assert "  keeps aggregate by gate: grows without bound" in out
+    picture = (folder / "p.html").read_text()
+    assert [picture.count(f'<rect class="{kind}"') for kind in ("in", "sources", "views", "flows", "out")] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert picture.count("<path ") == 1 + 1 + 2 + 2
+    svg = picture[picture.index("<svg") :]
+    boxes = [
+        (box.get("x"), box.get("y")) for box in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    assert len(set(boxes)) == len(boxes)
+    fake(monkeypatch, describe={"parts": parts, "problems": [{"part": "flows.by_gate", "text": "no", "stack": ""}]})
+    assert headrace("pipeline", "plan", "tolls.yaml", "--output", "json") == 78
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == ["tolls.yaml: flows.by_gate: no"]
+    assert found["sinks"]["by_gate"] == {"mode": "update", "guarantee": "at least once"}
+
+
+def test_test_compares_rows_and_shows_the_difference(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 for a difference, 78 without tests; files for other pipelines are passed over."""
+    assert headrace("pipeline", "test", "tolls.yaml") == 78
+    assert "has no tests of tolls.yaml" in capsys.readouterr().err
+    (folder / "tests").mkdir()
+    (folder / "tests" / "one.yaml").write_text(
+        "given: {passages: [{gate: n, cents: 700}]}\nexpect: {by_gate: [{n: 1}]}\n"
+    )
+    (folder / "tests" / "two.yaml").write_text("pipeline: other.yaml\nexpect: {x: []}\n")
+    driver = fake(monkeypatch, trial={"by_gate": {"actual": ['{"n":1}'], "expected": ['{"n":1}']}})
+    assert headrace("pipeline", "test", "tolls.yaml") == 0
+    assert capsys.readouterr().out == "ok     one: by_gate\n"
+    assert driver.tasks[0].given == {"passages": [[{"gate": "n", "cents": 700}]]}
+    fake(monkeypatch, trial={"by_gate": {"actual": ['{"n":2}'], "expected": ['{"n":1}']}})
+    assert headrace("pipeline", "test", "tolls.yaml") == 1
+    assert 'FAILED one: by_gate\n    - {"n":1}\n' in capsys.readouterr().out
+    (folder / "tests" / "one.yaml").write_text("expect: {by_gat: []}\n")
+    assert headrace("pipeline", "test", "tolls.yaml") == 2
+
+
+def test_a_change_of_a_file_is_seen_and_other_files_are_not(folder: Path) -> None:
+    """Of the pipeline file, and of .sql and .py files below its folder."""
+
+    async def seen() -> list[str]:
+        changes = commands._changes(folder / "tolls.yaml", watch=True)
+        await anext(changes)
+        found = []
+        for name in ("notes.txt", "code.py", "tolls.yaml", "heavy.sql"):
+            following = asyncio.ensure_future(anext(changes))
+            await asyncio.sleep(0.05)
+            (folder / name).write_text(f"{name}\n{FILE}")
+            done, _ = await asyncio.wait([following], timeout=1.0)
+            found += [name] if done else []
+            if not done:
+                following.cancel()
+                await asyncio.wait([following])
+                changes = commands._changes(folder / "tolls.yaml", watch=True)
+                await anext(changes)
+        return found
+
+    assert asyncio.run(seen()) == ["code.py", "tolls.yaml", "heavy.sql"]

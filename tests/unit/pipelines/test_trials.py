@@ -1,0 +1,72 @@
+"""Files with given and expected rows, and how differing rows are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import PipelineInvalid
+from headrace.pipelines.tasks import differences, load_trial
+
+
+def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
+    """Cells of a CSV file are numbers where they look like them, and null where they are empty."""
+    (tmp_path / "a.csv").write_text("plate,cents,at\nB 1,700,2026-01-01T00:00:00Z\n007,,\n")
+    (tmp_path / "b.json").write_text('{"x": 1}\n{"x": 2}\n')
+    (tmp_path / "c.json").write_text('[{"x": 3}]')
+    (tmp_path / "one.yaml").write_text(
+        "given:\n"
+        "  passages: a.csv\n"
+        "  others: [[{x: 0}], b.json, []]\n"
+        "expect: {flow: [{at: 2026-01-01T00:00:00Z}], view: c.json}\n"
+        "streaming: true\n"
+    )
+    task = load_trial(tmp_path / "one.yaml").task(tmp_path)
+    assert task.given["passages"] == [
+        [{"plate": "B 1", "cents": 700, "at": "2026-01-01T00:00:00Z"}, {"plate": "007", "cents": None, "at": None}]
+    ]
+    assert task.given["others"] == [[{"x": 0}], [{"x": 1}, {"x": 2}], []]
+    assert task.expect == {"flow": [{"at": "2026-01-01T00:00:00Z"}], "view": [{"x": 3}]}
+    assert task.streaming
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("expct: {}\n", "one.yaml:1: expct: unknown key: did you mean expect?"),
+        ("given: {a: 3}\nexpect: {}\n", "one.yaml:1: given.a"),
+        ("expect: {a: [\n", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    """As any other file of Headrace."""
+    (tmp_path / "one.yaml").write_text(text)
+    with pytest.raises(PipelineInvalid) as refused:
+        load_trial(tmp_path / "one.yaml")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("absent.csv", None), ("bad.json", "{x: 1}"), ("bad.json", '{"x": 1')],
+    ids=["absent", "no", "cut"],
+)
+def test_a_file_of_rows_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | None) -> None:
+    """The sentence has its path."""
+    if text:
+        (tmp_path / name).write_text(text)
+    (tmp_path / "one.yaml").write_text(f"expect: {{a: {name}}}\n")
+    with pytest.raises(PipelineInvalid, match=f"{tmp_path}/{name}: "):
+        load_trial(tmp_path / "one.yaml").task(tmp_path)
+
+
+def test_rows_are_compared_without_their_order_unless_it_counts() -> None:
+    """A differing row is shown with the place of the difference."""
+    assert differences(["b", "a"], ["a", "b"]) == []
+    assert differences(["b", "a"], ["a", "b"], ordered=True) != []
+    found = differences(['{"n":1}', '{"n":2}'], ['{"n":1}', '{"n":3}'])
+    assert found[0] == '  {"n":1}'
+    assert '- {"n":3}' in found
+    assert '+ {"n":2}' in found
+    assert differences([], ["a"]) == ["- a"]

@@ -123,6 +123,23 @@ async def test_what_shall_fail_fails_for_good(
     assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
 
 
+async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Kafka to Kafka by SQL, with counts of bad records."""
+    source, out = topic(1), topic()
+    spec = {
+        "name": "quick",
+        "trigger": {"realtime": True, "checkpoint_seconds": 5},
+        "sources": {"passages": {"topic": source, "schema": "id INT"}},
+        "flows": {"f": {"sql": "SELECT id + 1 AS id FROM passages", "sink": {"topic": out}}},
+    }
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    async with running(spec, settings, tmp_path) as run:
+        produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b"{bad", b'{"id": 2}'])
+        await until(lambda: run.status()["flows"]["f"]["corrupt_records"] == 1, run)
+    values = [json.loads(record.value or b"")["id"] for record in await records_of(settings, out)]
+    assert sorted(set(values)) == [2, 3]
+
+
 async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
     """For trials: no topic is needed."""
     spec = {

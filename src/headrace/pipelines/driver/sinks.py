@@ -41,9 +41,10 @@ def _writer(rows: DataFrame, plan: DriverPlan, name: str) -> DataStreamWriter:
     match flow.sink:
         case KafkaSink() as sink:
             records = as_records(rows, flow, plan.spec.group(name))
-            kafka = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
-            quick = {"kafka.linger.ms": "0"} if plan.spec.trigger.realtime else {}
-            return records.writeStream.format("kafka").options(**kafka, **quick, **texts(sink.options))
+            options = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
+            if plan.spec.trigger.realtime:
+                options["kafka.linger.ms"] = "0"
+            return records.writeStream.format("kafka").options(**{**options, **texts(sink.options)})
         case FileSink() as sink:
             writer = rows.writeStream.format(sink.format).options(**texts(sink.options))
             return writer.partitionBy(*sink.partition_by).option("path", plan.path(sink.files))

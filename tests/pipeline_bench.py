@@ -33,6 +33,7 @@ def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
         "records_per_second": 5.0,
         "corrupt_records": 0,
         "tombstone_records": 0,
+        "late_records": 0,
         "broken_rules": {},
         "lag_records": 0,
         "positions": {"flights": {0: 10 * (batch_id + 1)}},

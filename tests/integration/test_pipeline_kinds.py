@@ -10,6 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, read_records
+from headrace.lifecycle import Deadline, SystemClock
 from headrace.pipelines.load import load_pipeline
 from headrace.records import Record
 from tests.integration.test_pipelines import produce, running, until
@@ -121,6 +122,46 @@ async def test_what_shall_fail_fails_for_good(
         await until(lambda: run.status()["state"] == "failed", run)
         assert reason in run.readiness().reason
     assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
+    """Each row is in a window or in the topic of late rows, over several micro-batches."""
+    source, out, late = topic(1), topic(), topic()
+    spec = {
+        "name": f"late-{mode}",
+        "trigger": {"interval_seconds": 0.1, "max_records": 100},
+        "sources": {"passages": {"topic": source, "schema": "id INT, at TIMESTAMP"}},
+        "flows": {
+            "minutes": {
+                "sql": "SELECT window(at, '1 minute').start AS minute, count(*) AS n FROM passages "
+                "GROUP BY window(at, '1 minute')",
+                "sink": {"topic": out, "mode": mode, "key": "minute"},
+                "late_rows": {"source": "passages", "column": "at", "delay_seconds": 60, "topic": late},
+            }
+        },
+    }
+
+    def row(number: int, minute: int) -> bytes:
+        return json.dumps({"id": number, "at": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:30Z"}).encode()
+
+    minutes = [number // 20 if number % 20 else max(0, number // 20 - 30) for number in range(1000)]
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    produce(kafka.bootstrap_servers, source, [row(number, minute) for number, minute in enumerate(minutes)])
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.counts("minutes")["read"] >= 1000, run)
+        produce(kafka.bootstrap_servers, source, [row(1000, 600), row(1001, 600), b'{"id": 1002}'])  # ends all windows
+        await until(lambda: run.status()["flows"]["minutes"]["lag_records"] == 0, run)
+        await until(lambda: run.counts("minutes")["read"] >= 1003, run)
+        await run.drain(Deadline(SystemClock(), 60))
+        counted = run.status()["flows"]["minutes"]["late_records"]
+    late_rows = [json.loads(record.value or b"") for record in await records_of(settings, late)]
+    assert len(late_rows) == counted > 0
+    assert len({row["id"] for row in late_rows}) == counted
+    written = [json.loads(record.value or b"") for record in await records_of(settings, out)]
+    windows = {row["minute"]: row["n"] for row in written}
+    in_time = sum(count for minute, count in windows.items() if minute and "T10:00" not in minute)
+    assert in_time + counted == 1000
 
 
 async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def topics_written(spec: PipelineSpec) -> dict[str, str]:
     """Return the topics that flows write to, dead letter topics too, each with the first topic that its flow reads."""
     found: dict[str, str] = {}
     for name, flow in spec.running.items():
-        for topic in filter(None, (*flow.sink.topics, flow.dead_letters)):
+        late = flow.late_rows.topic if flow.late_rows else None
+        for topic in filter(None, (*flow.sink.topics, flow.dead_letters, late)):
             found.setdefault(topic, next(iter(topics_read(spec, name)), ""))
     return found
 
@@ -130,8 +131,20 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name, flow in spec.flows.items():
         if flow.dead_letters and not isinstance(flow.sink, KafkaSink):
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
+        if flow.late_rows:
+            yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))
         if spec.trigger.realtime:
             yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
+
+
+def _not_with_late_rows(spec: PipelineSpec, name: str, flow: FlowSpec) -> Iterator[str]:
+    assert flow.late_rows
+    if flow.late_rows.source not in sources_of(spec, name):
+        yield f"the flow does not read a source {flow.late_rows.source}: correct late_rows.source"
+    if not isinstance(flow.sink, KafkaSink):
+        yield "late rows need a sink with a topic: remove late_rows, or write to a topic"
+    if flow.sink.mode == "complete" or spec.trigger.realtime:
+        yield "late rows do not go with mode: complete, nor with real-time mode: remove late_rows"
 
 
 def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:

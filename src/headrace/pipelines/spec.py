@@ -14,14 +14,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, Seconds, Section, TopicName
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.sinks import AnySink, KafkaSink
-from headrace.pipelines.sources import AnySource, KafkaSource
+from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
@@ -94,6 +95,22 @@ class RuleSpec(Section):
     topic instead; `fail` stops the flow."""
 
 
+class LateRowsSpec(Section):
+    """Rows that come when the watermark of their source has passed them: they go to a topic, and are counted exactly.
+
+    The flow's SQL then needs no `WATERMARK` for this source. A row is late even if its window is still open.
+    """
+
+    source: TableName
+    """Source that the watermark is for; the flow reads it."""
+    column: ColumnName
+    """Its column with the time of the event."""
+    delay_seconds: Seconds
+    """The watermark is this much before the newest time that was seen."""
+    topic: Annotated[TopicName, AfterValidator(external_topic)]
+    """Topic of late rows, as JSON objects."""
+
+
 def _as_section(value: Any) -> Any:
     return {"sql": value} if isinstance(value, str) else value
 
@@ -109,6 +126,8 @@ class FlowSpec(QuerySpec):
     """The target of its rows."""
     rules: dict[Name, RuleSpec] = {}
     """Quality rules by name."""
+    late_rows: LateRowsSpec | None = None
+    """What happens to late rows. Without it, Spark drops those that belong to no open window or state."""
     dead_letter_topic: TopicName | None = None
     """Dead letter topic of rows that break a rule; `<sink.topic>.dlq` when absent."""
 

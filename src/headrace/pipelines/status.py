@@ -33,6 +33,8 @@ class FlowStatus:
     """Records left out because they were no row of their source."""
     tombstone_records: int = 0
     """Records left out because they had no value."""
+    late_records: int = 0
+    """Rows that went to the topic of late rows."""
     broken_rules: dict[str, int] = field(default_factory=dict)
     """Rule to the rows that broke it."""
     last_error: str = ""
@@ -102,6 +104,7 @@ class RunStatus:
             flow.lag_records = event.lag_records
         flow.corrupt_records += event.corrupt_records
         flow.tombstone_records += event.tombstone_records
+        flow.late_records += event.late_records
         for rule, rows in event.broken_rules.items():
             flow.broken_rules[rule] = flow.broken_rules.get(rule, 0) + rows
 

@@ -99,6 +99,8 @@ class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
     """Of these, how many were no row of their source."""
     tombstone_records: int
     """Of these, how many had no value."""
+    late_records: int
+    """Rows of this batch that went to the topic of late rows."""
     broken_rules: dict[str, int]
     """Rule to the rows of this batch that broke it."""
     lag_records: int | None

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, SendEvent
 from headrace.pipelines.driver.records import RULES
 
@@ -53,7 +54,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
     observed = progress["observedMetrics"]
     rules = observed[RULES].asDict() if RULES in observed else {}
-    sources = [row for name, row in observed.items() if name != RULES]
+    sources = [row for name, row in observed.items() if name not in (RULES, LATE)]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
         flow=flow,
@@ -62,6 +63,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         records_per_second=progress["processedRowsPerSecond"] or 0.0,
         corrupt_records=sum(row["corrupt"] for row in sources),
         tombstone_records=sum(row["tombstones"] for row in sources),
+        late_records=observed[LATE]["late"] if LATE in observed else 0,
         broken_rules={name: count for name, count in rules.items() if count},
         lag_records=_lag(progress["sources"]),
         positions=_positions(progress["sources"]),

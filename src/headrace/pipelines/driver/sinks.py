@@ -6,10 +6,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headrace.pipelines.driver.late_rows import take_out
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import as_records, with_rules
-from headrace.pipelines.driver.sources import texts
-from headrace.pipelines.driver.views import rows_of
+from headrace.pipelines.driver.sources import register_source, texts
+from headrace.pipelines.driver.views import register_view, rows_of
+from headrace.pipelines.graph import ordered_views
 from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink
 
 _PRODUCER = {
@@ -25,8 +27,16 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
     """Start a flow's query from its checkpoint, or from its sources' beginning if it has none."""
     flow, trigger = plan.spec.running[name], plan.spec.trigger
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    late = None
+    if flow.late_rows:
+        spark = spark.newSession()  # in which the source has its rows in time only
+        for source in plan.spec.sources:
+            register_source(spark, plan, source)
+        late = take_out(spark, plan, name, flow.late_rows)
+        for view in ordered_views(plan.spec):
+            register_view(spark, plan, view)
     rows = with_rules(rows_of(spark, plan, flow), flow)
-    writer = _writer(rows, plan, name).queryName(name).outputMode(flow.sink.mode)
+    writer = _writer(rows, plan, name, late).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
     if trigger.once:
         return writer.trigger(availableNow=True).start()
@@ -36,11 +46,12 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
     return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start()
 
 
-def _writer(rows: DataFrame, plan: DriverPlan, name: str) -> DataStreamWriter:
+def _writer(rows: DataFrame, plan: DriverPlan, name: str, late: DataFrame | None) -> DataStreamWriter:
     flow = plan.spec.running[name]
     match flow.sink:
         case KafkaSink() as sink:
             records = as_records(rows, flow, plan.spec.group(name))
+            records = records if late is None else records.unionByName(late)
             options = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
             if plan.spec.trigger.realtime:
                 options["kafka.linger.ms"] = "0"

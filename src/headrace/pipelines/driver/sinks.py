@@ -27,15 +27,7 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
     """Start a flow's query from its checkpoint, or from its sources' beginning if it has none."""
     flow, trigger = plan.spec.running[name], plan.spec.trigger
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-    late = None
-    if flow.late_rows:
-        spark = spark.newSession()  # in which the source has its rows in time only
-        for source in plan.spec.sources:
-            register_source(spark, plan, source)
-        late = take_out(spark, plan, name, flow.late_rows)
-        for view in ordered_views(plan.spec):
-            register_view(spark, plan, view)
-    rows = with_rules(rows_of(spark, plan, flow), flow)
+    rows, late = rows_of_flow(spark, plan, name)
     writer = _writer(rows, plan, name, late).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
     if trigger.once:
@@ -44,6 +36,19 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
         interval = f"{round(trigger.checkpoint_seconds * 1000)} milliseconds"
         return writer.trigger(realTime=interval).start()  # type: ignore[call-overload,no-any-return]
     return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start()
+
+
+def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[DataFrame, DataFrame | None]:
+    """Return the rows that a flow's rules let pass, and its late rows as records if they have a topic."""
+    flow, late = plan.spec.running[name], None
+    if flow.late_rows:
+        spark = spark.newSession()  # in which the source has its rows in time only
+        for source in plan.spec.sources:
+            register_source(spark, plan, source)
+        late = take_out(spark, plan, name, flow.late_rows)
+        for view in ordered_views(plan.spec):
+            register_view(spark, plan, view)
+    return with_rules(rows_of(spark, plan, flow), flow), late
 
 
 def _writer(rows: DataFrame, plan: DriverPlan, name: str, late: DataFrame | None) -> DataStreamWriter:

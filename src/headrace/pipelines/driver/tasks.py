@@ -21,11 +21,12 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
 from headrace.pipelines.driver.records import BROKEN, with_rules
+from headrace.pipelines.driver.sinks import rows_of_flow
 from headrace.pipelines.driver.sources import register_source
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
 from headrace.pipelines.sources import TableSource
-from headrace.pipelines.spec import FlowSpec, QuerySpec
+from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
 
 _CORRUPT = "_corrupt_record"
@@ -161,14 +162,18 @@ def _parts(
         query(spec.views[name]).createOrReplaceTempView(name)
         return spark.table(name)
 
-    def flow(found: FlowSpec) -> DataFrame:
-        frame = with_rules(query(found), found)
+    def flow(name: str) -> DataFrame:
+        found = spec.flows[name]
+        if task.kind == "describe":
+            frame, _ = rows_of_flow(spark, plan, name)
+        else:  # given rows are in time
+            frame = with_rules(query(found), found)
         return frame.where(f"{BROKEN} IS NULL").drop(BROKEN) if BROKEN in frame.columns else frame
 
     steps: dict[tuple[str, str], Callable[[], DataFrame]] = {}
     steps |= {("sources", name): functools.partial(source, name) for name in spec.sources}
     steps |= {("views", name): functools.partial(view, name) for name in ordered_views(spec)}
-    steps |= {("flows", name): functools.partial(flow, each) for name, each in spec.flows.items()}
+    steps |= {("flows", name): functools.partial(flow, name) for name in spec.flows}
     for path, make in steps.items():
         if not selected or path in selected:
             yield ".".join(path), make

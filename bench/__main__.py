@@ -21,6 +21,7 @@ from bench.environment import Bench, Table
 from bench.function import FunctionTable
 from bench.liveness import LivenessTable
 from bench.page import Page
+from bench.pipelines import PipelineTable
 from bench.produce import ProduceTable
 from bench.push import PushTable
 from bench.replay import ReplayTable
@@ -39,6 +40,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "audit": AuditTable,
     "dead-letters": DeadLetterTable,
     "secured": SecuredTable,
+    "pipelines": PipelineTable,
     "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
 }
 

@@ -89,9 +89,9 @@ def blocks(page: Path) -> list[Block]:
 def files_of(page: Path) -> Iterator[tuple[str, str]]:
     """Yield name and text of every file that a page shows; its first line is its name."""
     for block in blocks(page):
-        if block.language in ("python", "yaml", *RUNTIMES):
+        if block.language in ("python", "yaml", "sql", *RUNTIMES):
             first = block.text.splitlines()[0]
-            named = re.fullmatch(r"(?:#|//) ([\w./]+\.(py|yaml|mjs|java))", first)
+            named = re.fullmatch(r"(?:#|//|--) ([\w./]+\.(py|yaml|sql|mjs|java))", first)
             assert named, f"{name_of(page)}: this block does not begin with its file's name: {first}"
             yield named[1], block.text
 

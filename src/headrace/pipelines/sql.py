@@ -122,7 +122,8 @@ def check_sql(spec: PipelineSpec, views: Iterable[str]) -> Iterator[SqlFinding]:
         if flow.sql:
             yield from query.findings(tables)
             yield from (
-                SqlFinding(query.path, _UNSUPPORTED[key][1], True) for key in query.refused(flow.sink.mode, other)
+                SqlFinding(query.path, _UNSUPPORTED[key][1], True)
+                for key in query.refused(flow.sink.mode, other, marked=bool(flow.late_rows))
             )
         expressions: dict[tuple[str, ...], str] = {
             ("rules", rule, "check"): each.check for rule, each in flow.rules.items()
@@ -173,8 +174,11 @@ class _Query:
                 return None if "*" in found.named_selects else {name.lower() for name in found.named_selects}
         return None
 
-    def refused(self, mode: str, other: Collection[str]) -> Iterator[str]:
-        """Yield the keys of the operations that Spark certainly refuses, if no table is `other` than a stream."""
+    def refused(self, mode: str, other: Collection[str], *, marked: bool) -> Iterator[str]:
+        """Yield the keys of the operations that Spark certainly refuses, if no table is `other` than a stream.
+
+        `marked` is whether the flow brings a watermark by itself.
+        """
         exp = importlib.import_module("sqlglot.expressions")
         if any(query._tree is None or not {*tables_read(query._sql)}.isdisjoint(other) for query in self._all):
             return
@@ -185,7 +189,7 @@ class _Query:
 
         aggregates = any(isinstance(node, exp.AggFunc) and not node.find_ancestor(exp.Window) for node in nodes)
         aggregates = aggregates or has(exp.Group) or has(exp.Distinct, below=exp.Select)
-        watermark = any("WATERMARK" in query._sql.upper() for query in self._all)
+        watermark = marked or any("WATERMARK" in query._sql.upper() for query in self._all)
         outer = any(isinstance(node, exp.Join) and node.side for node in nodes)
         inner = any(node.args.get("query") for node in nodes if isinstance(node, exp.In))
         applies = {

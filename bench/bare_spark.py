@@ -1,0 +1,89 @@
+"""The same jobs in bare PySpark, each in a process of its own.
+
+usage: python -m bench.bare_spark sql|handler|tick BOOTSTRAP SOURCE TARGET [SECONDS]
+`sql` and `handler` read all present records and end; `tick` runs for so many seconds without a pause between
+micro-batches. Prints JSON: seconds and records of all micro-batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from bench.work import add_tax
+from headrace.functions.sdk import Event, EventSource, TriggerInfo
+from headrace.jvm import ensure_artifacts, find_java
+
+SCHEMA = "id INT, name STRING, amount DOUBLE, tags ARRAY<STRING>, active BOOLEAN"
+RECORD = "key binary, value binary"
+
+
+def session() -> SparkSession:
+    os.environ["JAVA_HOME"] = str(find_java(17, for_spark=True).home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    jars = os.pathsep.join(map(str, sorted(ensure_artifacts("spark").glob("*.jar"))))
+    builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", "false")
+    return (
+        builder.config("spark.driver.extraClassPath", jars)
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+
+
+def sql(records: DataFrame) -> DataFrame:
+    parsed = records.select(f.from_json(f.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
+    parsed.createOrReplaceTempView("orders")
+    rows = records.sparkSession.sql("SELECT id, name, amount * 1.2 AS gross FROM orders WHERE active")
+    return rows.select(f.to_json(f.struct("*")).alias("value"))
+
+
+def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    trigger = TriggerInfo("kafka", "bench")
+    for batch in batches:
+        columns = [column.to_pylist() for column in batch.columns]
+        values = [add_tax(None, event) for event in map(event_of, *columns, [trigger] * len(batch))]
+        yield pa.RecordBatch.from_arrays([batch.column(0), pa.array(values, pa.binary())], ["key", "value"])
+
+
+def event_of(key: bytes, value: bytes, topic: str, partition: int, offset: int, at: Any, trigger: TriggerInfo) -> Event:
+    return Event(EventSource(topic, partition, offset, at), value, key, [], trigger)
+
+
+def handler(records: DataFrame) -> DataFrame:
+    return records.select("key", "value", "topic", "partition", "offset", "timestamp").mapInArrow(call, RECORD)
+
+
+def main(what: str, servers: str, source: str, target: str, seconds: str = "0") -> None:
+    spark = session()
+    kafka = {"kafka.bootstrap.servers": servers}
+    reader = spark.readStream.format("kafka").options(**kafka, subscribe=source)
+    reader.option("startingOffsets", "latest" if what == "tick" else "earliest")
+    rows = (handler if what == "handler" else sql)(reader.load())
+    writer = rows.writeStream.format("kafka").options(**kafka, topic=target, checkpointLocation=tempfile.mkdtemp())
+    if what == "tick":
+        query = writer.trigger(processingTime="0 seconds").start()
+        time.sleep(float(seconds))
+        query.stop()
+    else:
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    milliseconds = sum(progress["durationMs"]["triggerExecution"] for progress in batches)
+    found = {"records": sum(progress["numInputRows"] for progress in batches), "seconds": milliseconds / 1000}
+    spark.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,181 @@
+"""Pipelines, compared with the same jobs in bare PySpark."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+
+from bench.bare_spark import SCHEMA
+from bench.environment import Bench
+from bench.measured import table
+
+ROUNDS = 3
+TICK_RECORDS, TICK_SECONDS = 300, 0.1
+WARM_RECORDS = 50
+BATCH_RECORDS = 250_000
+PATIENCE_SECONDS = 120.0
+SQL = "SELECT id, name, amount * 1.2 AS gross FROM orders WHERE active"
+
+
+class PipelineTable:
+    """Measures, and prints the results."""
+
+    title = "Pipelines"
+    text = f"""\
+Medians of {ROUNDS} rounds in turns with the same job in bare PySpark, whose script has the same connector, cores and
+heap. Values are JSON objects of 100 bytes in 8 partitions. "Work" is the time in micro-batches, as Spark reports it;
+"whole" is from the start of the process to its end; "first row" is from there to the first record of the result."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.runs: dict[str, list[dict[str, float]]] = {}
+        self.growth: list[str] = []
+        self.delays: dict[str, list[float]] = {}
+
+    def measure(self) -> None:
+        source = self.bench.full(self.bench.records, "produce-json")
+        for _ in range(ROUNDS):
+            for work in ("sql", "handler"):
+                self.run(f"bare {work}", self.bare(work, source))
+                self.run(work, self.pipeline(work, source))
+            for delivery in ("at_least_once", "exactly_once"):
+                self.run(delivery, self.pipeline("copy", source, delivery=delivery))
+        for times in (1, 2, 4):
+            records = times * self.bench.records // 2
+            found = self.pipeline("sql", self.bench.full(records, "produce-json"))
+            rate = found["records"] / found["work"]
+            self.growth.append(f"{records:,} | {found['work']:.1f} s | {found['whole']:.1f} s | {rate:,.0f}")
+        for mode in ("micro-batch", "real-time"):
+            self.delays[mode] = self.ticks(mode)
+
+    def run(self, name: str, found: dict[str, float]) -> None:
+        self.runs.setdefault(name, []).append(found)
+
+    def bare(self, work: str, source: str) -> dict[str, float]:
+        target = self.bench.topic("result", appended=True)
+        words = [sys.executable, "-m", "bench.bare_spark", work, self.bench.cluster.bootstrap_servers, source, target]
+        begin = time.time()
+        done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True)
+        found = json.loads(done.stdout)
+        return self.timed(begin, target) | {"records": found["records"], "work": found["seconds"]}
+
+    def pipeline(self, work: str, source: str, delivery: str = "at_least_once") -> dict[str, float]:
+        target = self.bench.topic("result", appended=True)
+        file = self.definition(work, source, {"topic": target, "mode": "append", "delivery": delivery}, {"once": True})
+        begin = time.time()
+        done = subprocess.run(self.command(file), stdout=subprocess.PIPE, check=True, text=True, cwd=file.parent)
+        [flow] = json.loads(done.stdout)["flows"].values()
+        return self.timed(begin, target) | {"records": flow["input_records"], "work": flow["batch_seconds"]}
+
+    def timed(self, begin: float, target: str) -> dict[str, float]:
+        whole = time.time() - begin
+        return {"whole": whole, "first": self.timestamps(target, 1)[0] / 1000 - begin}
+
+    def definition(self, work: str, source: str, sink: dict[str, Any], trigger: dict[str, Any]) -> Path:
+        """Write a pipeline file with a folder of its own, and return it."""
+        folder = self.bench.folder / f"pipeline-{time.time_ns()}"
+        folder.mkdir()
+        starting = "earliest" if trigger.get("once") else "latest"
+        source_section: dict[str, Any] = {"topic": source, "schema": SCHEMA, "starting": starting}
+        queries = {
+            "sql": {"sql": SQL},
+            "copy": {"sql": "SELECT id, name, amount FROM orders"},
+            "handler": {"handler": "bench.work:add_tax", "reads": ["orders"]},
+        }
+        spec = {
+            "name": "bench",
+            "trigger": {"max_records": BATCH_RECORDS, **trigger},
+            "sources": {"orders": source_section},
+            "flows": {"result": {**queries[work], "sink": sink}},
+        }
+        file = folder / "bench.yaml"
+        file.write_text(json.dumps(spec))
+        return file
+
+    def command(self, file: Path) -> list[str]:
+        brokers = self.bench.cluster.bootstrap_servers
+        words = ["pipeline", "run", str(file), "--bootstrap-servers", brokers, "--output", "json"]
+        return [sys.executable, "-m", "headrace.cli.main", *words]
+
+    def ticks(self, mode: str) -> list[float]:
+        """Return the milliseconds from append to append in the sink, at ten records a second, the shortest first."""
+        partitions = 1 if mode == "real-time" else 2
+        source, target = self.bench.topic("ticks", partitions, appended=True), self.bench.topic("result", appended=True)
+        trigger = {"realtime": True} if mode == "real-time" else {"interval_seconds": 0}
+        sink = {"topic": target, "mode": "update"}
+        file = self.definition("sql", source, sink, trigger)
+        with self.running(file):
+            producer = confluent_kafka.Producer({"bootstrap.servers": self.bench.cluster.bootstrap_servers})
+            for number in range(TICK_RECORDS):
+                value = {"id": number, "name": "n", "amount": 1.0, "tags": [], "active": True}
+                producer.produce(source, json.dumps(value))
+                producer.flush()
+                if not number:  # the first row shows that Spark is there
+                    self.timestamps(target, 1)
+                time.sleep(TICK_SECONDS)
+            received = sorted(self.timestamps(target, TICK_RECORDS))
+        sent = sorted(self.timestamps(source, TICK_RECORDS))
+        delays = [after - before for before, after in zip(sent, received, strict=True)]
+        return sorted(delays[WARM_RECORDS:])
+
+    @contextlib.contextmanager
+    def running(self, file: Path) -> Iterator[None]:
+        process = subprocess.Popen(self.command(file), stdout=subprocess.DEVNULL, cwd=file.parent)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+    def timestamps(self, topic: str, records: int) -> list[int]:
+        """Return the broker's timestamps of the first records of a topic, as soon as they are there."""
+        settings = {
+            "bootstrap.servers": self.bench.cluster.bootstrap_servers,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+        }
+        consumer = confluent_kafka.Consumer({**settings, "auto.offset.reset": "earliest"})
+        partitions = consumer.list_topics(topic).topics[topic].partitions
+        consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
+        end, found = time.monotonic() + PATIENCE_SECONDS, list[int]()
+        while len(found) < records:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{topic} has {len(found)} of {records} records")
+            found += [record.timestamp()[1] for record in consumer.consume(records, 1.0)]
+        consumer.close()
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the tables."""
+        rows = []
+        for work, title in (("sql", "Kafka to SQL to Kafka"), ("handler", "Kafka to handler to Kafka")):
+            runs, bare = self.runs[work], self.runs[f"bare {work}"]
+            parts = [f"{self.rate(runs):,.0f} | {self.rate(bare):,.0f}"]
+            for what in ("work", "whole", "first"):
+                ratio = self.middle(runs, what) / self.middle(bare, what)
+                parts.append(f"{self.middle(runs, what):.1f} s, **{ratio:.2f}**")
+            rows.append(f"{title} | {' | '.join(parts)}")
+        head = "job | records per s | bare per s | work, <= 1.05 of bare | whole | first row, <= 1.2 of bare"
+        once, least = self.rate(self.runs["exactly_once"]), self.rate(self.runs["at_least_once"])
+        found = f"{once:,.0f} of {least:,.0f} per s, **{once / least:.2f}**"
+        facts = [f"exactly once against at least once, batches of {BATCH_RECORDS:,} | {found} | >= 0.4, aim 0.5"]
+        for mode, target in (("micro-batch", "p50 <= 100"), ("real-time", "p50 <= 30")):
+            p50, p99 = (self.delays[mode][int(len(self.delays[mode]) * part)] for part in (0.5, 0.99))
+            facts.append(f"append to sink at 10 per s, {mode} | p50 **{p50:.0f} ms**, p99 **{p99:.0f} ms** | {target}")
+        growth = table("records | work | whole | records per s of work", self.growth)
+        return [*table(head, rows), "", *table("what | found | target", facts), "", *growth]
+
+    def rate(self, runs: list[dict[str, float]]) -> float:
+        return statistics.median(run["records"] / run["work"] for run in runs)
+
+    def middle(self, runs: list[dict[str, float]], what: str) -> float:
+        return statistics.median(run[what] for run in runs)

@@ -422,6 +422,10 @@ class PipelineInvalid(PipelineError, code="ERR40027", message="PIPELINE_INVALID"
     """The pipeline file is not usable."""
 
 
+class CheckpointUnusable(PipelineInvalid, code="ERR40083", message="CHECKPOINT_UNUSABLE"):
+    """The checkpoint of a flow is damaged, in use, or belongs to another query."""
+
+
 class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
     """The Spark driver process died; the run starts again from its checkpoint."""
 

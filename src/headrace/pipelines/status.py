@@ -69,6 +69,8 @@ class RunStatus:
     def apply(self, event: wire.AnyEvent) -> None:
         """Apply an event of the driver."""
         match event:
+            case wire.FolderInUse(owner=owner):
+                self.reason = f"{owner} runs this pipeline with the same state_dir: stop it, or wait for its end"
             case wire.SessionReady():
                 self.reason = self.reason and "its flows are being started"
             case wire.FlowRunning(flow=name):

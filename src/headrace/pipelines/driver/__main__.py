@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 from pyspark.sql import SparkSession
 
+from headrace.pipelines.checkpoints import progressed
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
 from headrace.pipelines.driver.progress import ProgressReader
@@ -36,7 +37,7 @@ def main() -> int:
     send = _events(_take_standard_output())
     plan = wire.DriverPlan.model_validate_json(sys.stdin.readline())
     try:
-        with spark_session(plan) as spark:
+        with spark_session(plan, lambda owner: send(wire.FolderInUse(owner))) as spark:
             send(wire.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run":
                 _run(spark, plan, send)
@@ -87,10 +88,13 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
     for name in spec.running:
         with part(f"flows.{name}"):
             active[name] = ProgressReader(start_flow(spark, plan, name), send)
+    recorded = set()
     while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
-            reader.report()
+            if reader.report() and reader.batch_id >= 0 and name not in recorded:
+                progressed(plan.folder, name, reader.batch_id)
+                recorded.add(name)
             if ended:
                 if (cause := reader.query.exception()) is not None:
                     raise PartFailed(cause, f"flows.{name}")

@@ -6,13 +6,34 @@ from collections.abc import Iterator
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from headrace.errors import PipelineInvalid
+from headrace.errors import HeadraceError
+from headrace.pipelines.checkpoints import CHOICES, RESTORE
 from headrace.pipelines.driver import plan as wire
 
 _LINES = 4
 _REPORT = re.compile(r"(?:Caused by: )?(?:\w+\.)+(\w+(?:Exception|Error): .*)")
 _REPORT_LENGTH = 4000
 _RAISED = re.compile(r"\[(USER_RAISED_EXCEPTION)\] (.*?)(?:SQLSTATE|\n|$)")
+_LOSS_ADVICE = (
+    "Kafka has removed records that the flow had not read: by retention, or with their topic. To pass over them, set "
+    "failOnDataLoss: false in the options of the source; to keep more next time, raise the topic's retention"
+)
+_DATA_ADVICE = "The same records would fail again: use try_cast, try_divide or a filter in SQL"
+_OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
+_LASTING = (
+    (re.compile("KAFKA_DATA_LOSS"), "RECORDS_REMOVED", _LOSS_ADVICE),
+    (re.compile(r"STATE_STORE_\w+_(NOT_COMPATIBLE|INCOMPATIBLE)|NOT_MATCH_IN_STATE"), "CHECKPOINT_UNUSABLE", CHOICES),
+    (
+        re.compile(
+            r"STREAMING_CHECKPOINT_\w+|STREAMING_STATEFUL_OPERATOR_MISSING|CONCURRENT_STREAM_LOG_UPDATE|"
+            r"Checksum error: file:\S+/checkpoints/|Failed to read log file|batch \d+ doesn't exist"
+        ),
+        "CHECKPOINT_UNUSABLE",
+        RESTORE,
+    ),
+    (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
+)
+"""Errors of a running flow that a further start would meet again: how to know them, their name, and what to do."""
 
 
 class PartFailed(Exception):
@@ -28,14 +49,17 @@ def part(path: str) -> Iterator[None]:
     """Name the part of the pipeline file that an error of Spark is about."""
     try:
         yield
-    except (PySparkException, PipelineInvalid) as cause:
+    except (PySparkException, HeadraceError) as cause:
         raise PartFailed(cause, path) from cause
 
 
-def _refused(cause: BaseException) -> str:
+def _traces(cause: BaseException) -> list[str]:
+    """Return the traces of Java. The error of a query has no trace of its own causes; that of its cause has."""
+    return [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
+
+
+def _refused(traces: list[str]) -> str:
     """Return what Java's exceptions report, in one line, if Kafka refuses this client; otherwise an empty text."""
-    # The error of a query has no trace of its own causes; that of its cause has.
-    traces = [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
     reports = [found[1] for trace in traces for line in trace.splitlines() if (found := _REPORT.match(line))]
     text = "; ".join(dict.fromkeys(reports))
     return text[found.start() :][:_REPORT_LENGTH] if (found := wire.REFUSED.search(text)) else ""
@@ -47,15 +71,23 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
     if isinstance(cause, PySparkException):
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
             name = cause.getCondition() or name
-    lines = [line for line in str(cause).partition("=== Streaming Query ===")[0].splitlines() if line.strip()]
-    if isinstance(cause, ParseException | PipelineInvalid):
+    if isinstance(cause, HeadraceError):
+        return wire.Failed(cause.message, cause.description, retriable=False, part=part)
+    whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
+    lines = [line for line in whole.splitlines() if line.strip()]
+    if isinstance(cause, ParseException):
         return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
         return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
     if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
         return wire.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
-    if refused := _refused(cause):
-        return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
+    traces = _traces(cause)
     # Spark quotes values of records in single quotes.
     text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
+    for known, own_name, advice in _LASTING:
+        if found := known.search("\n".join([whole, *traces])):
+            flow = part.removeprefix("flows.")
+            return wire.Failed(own_name or found[1], f"{text}\n{advice.format(flow=flow)}", retriable=False, part=part)
+    if refused := _refused(traces):
+        return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
     return wire.Failed(name, text, retriable=True, part=part)

@@ -73,6 +73,12 @@ class DriverEvent(msgspec.Struct, frozen=True, tag_field="event"):
     """An event of the driver."""
 
 
+class FolderInUse(DriverEvent, frozen=True, tag="folder_in_use"):
+    """Another process uses the pipeline's folder; this one waits for its end."""
+
+    owner: str
+
+
 class SessionReady(DriverEvent, frozen=True, tag="session_ready"):
     """Spark is up; the flows are being started."""
 
@@ -147,4 +153,4 @@ REFUSED = re.compile(
 """The exceptions of Kafka's client for that."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
-AnyEvent = SessionReady | FlowRunning | FlowProgress | FlowFinished | Answered | Failed
+AnyEvent = FolderInUse | SessionReady | FlowRunning | FlowProgress | FlowFinished | Answered | Failed

@@ -21,6 +21,8 @@ class ProgressReader:
         self._send = send
         self._newest = ""
         self._running = False
+        self.batch_id = -1
+        """The last micro-batch that ended; -1 if none has."""
 
     @property
     def between_batches(self) -> bool:
@@ -43,7 +45,9 @@ class ProgressReader:
             for progress in self.query.recentProgress:
                 if progress["timestamp"] > self._newest:
                     self._newest = progress["timestamp"]
-                    self._send(to_event(self.query.name, progress))
+                    event = to_event(self.query.name, progress)
+                    self.batch_id = event.batch_id
+                    self._send(event)
         if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
             self._running = True
             self._send(FlowRunning(self.query.name))

@@ -6,18 +6,18 @@ while an old JVM still ends waits for it: two JVMs never write to one checkpoint
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from headrace.pipelines.checkpoints import locked
 from headrace.pipelines.driver.plan import DriverPlan
 
 _JVM_GONE_SECONDS = 0.5
@@ -36,16 +36,16 @@ class JvmEnded(Exception):
 
 
 @contextlib.contextmanager
-def spark_session(plan: DriverPlan) -> Iterator[SparkSession]:
+def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[SparkSession]:
     """Give a running session, and end its JVM afterwards.
 
-    Waits as long as another process uses the pipeline's folder.
+    Waits as long as another process uses the pipeline's folder; `on_wait` is called with its name before.
     """
     # Spark's Python workers otherwise run whatever `python3` is on the PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_DIRS"] = str(plan.scratch)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    with _locked(plan.folder / "lock") as lock:
+    with locked(plan.folder, on_wait) as lock:
         shutil.rmtree(plan.scratch, ignore_errors=True)
         plan.scratch.mkdir(parents=True)
         conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
@@ -108,14 +108,3 @@ def _java_options(plan: DriverPlan) -> str:
     # A core file would hold secrets.
     flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash"
     return " ".join([flags, *(f'"-D{name}={value}"' for name, value in options.items())])
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[str]]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for the process that uses {path.parent}", file=sys.stderr, flush=True)  # noqa: T201
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file

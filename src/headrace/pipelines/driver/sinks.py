@@ -6,6 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headrace.pipelines.checkpoints import check
+from headrace.pipelines.driver.fingerprint import frozen_of
 from headrace.pipelines.driver.late_rows import take_out
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import as_records, with_rules
@@ -28,6 +30,7 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQue
     flow, trigger = plan.spec.running[name], plan.spec.trigger
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
+    check(plan.folder, name, frozen_of([rows, late], plan, flow))
     writer = _writer(rows, plan, name, late).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
     if trigger.once:

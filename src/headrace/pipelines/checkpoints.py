@@ -1,0 +1,176 @@
+"""Checkpoints of flows: what is frozen in them, whether they are whole, and who may use them.
+
+Spark keeps sources, stateful operators and their keys in a checkpoint by position only. Another query on the same
+checkpoint may give wrong results without an error. So a record of each flow is kept in `plans/<flow>.json`, apart from
+its checkpoint, and compared at each start. With it a checkpoint that was deleted is noticed, too.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from headrace.errors import CheckpointUnusable
+
+_DISCARD: Final = "run `headrace pipeline checkpoint discard FILE {flow}`, after which it begins at `starting` again"
+CHOICES: Final = f"Choose: undo the edit; or rename the flow, which then begins without a checkpoint; or {_DISCARD}"
+"""What can be done about an edit that does not fit."""
+RESTORE: Final = f"Choose: restore the checkpoint from a backup; or rename the flow; or {_DISCARD}"
+"""What can be done about damage."""
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """What must stay the same as long as a checkpoint is used."""
+
+    sources: list[str]
+    """What each source reads, in the order of Spark's plan."""
+    operators: list[str]
+    """Stateful operators with their keys, in the order of Spark's plan."""
+    output_mode: str
+    sink: str
+    """Kind of the sink."""
+    shuffle_partitions: int
+    """Parts of the state; 0 without stateful operators."""
+
+    def differences(self, now: "Frozen") -> list[str]:
+        """Return what has changed, in words."""
+        pairs = [(name, getattr(self, name), getattr(now, name)) for name in self.__struct_fields__]
+        return [f"{_words(name, old)}, and now {_words('', new)}" for name, old, new in pairs if old != new]
+
+
+class FlowRecord(msgspec.Struct):
+    """What is known of a flow's checkpoint apart from it."""
+
+    frozen: Frozen
+    batch: int = -1
+    """A micro-batch that the checkpoint has; -1 before the first one has ended."""
+
+
+def check(folder: Path, flow: str, frozen: Frozen) -> None:
+    """Check a flow's checkpoint before Spark uses it, and record what is frozen from now on.
+
+    Raises:
+        CheckpointUnusable: It is damaged or gone, or belongs to another query.
+    """
+    file, checkpoint = _record_file(folder, flow), folder / "checkpoints" / flow
+    record = msgspec.json.decode(file.read_bytes(), type=FlowRecord) if file.exists() else None
+    there = checkpoint.is_dir() and any(checkpoint.iterdir())
+    if there:
+        newest, damage = _newest(checkpoint)
+    else:
+        newest, damage = -1, "it was deleted" if record and record.batch >= 0 else ""
+    if record and there and not damage and newest < record.batch:
+        damage = f"it ends at micro-batch {newest}, but had reached {record.batch}"
+    if damage:
+        raise CheckpointUnusable(f"the checkpoint in {checkpoint} is damaged: {damage}. {RESTORE.format(flow=flow)}")
+    if record and there and (changes := record.frozen.differences(frozen)):
+        raise CheckpointUnusable(
+            f"the query does not fit its checkpoint: {'; '.join(changes)}. {CHOICES.format(flow=flow)}"
+        )
+    _write(file, FlowRecord(frozen, newest))
+
+
+def progressed(folder: Path, flow: str, batch: int) -> None:
+    """Record that a micro-batch of a flow has ended."""
+    file = _record_file(folder, flow)
+    record = msgspec.json.decode(file.read_bytes(), type=FlowRecord)
+    _write(file, FlowRecord(record.frozen, batch))
+
+
+def discard(folder: Path, flow: str) -> None:
+    """Delete a flow's checkpoint and its record.
+
+    Raises:
+        CheckpointUnusable: A driver uses the folder.
+    """
+    with locked(folder):
+        shutil.rmtree(folder / "checkpoints" / flow, ignore_errors=True)
+        _record_file(folder, flow).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[IO[str]]:
+    """Hold the lock on a pipeline's folder.
+
+    Args:
+        folder: The folder.
+        on_wait: Called with the owner of the lock before waiting for it. Without it, a lock that is taken is an error.
+
+    Raises:
+        CheckpointUnusable: Another process holds the lock, or the file system has none.
+    """
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            if not on_wait:
+                raise CheckpointUnusable(f"{owner} uses {folder}: stop the pipeline first") from None
+            on_wait(owner)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as cause:
+            text = f"{folder} cannot be locked ({cause.strerror}): put state_dir on a file system with flock"
+            raise CheckpointUnusable(text) from cause
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield file
+
+
+def _words(name: str, value: list[str] | str | int) -> str:
+    text = ", ".join(value) or "none" if isinstance(value, list) else str(value)
+    return f"{name.replace('_', ' ')} {'were' if name.endswith('s') else 'was'} {text}" if name else text
+
+
+def _newest(checkpoint: Path) -> tuple[int, str]:
+    """Return the newest micro-batch that was begun, and what is wrong with the checkpoint; empty if nothing is."""
+    begun, ended = (_batches(checkpoint / name) for name in ("offsets", "commits"))
+    state = checkpoint / "state"
+    if not _is_whole(checkpoint / "metadata", ""):
+        return -1, "its file metadata is missing or cut off"
+    if not begun and (ended or (state.is_dir() and any(state.iterdir()))):
+        return -1, "its folder offsets is empty"
+    if not begun:
+        return -1, ""
+    if ended and ended[-1] > begun[-1]:
+        return begun[-1], f"offsets/{ended[-1]} is missing"
+    if begun[-1] > 0 and (not ended or ended[-1] < begun[-1] - 1):
+        return begun[-1], f"commits/{begun[-1] - 1} is missing"
+    newest = [checkpoint / "offsets" / str(begun[-1]), *(checkpoint / "commits" / str(last) for last in ended[-1:])]
+    cut = next((file for file in newest if not _is_whole(file, "v")), None)
+    return begun[-1], f"{cut.parent.name}/{cut.name} is cut off" if cut else ""
+
+
+def _batches(folder: Path) -> list[int]:
+    return sorted(int(file.name) for file in folder.iterdir() if file.name.isdecimal()) if folder.is_dir() else []
+
+
+def _is_whole(file: Path, version: str) -> bool:
+    """Return whether a file has JSON documents, one in a line, after a line with its version if it has one."""
+    try:
+        lines = file.read_text().splitlines()
+        for line in lines[1:] if version else lines:
+            if line != "-":  # a source without offsets
+                json.loads(line)
+        return len(lines) > bool(version) and lines[0].startswith(version)
+    except (OSError, ValueError):
+        return False
+
+
+def _record_file(folder: Path, flow: str) -> Path:
+    return folder / "plans" / f"{flow}.json"
+
+
+def _write(file: Path, record: FlowRecord) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(file)

@@ -1,0 +1,92 @@
+"""What Spark freezes in the checkpoint of a flow, read from its analysed plan."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from headrace.pipelines.checkpoints import Frozen
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.spec import FlowSpec
+
+_ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
+_STATEFUL = ("Distinct", "Deduplicate", "GlobalLimit", "FlatMapGroups", "TransformWithState")
+_WINDOWS = ("window", "session_window")
+_SPAN = re.compile(r"(?<=[%+] )\d+|(?<=cast\()[\w. ]+(?= as interval)")
+_MOST_FIELDS = 1000
+_KINDS = ("topic", "files", "table", "rate", "postgres", "console", "memory")
+
+
+def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen:
+    """Return what the checkpoint of a flow freezes, if the flow writes the rows of these frames."""
+    sink, walk = flow.sink, _Walk(plan)
+    for frame in frames:
+        if frame is not None:
+            walk.visit(frame._jdf.queryExecution().analyzed(), "")
+    return Frozen(
+        sources=walk.sources,
+        operators=walk.operators,
+        output_mode=sink.mode,
+        sink="topic" if sink.topics else _described(sink),
+        shuffle_partitions=plan.spec.driver.shuffle_partitions if walk.operators else 0,
+    )
+
+
+def _described(part: object) -> str:
+    """Return the kind of a source or sink, and what it reads or writes."""
+    found = ((kind, getattr(part, kind, None)) for kind in _KINDS)
+    return next((f"{kind} {value}" for kind, value in found if value is not None), "another stream")
+
+
+class _Walk:
+    """Collects streaming sources and stateful operators of a plan of Spark, in its order."""
+
+    def __init__(self, plan: DriverPlan) -> None:
+        self._known = plan.spec.sources
+        self.sources: list[str] = []
+        self.operators: list[str] = []
+
+    def visit(self, node: Any, alias: str) -> bool:
+        """Collect what is at and below a node. Returns whether it streams."""
+        name, children, at = str(node.nodeName()), _sequence(node.children()), len(self.operators)
+        if name == "SubqueryAlias" and node.alias().removesuffix("_corrupt") in self._known:
+            alias = node.alias().removesuffix("_corrupt")
+        if not children and node.isStreaming():
+            self.sources.append(_described(self._known.get(alias)))
+            return True
+        streams = [self.visit(child, alias) for child in children]
+        if any(streams) and name == "Aggregate":
+            keys = [_key(each, node) for each in _sequence(node.groupingExpressions())]
+            found = dict.fromkeys(text for each in _sequence(node.aggregateExpressions()) for text in _aggregates(each))
+            self.operators.insert(at, f"aggregate by {', '.join(keys) or 'nothing'} of {', '.join(found)}")
+        elif (name == "Join" and sum(streams) > 1) or (any(streams) and name.startswith(_STATEFUL)):
+            columns = f" {[_text(each) for each in _sequence(node.output())]}" if name == "Distinct" else ""
+            self.operators.insert(at, _ID.sub("", node.simpleString(_MOST_FIELDS)) + columns)
+        return any(streams)
+
+
+def _aggregates(expression: Any) -> Iterator[str]:
+    if expression.getClass().getSimpleName() == "AggregateExpression":
+        yield _text(expression)
+    else:
+        for child in _sequence(expression.children()):
+            yield from _aggregates(child)
+
+
+def _key(expression: Any, node: Any) -> str:
+    """Return the text of a key; a window's length is in the projection below its aggregate."""
+    name = _text(expression)
+    while name in _WINDOWS and (below := _sequence(node.children())):
+        node = below[0]
+        if "named_struct(start" in (text := node.simpleString(_MOST_FIELDS)):
+            return f"{name} ({', '.join(dict.fromkeys(_SPAN.findall(_ID.sub('', text))))})"
+    return name
+
+
+def _text(part: Any) -> str:
+    return _ID.sub("", part.toString())
+
+
+def _sequence(found: Any) -> list[Any]:
+    return [found.apply(number) for number in range(found.size())]

@@ -1,0 +1,138 @@
+"""Checkpoints as Spark writes them: what fits them, what is damage, and whose they are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.errors import CheckpointUnusable
+from headrace.pipelines.checkpoints import Frozen, check, discard, locked, progressed
+
+FROZEN = Frozen(["topic a"], ["aggregate by k of count(1)"], "update", "topic", 2)
+
+
+def spark_writes(folder: Path, batches: int, ended: int | None = None) -> Path:
+    """Write a checkpoint with so many micro-batches, all of which have ended by default."""
+    checkpoint = folder / "checkpoints/f"
+    for below in ("offsets", "commits", "state/0/0"):
+        (checkpoint / below).mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id": "1"}')
+    for number in range(batches):
+        (checkpoint / f"offsets/{number}").write_text('v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n-\n')
+    for number in range(batches if ended is None else ended):
+        (checkpoint / f"commits/{number}").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (checkpoint / "state/0/0/1.zip").write_text("x")
+    return checkpoint
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:9])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gone": (shutil.rmtree, "it was deleted"),
+    "without metadata": (lambda at: (at / "metadata").unlink(), "its file metadata is missing or cut off"),
+    "metadata cut off": (lambda at: cut(at / "metadata"), "its file metadata is missing or cut off"),
+    "without offsets": (lambda at: shutil.rmtree(at / "offsets"), "its folder offsets is empty"),
+    "offsets cut off": (lambda at: cut(at / "offsets/2"), "offsets/2 is cut off"),
+    "offsets empty": (lambda at: (at / "offsets/2").write_text(""), "offsets/2 is cut off"),
+    "last offsets gone": (lambda at: (at / "offsets/2").unlink(), "offsets/2 is missing"),
+    "without commits": (lambda at: shutil.rmtree(at / "commits"), "commits/1 is missing"),
+    "commit cut off": (lambda at: cut(at / "commits/2"), "commits/2 is cut off"),
+    "of an older backup": (lambda at: (shutil.rmtree(at), spark_writes(at.parents[1], 1)), "ends at micro-batch 0"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_refused(name: str, tmp_path: Path) -> None:
+    """The reason names the file and what can be done; a later start is refused for the same reason."""
+    check(tmp_path, "f", FROZEN)
+    checkpoint = spark_writes(tmp_path, 3)
+    progressed(tmp_path, "f", 2)
+    hurt, text = DAMAGE[name]
+    hurt(checkpoint)
+    for _ in range(2):
+        with pytest.raises(CheckpointUnusable, match=f"{text}.*restore .* rename .* discard FILE f`"):
+            check(tmp_path, "f", FROZEN)
+
+
+def test_a_crash_at_any_moment_is_no_damage(tmp_path: Path) -> None:
+    """A batch that has not ended, a first start without one, and files that were being written are all taken."""
+    check(tmp_path, "f", FROZEN)
+    check(tmp_path, "f", FROZEN)
+    (tmp_path / "checkpoints/f").mkdir(parents=True)
+    check(tmp_path, "f", FROZEN)
+    for begun in range(1, 4):
+        checkpoint = spark_writes(tmp_path, begun, begun - 1)
+        (checkpoint / f"offsets/.{begun}.0a1b.tmp").write_text("v1")
+        check(tmp_path, "f", FROZEN)
+        spark_writes(tmp_path, begun)
+        check(tmp_path, "f", FROZEN)
+
+
+def test_a_checkpoint_without_a_record_is_taken_up(tmp_path: Path) -> None:
+    """One that an earlier version made is compared from its second start on."""
+    spark_writes(tmp_path, 2)
+    check(tmp_path, "f", FROZEN)
+    with pytest.raises(CheckpointUnusable, match="output mode was update, and now append"):
+        check(tmp_path, "f", msgspec.structs.replace(FROZEN, output_mode="append"))
+    record = json.loads((tmp_path / "plans/f.json").read_text())
+    assert (record["batch"], record["frozen"]["output_mode"]) == (1, "update")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sources": ["topic b"]}, "sources were topic a, and now topic b"),
+        ({"sources": ["topic b", "topic a"]}, "sources were topic a, and now topic b, topic a"),
+        ({"operators": []}, "operators were aggregate by k of count\\(1\\), and now none"),
+        ({"shuffle_partitions": 4}, "shuffle partitions were 2, and now 4"),
+        ({"sink": "files /out"}, "sink was topic, and now files /out"),
+    ],
+)
+def test_another_query_is_refused_with_the_difference(change: dict[str, object], words: str, tmp_path: Path) -> None:
+    """The difference stands before the three choices; before a first batch any query is taken."""
+    other = msgspec.structs.replace(FROZEN, **change)
+    check(tmp_path, "f", other)
+    check(tmp_path, "f", FROZEN)
+    spark_writes(tmp_path, 1)
+    with pytest.raises(CheckpointUnusable, match=f"{words}. Choose: undo .*rename the flow.* discard FILE f`"):
+        check(tmp_path, "f", other)
+
+
+def test_a_discarded_flow_begins_anew(tmp_path: Path) -> None:
+    """Checkpoint and record go together; those of other flows stay."""
+    for flow in ("f", "g"):
+        check(tmp_path, flow, FROZEN)
+        spark_writes(tmp_path, 1)
+    discard(tmp_path, "f")
+    check(tmp_path, "f", msgspec.structs.replace(FROZEN, output_mode="append"))
+    assert (tmp_path / "plans/g.json").exists()
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    """The refusal names the process that holds the lock, also after one that is gone."""
+    with locked(tmp_path):
+        pass
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointUnusable, match=r"process \d+ on .* uses .*: stop the pipeline first"):
+            discard(tmp_path, "f")
+    discard(tmp_path, "f")
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two drivers could write there at the same time."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(CheckpointUnusable, match=r"No locks available.*put state_dir on a file system with flock"):
+        discard(tmp_path, "f")

@@ -34,6 +34,7 @@ from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Re
 from headrace.kafka.topics import TopicDirectory
 from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
+from headrace.pipelines.process import check_heaps
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
@@ -109,7 +110,11 @@ class Assembly:
             made += self._function(spec, file)
         self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
-        made += map(self._pipeline, load_pipelines(config.pipelines))
+        self.pipelines: dict[str, PipelineRun] = {}
+        """Runs of pipelines by name."""
+        specs = load_pipelines(config.pipelines)
+        check_heaps(specs)
+        made += map(self._pipeline, specs)
         others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
         self.services: list[Service] = [*others, *made]
         """Downstream first."""
@@ -341,6 +346,7 @@ class Assembly:
             self.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
+        self.pipelines[spec.name] = run
         return run
 
     # Both kinds of consumers -----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
 from headrace.web.routes.documents import DocumentEndpoints
 from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
+from headrace.web.routes.pipelines import PipelineEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.topics import TopicEndpoints
 from headrace.web.routes.writing import TransactionRoute, Writing
@@ -104,7 +105,7 @@ class App:
             self.services += [*assembly.services, lag]
         functions = FunctionEndpoints(assembly.known_functions, lag.of, assembly.reloads)
         controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
-        families: list[object] = [controls, functions, job_endpoints]
+        families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.errors import EnvironmentProblem
+from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.jvm import ensure_artifacts, find_java
 from headrace.lifecycle import ChildProcess, Deadline, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
+from headrace.pipelines.spec import PipelineSpec
+
+log = logging.getLogger(__name__)
 
 _SPARK_VERSION = "4.2.0"
 _JAVA_VERSION = 17
+_GIB = 1 << 30
+_BESIDE_HEAP_BYTES = _GIB // 2
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
 """Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
 # People set these for other installations of Spark; this one must not use them.
@@ -63,6 +70,24 @@ def require_spark() -> None:
         raise EnvironmentProblem(
             f"Pipelines need pyspark {_SPARK_VERSION}; here it is {found}. Run: pip install 'headrace[pipelines]'"
         )
+
+
+def check_heaps(specs: Sequence[PipelineSpec]) -> None:
+    """Compare the heaps of all drivers with the memory of this machine or container; a tight fit is logged.
+
+    Raises:
+        PipelineInvalid: They do not fit.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
+        memory = min(memory, int(_MEMORY_LIMIT.read_text()))
+    heaps, beside = sum(spec.driver.heap_bytes for spec in specs), len(specs) * _BESIDE_HEAP_BYTES
+    text = f"the Java heaps of {len(specs)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "
+    text += f"{memory / _GIB:.1f} GiB of memory: lower driver.heap_bytes, or run some of them elsewhere"
+    if heaps > memory:
+        raise PipelineInvalid(text)
+    if heaps + beside > memory:
+        log.warning("%s; each driver takes about %g GiB beside its heap", text, _BESIDE_HEAP_BYTES / _GIB)
 
 
 async def find_toolchain() -> Toolchain:

@@ -1,10 +1,10 @@
-"""Runs a pipeline: keeps a driver process alive and reports its status."""
+"""Runs a pipeline: keeps a driver process alive, replaces one that stalls, and reports its status."""
 
 import asyncio
 import functools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,12 +14,13 @@ from headrace.config.references import FileChanges
 from headrace.errors import DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
+from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
-from headrace.pipelines.status import OffsetPublisher, RunStatus
+from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,17 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
 _RENEW_SECONDS = 60.0
+_PAUSE_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
+_PAUSED = "paused"
+"""Name of the file in the pipeline's folder that keeps it paused over restarts of Headrace."""
 
 
 class PipelineRun(Service):
     """A pipeline that runs until it is stopped: a driver that fails is started again from its checkpoint.
 
-    Only an error in the pipeline itself (SQL, schema) ends it for good; readiness then has the reason.
+    An error that a further start would meet again (SQL, schema, checkpoint, removed records) ends it until `resume`;
+    readiness then has the reason.
     """
 
     def __init__(self, spec: PipelineSpec, kafka: KafkaConfig, state_dir: Path, clock: Clock, admin: Admin) -> None:
@@ -58,6 +64,13 @@ class PipelineRun(Service):
         """TLS and login of the driver that runs."""
         self._renewing = False
         """Whether the driver ends because its TLS files or secrets have changed."""
+        self._held = (self._folder / _PAUSED).exists()
+        """Whether no driver is to run until `resume`."""
+        self._resumed = asyncio.Event()
+        self._moved: dict[str, float] = {}
+        """When each running flow was last seen to make progress."""
+        self._stall = ""
+        """Which flow makes no progress, and since when."""
 
     async def start(self) -> None:
         """Begin to start the driver.
@@ -68,6 +81,10 @@ class PipelineRun(Service):
         require_spark()
         self.spawn(self._keep_running(), "run")
         self.spawn(self._publisher.run(), "offsets")
+        self.spawn(self._watch_stalls(), "stalls")
+        register_gauge(
+            "headrace_pipeline_restarts_total", lambda: float(self._status.restarts), pipeline=self._spec.name
+        )
         if self._kafka.security.files:
             self.spawn(self._watch_security(), "security")
 
@@ -88,12 +105,37 @@ class PipelineRun(Service):
         self._status.become("stopped", "stopped")
 
     def readiness(self) -> Readiness:
-        return Readiness(not self._status.reason, self._status.reason or self._publisher.problem)
+        reason = self._status.reason or self._stall
+        return Readiness(not reason, reason or self._publisher.problem)
+
+    def report(self) -> PipelineStatus:
+        """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
+        status, pid = self._status, self._driver.pid if self._driver else None
+        reason = status.reason or self._stall
+        return PipelineStatus(self._spec.name, status.state, reason, status.restarts, pid, status.flows)
 
     def status(self) -> dict[str, Any]:
-        """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
-        pid = self._driver.pid if self._driver else None
-        return {**self._status.as_dict(), "driver_pid": pid}
+        """Return the report as mappings."""
+        report = msgspec.structs.asdict(self.report())
+        return {**report, "flows": {name: msgspec.structs.asdict(flow) for name, flow in report["flows"].items()}}
+
+    async def hold(self, state: Literal["paused", "stopped"]) -> None:
+        """End the driver after its micro-batches, until `resume`. A pause stays when Headrace starts again."""
+        if state == "paused":
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / _PAUSED).touch()
+        self._held = True
+        if self._driver:
+            await self._driver.stop(Deadline(self._clock, _PAUSE_SECONDS))
+            await self._driver_ended.wait()
+        await self._publisher.flush()
+        self._status.become(state)
+
+    def resume(self) -> None:
+        """Start a driver again from the checkpoints; nothing happens if the pipeline runs."""
+        (self._folder / _PAUSED).unlink(missing_ok=True)
+        self._held = False
+        self._resumed.set()
 
     @property
     def groups(self) -> dict[str, str]:
@@ -107,15 +149,21 @@ class PipelineRun(Service):
 
     async def _keep_running(self) -> None:
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
+        if self._held:
+            self._status.become("paused")
         while not self._stopping:
-            plan = await self._prepared()
+            if self._held:
+                self._resumed.clear()
+                await self._resumed.wait()
+            if not (plan := await self._prepared()) or self._held:
+                continue
             pauses.started()
             try:
                 await self._run_driver(*plan)
             except PipelineInvalid as cause:
                 log.error("pipeline %s cannot run: %s", self._spec.name, cause)
                 self._status.become("failed", cause.description)
-                return
+                self._held = True
             except DriverLost as cause:
                 if pauses.steady:
                     pauses.failures = 0
@@ -124,8 +172,7 @@ class PipelineRun(Service):
                 self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
                 await self._clock.sleep(pause)
             else:
-                if self._status.state == "finished" or not self._renewing:
-                    return
+                self._held = self._held or not self._renewing
 
     async def _watch_security(self) -> None:
         """Start the driver again, between two micro-batches, when clients use changed TLS files or secrets.
@@ -149,9 +196,27 @@ class PipelineRun(Service):
             self._renewing = True
             await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
 
-    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity]:
-        """Wait until topics, Java and jars are there, and TLS files and secrets can be read."""
+    async def _watch_stalls(self) -> None:
+        """Report a flow that makes no progress, and replace the driver if that stays so."""
+        trigger = self._spec.trigger
+        batch = trigger.checkpoint_seconds if trigger.realtime else trigger.interval_seconds
+        limit = self._spec.driver.stall_seconds + batch
         while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            now, before, self._stall = self._clock.monotonic(), self._stall, ""
+            oldest, flow = min(((at, flow) for flow, at in self._moved.items()), default=(now, ""))
+            if not self._driver or now - oldest < limit:
+                continue
+            seconds = f"{now - oldest:.0f} s"
+            self._stall = f"flow {flow} has made no progress for {seconds}: no micro-batch and no task has ended"
+            if not before:
+                log.warning("pipeline %s: %s", self._spec.name, self._stall)
+            if now - oldest >= 2 * limit:
+                self._driver.kill()
+
+    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity] | None:
+        """Return what a driver needs once topics, Java and jars are there, and TLS files and secrets can be read."""
+        while not self._held:
             try:
                 for topic in {topic for source in self._spec.sources.values() for topic in source.topics}:
                     await self._admin.describe_topic(topic, "Read")
@@ -164,7 +229,8 @@ class PipelineRun(Service):
             except HeadraceError as cause:
                 if cause.description != self._status.reason:
                     log.warning("pipeline %s waits: %s", self._spec.name, cause)
-                self._status.become("waiting", cause.description)
+                if not self._held:
+                    self._status.become("waiting", cause.description)
                 await self._clock.sleep(_PREPARE_RETRY_SECONDS)
             else:
                 plan = wire.DriverPlan(
@@ -175,6 +241,7 @@ class PipelineRun(Service):
                     jars=toolchain.jars,
                 )
                 return plan, toolchain, security
+        return None
 
     async def _ensure_topic(self, topic: str, like: str) -> None:
         """Create a topic that flows write to; one that exists needs no right to create it."""
@@ -204,6 +271,7 @@ class PipelineRun(Service):
                 if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
                 self._status.apply(event)
+                self._note_progress(event)
                 if isinstance(event, wire.FlowProgress):
                     self._publisher.add(self._spec.group(event.flow), event.positions)
                 if isinstance(event, wire.Failed):
@@ -215,9 +283,21 @@ class PipelineRun(Service):
             write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()
-        if self._stopping or self._renewing or self._status.state == "finished":
+            self._moved.clear()
+        if self._stopping or self._held or self._renewing or self._status.state == "finished":
             return
+        if self._stall and not failure:
+            raise DriverLost(f"The Spark driver was replaced: {self._stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
+
+    def _note_progress(self, event: wire.AnyEvent) -> None:
+        match event:
+            case wire.FlowFinished(flow=name):
+                self._moved.pop(name, None)
+            case wire.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if lag and name in self._moved:
+                pass  # there are records, and none was read
+            case wire.FlowRunning(flow=name) | wire.FlowProgress(flow=name) | wire.FlowWorking(flow=name):
+                self._moved[name] = self._clock.monotonic()
 
     async def _start_driver(
         self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity

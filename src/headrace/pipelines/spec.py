@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.config.section import Count, Seconds, Section, TopicName
+from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource
@@ -147,7 +147,10 @@ class DriverSpec(Section):
     cores: Count | None = None
     """Tasks that run at the same time; the machine's cores when absent."""
     shuffle_partitions: Count = 2
-    """Parts into which aggregates and joins are split. A flow with a checkpoint keeps the number it began with."""
+    """Parts into which aggregates and joins are split. It cannot change while a flow with state has a checkpoint."""
+    stall_seconds: PositiveSeconds = 300.0
+    """A flow that ends no micro-batch and no task for so long is reported in readiness; after twice the time its
+    driver is replaced."""
 
 
 class PipelineKafka(Section):

@@ -1,22 +1,25 @@
 """The status of a pipeline's run, and the offsets that show its progress to Kafka's tools."""
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock
+from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.driver import plan as wire
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
 
-State = Literal["starting", "running", "waiting", "failed", "finished", "stopped"]
+State = Literal["starting", "running", "waiting", "failed", "finished", "paused", "stopped"]
 
 
-@dataclass
-class FlowStatus:
+class FlowStatus(msgspec.Struct, rename="camel"):
     """One flow. Counts begin with this process; a batch that was repeated after a crash counts twice."""
 
     state: State = "starting"
@@ -35,9 +38,43 @@ class FlowStatus:
     """Records left out because they had no value."""
     late_records: int = 0
     """Rows that went to the topic of late rows."""
-    broken_rules: dict[str, int] = field(default_factory=dict)
+    broken_rules: dict[str, int] = {}
     """Rule to the rows that broke it."""
+    dropped_rows: int = 0
+    """Rows behind the watermark that Spark left out; it may count several rows of one key once."""
+    state_rows: int | None = None
+    """Rows kept between micro-batches; None before the first one has ended."""
+    state_bytes: int | None = None
+    """Memory that they take."""
+    watermark: str | None = None
+    """Event time behind which rows are late; None without a watermark."""
+    received_per_second: float | None = None
+    """Records that arrived per second since the micro-batch before."""
+    batch_seconds: float | None = None
+    """Duration of the last micro-batch."""
     last_error: str = ""
+
+
+class PipelineStatus(msgspec.Struct, rename="camel"):
+    """A whole run, for people."""
+
+    name: str
+    state: State
+    reason: str
+    """Why the run is not ready; empty if it is."""
+    restarts: int
+    driver_pid: int | None
+    flows: dict[str, FlowStatus]
+
+
+_GAUGES: Final = {
+    "state_rows": "headrace_flow_state_rows",
+    "state_bytes": "headrace_flow_state_bytes",
+    "received_per_second": "headrace_flow_received_records_per_second",
+    "records_per_second": "headrace_flow_processed_records_per_second",
+    "batch_seconds": "headrace_flow_batch_seconds",
+    "lag_records": "headrace_flow_lag_records",
+}
 
 
 class RunStatus:
@@ -61,7 +98,7 @@ class RunStatus:
     def become(self, state: State, reason: str = "") -> None:
         """Set the state of the run as a whole, and why it is not ready."""
         self.state, self.reason = state, reason
-        if state in ("waiting", "failed", "stopped"):
+        if state in ("waiting", "failed", "paused", "stopped"):
             for flow in self.flows.values():
                 if flow.state != "finished":
                     flow.state = state
@@ -88,11 +125,10 @@ class RunStatus:
         elif states <= {"running", "finished"}:
             self.become("running")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
-        flows = {name: asdict(flow) for name, flow in self.flows.items()}
-        own = {"name": self.pipeline, "state": self.state, "reason": self.reason}
-        return {**own, "restarts": max(0, self.starts - 1), "flows": flows}
+    @property
+    def restarts(self) -> int:
+        """How often the driver was started again."""
+        return max(0, self.starts - 1)
 
     def _progress(self, flow: FlowStatus, event: wire.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
@@ -107,6 +143,19 @@ class RunStatus:
         flow.corrupt_records += event.corrupt_records
         flow.tombstone_records += event.tombstone_records
         flow.late_records += event.late_records
+        flow.dropped_rows += event.dropped_rows
+        if event.state_rows is not None:
+            flow.state_rows, flow.state_bytes = event.state_rows, event.state_bytes
+        flow.watermark = event.watermark or flow.watermark
+        flow.received_per_second = event.received_per_second
+        flow.batch_seconds = flow.batch_seconds if event.batch_seconds is None else event.batch_seconds
+        labels = {"pipeline": self.pipeline, "flow": event.flow}
+        for name, metric in _GAUGES.items():
+            if getattr(flow, name) is not None:
+                register_gauge(metric, functools.partial(getattr, flow, name), **labels)
+        if event.watermark:
+            seconds = datetime.fromisoformat(event.watermark).timestamp()
+            register_gauge("headrace_flow_watermark_seconds", lambda: seconds, **labels)
         for rule, rows in event.broken_rules.items():
             flow.broken_rules[rule] = flow.broken_rules.get(rule, 0) + rows
 

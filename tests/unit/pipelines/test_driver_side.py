@@ -42,7 +42,10 @@ def report(**values: Any) -> dict[str, Any]:
         "batchId": 3,
         "numInputRows": 12,
         "processedRowsPerSecond": 6.5,
-        "durationMs": {"addBatch": 4},
+        "durationMs": {"addBatch": 4, "triggerExecution": 1500},
+        "inputRowsPerSecond": 12.5,
+        "eventTime": {"watermark": "2026-01-01T00:00:00.000Z"},
+        "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 100, "numRowsDroppedByWatermark": 2}] * 2,
         "observedMetrics": {
             "a": Row(corrupt=1, tombstones=2),
             "b": Row(corrupt=3, tombstones=0),
@@ -71,6 +74,8 @@ def test_progress_of_spark_becomes_our_event() -> None:
     assert (event.corrupt_records, event.tombstone_records, event.lag_records) == (4, 2, 6)
     assert event.broken_rules == {"small": 4}
     assert event.positions == {"t": {0: 5, 1: 7}}
+    assert (event.state_rows, event.state_bytes, event.dropped_rows, event.batch_seconds) == (6, 200, 4, 1.5)
+    assert (event.received_per_second, event.watermark) == (12.5, "2026-01-01T00:00:00.000Z")
 
 
 def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import EnvironmentProblem, KafkaUnavailable, TopicNotFound
+from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.lifecycle import Deadline
 from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.process import check_heaps
 from headrace.records import TopicPartition
-from tests.pipeline_bench import READY, Bench, FakeDriver, Test, progress
+from headrace.telemetry.metrics import Metrics
+from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
 
 
 def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
@@ -294,3 +296,137 @@ def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(metadata, "version", version)
     asyncio.run(main())
+
+
+def test_a_pipeline_is_paused_and_resumed(drive: Callable[[Test], None], tmp_path: Path) -> None:
+    """A pause lets the micro-batch end and is no failure; it outlasts this process, a stop does not."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        bench.lives[0].last = [progress(3)]
+        await bench.clock.settle()
+        await bench.run.hold("paused")
+        assert (bench.lives[0].stops, bench.published[0][0]) == (1, "headrace.delays.by_carrier")
+        await bench.clock.advance(100)
+        assert len(bench.lives) == 1
+        assert bench.run.status()["flows"]["by_carrier"]["state"] == "paused"
+        assert bench.run.readiness().ready
+        later = Bench(tmp_path, KafkaConfig())
+        assert (tmp_path / "delays/paused").exists()
+        await later.run.stop()
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        await bench.run.hold("stopped")
+        assert bench.run.status()["state"] == "stopped"
+        assert not (tmp_path / "delays/paused").exists()
+
+    drive(steps)
+
+
+def test_a_pipeline_that_was_paused_begins_paused(drive: Callable[[Test], None], tmp_path: Path) -> None:
+    """After a restart of Headrace nothing is started until it is resumed."""
+    (tmp_path / "delays").mkdir()
+    (tmp_path / "delays/paused").touch()
+
+    async def steps(bench: Bench) -> None:
+        await bench.clock.advance(10)
+        assert (bench.lives, bench.run.status()["state"]) == ([], "paused")
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 1
+
+    drive(steps)
+
+
+def test_a_pause_wins_over_waiting(drive: Callable[..., None]) -> None:
+    """While a topic is missing, or before the next start, a pause is shown and kept."""
+
+    async def steps(bench: Bench) -> None:
+        await bench.run.hold("paused")
+        await bench.clock.advance(5)
+        assert bench.run.status()["state"] == "paused"
+        bench.missing.clear()
+        await bench.clock.advance(5)
+        assert bench.lives == []
+
+    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
+
+
+def test_a_pipeline_that_failed_for_good_can_be_resumed(drive: Callable[[Test], None]) -> None:
+    """After an operator discarded a checkpoint or granted a right, no restart of Headrace is needed."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(wire.Failed("CHECKPOINT_UNUSABLE", "damaged", False, "flows.by_carrier"))
+        bench.lives[0].end(1)
+        await bench.clock.settle()
+        assert bench.run.status()["state"] == "failed"
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        assert bench.reason == "Spark is starting"
+
+    drive(steps)
+
+
+def test_a_flow_without_progress_is_reported_and_its_driver_replaced(drive: Callable[[Test], None]) -> None:
+    """No batch for the limit is said in readiness, also when Spark reports records it does not read; twice the limit
+    replaces the driver. Ended tasks and idle reports without lag count as progress."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        for event in (wire.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
+            await bench.clock.advance(299)
+            assert bench.run.readiness().ready
+            bench.lives[0].tell(event)
+            await bench.clock.settle()
+        await bench.clock.advance(200)
+        bench.lives[0].tell(progress(0, input_records=0, lag_records=5))
+        await bench.clock.advance(103)
+        assert "flow by_carrier has made no progress for 30" in bench.reason
+        assert bench.run.report().reason == bench.reason
+        assert len(bench.lives) == 1
+        await bench.clock.advance(298)
+        assert "The Spark driver was replaced: flow by_carrier has made no progress for 60" in bench.reason
+        await bench.clock.advance(2)
+        assert len(bench.lives) == 2
+        bench.lives[1].tell(*READY)
+        await bench.clock.advance(2)
+        assert bench.run.readiness().ready
+
+    drive(steps)
+
+
+def test_heaps_that_do_not_fit_this_machine_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit of a container counts; a tight fit is logged."""
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("headrace.pipelines.process._MEMORY_LIMIT", limit)
+    limit.write_text(str(1 << 30))
+    with pytest.raises(PipelineInvalid, match=r"heaps of 2 pipelines are 2\.0 GiB, and this machine has 1\.0 GiB"):
+        check_heaps([SPEC, SPEC])
+    check_heaps([SPEC])
+    assert "each driver takes about 0.5 GiB beside its heap" in caplog.text
+    caplog.clear()
+    limit.write_text("max")
+    check_heaps([SPEC])
+    assert not caplog.text
+
+
+def test_numbers_of_a_flow_are_metrics(drive: Callable[[Test], None]) -> None:
+    """State, watermark, rates and lag are gauges by pipeline and flow, once they are known."""
+
+    async def steps(bench: Bench) -> None:
+        event = progress(0, state_rows=7, state_bytes=70, watermark="1970-01-01T00:00:09.000Z", lag_records=3)
+        bench.lives[0].tell(*READY, event)
+        await bench.clock.settle()
+        text = Metrics().render().decode()
+        labels = '{flow="by_carrier",pipeline="delays"}'
+        for name, value in (("state_rows", 7), ("state_bytes", 70), ("watermark_seconds", 9), ("lag_records", 3)):
+            assert f"headrace_flow_{name}{labels} {value}.0" in text.replace(
+                '{pipeline="delays",flow="by_carrier"}', labels
+            )
+
+    drive(steps)

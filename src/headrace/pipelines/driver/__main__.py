@@ -27,6 +27,7 @@ from headrace.pipelines.driver.views import register_view
 from headrace.pipelines.graph import ordered_views
 
 _POLL_SECONDS = 0.1
+_WORK_SECONDS = 5.0
 _STOP_POLL_SECONDS = 0.02
 
 
@@ -88,7 +89,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
     for name in spec.running:
         with part(f"flows.{name}"):
             active[name] = ProgressReader(start_flow(spark, plan, name), send)
-    recorded = set()
+    recorded, next_look = set(), 0.0
     while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
@@ -100,6 +101,10 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
                     raise PartFailed(cause, f"flows.{name}")
                 send(wire.FlowFinished(name))
                 del active[name]
+        if time.monotonic() >= next_look:
+            next_look = time.monotonic() + _WORK_SECONDS
+            for reader in active.values():
+                reader.report_work(spark.sparkContext.statusTracker())
         time.sleep(_POLL_SECONDS)
     _stop(active)
 

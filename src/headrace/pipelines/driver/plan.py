@@ -113,6 +113,23 @@ class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
     """Records in the sources that this batch left unread; None if that is not known."""
     positions: dict[str, dict[int, int]]
     """Topic to partition to the next offset to read."""
+    received_per_second: float | None = None
+    """Records that arrived per second since the micro-batch before."""
+    batch_seconds: float | None = None
+    """Duration of the micro-batch; None if there were no records."""
+    dropped_rows: int = 0
+    """Rows behind the watermark that Spark left out."""
+    state_rows: int | None = None
+    """Rows kept between micro-batches; None without a stateful operator."""
+    state_bytes: int | None = None
+    """Memory that they take."""
+    watermark: str | None = None
+
+
+class FlowWorking(DriverEvent, frozen=True, tag="flow_working"):
+    """Tasks of a long micro-batch have ended."""
+
+    flow: str
 
 
 class FlowFinished(DriverEvent, frozen=True, tag="flow_finished"):
@@ -153,4 +170,4 @@ REFUSED = re.compile(
 """The exceptions of Kafka's client for that."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
-AnyEvent = FolderInUse | SessionReady | FlowRunning | FlowProgress | FlowFinished | Answered | Failed
+AnyEvent = FolderInUse | SessionReady | FlowRunning | FlowProgress | FlowWorking | FlowFinished | Answered | Failed

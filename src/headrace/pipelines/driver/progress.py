@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark import StatusTracker
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.pipelines.driver.late_rows import LATE
-from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, SendEvent
+from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, FlowWorking, SendEvent
 from headrace.pipelines.driver.records import RULES
 
 _ASKING = "Getting offsets"
@@ -21,6 +22,8 @@ class ProgressReader:
         self._send = send
         self._newest = ""
         self._running = False
+        self._work = -1, 0
+        """The newest job, and how many of its tasks have ended."""
         self.batch_id = -1
         """The last micro-batch that ended; -1 if none has."""
 
@@ -53,12 +56,23 @@ class ProgressReader:
             self._send(FlowRunning(self.query.name))
         return self._newest != before
 
+    def report_work(self, tracker: StatusTracker) -> None:
+        """Report that tasks of the present micro-batch have ended since the last call."""
+        job = max(tracker.getJobIdsForGroup(str(self.query.runId)), default=-1)
+        known = tracker.getJobInfo(job)
+        stages = [tracker.getStageInfo(stage) for stage in known.stageIds] if known else []
+        work = job, sum(stage.numCompletedTasks for stage in stages if stage)
+        if work != self._work:
+            self._work = work
+            self._send(FlowWorking(self.query.name))
+
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
     observed = progress["observedMetrics"]
     rules = observed[RULES].asDict() if RULES in observed else {}
     sources = [row for name, row in observed.items() if name not in (RULES, LATE)]
+    operators = progress["stateOperators"]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
         flow=flow,
@@ -71,6 +85,12 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         broken_rules={name: count for name, count in rules.items() if count},
         lag_records=_lag(progress["sources"]),
         positions=_positions(progress["sources"]),
+        received_per_second=progress["inputRowsPerSecond"],
+        batch_seconds=None if idle else progress["durationMs"]["triggerExecution"] / 1000,
+        dropped_rows=sum(each["numRowsDroppedByWatermark"] for each in operators),
+        state_rows=sum(each["numRowsTotal"] for each in operators) if operators else None,
+        state_bytes=sum(each["memoryUsedBytes"] for each in operators) if operators else None,
+        watermark=(progress["eventTime"] or {}).get("watermark"),
     )
 
 

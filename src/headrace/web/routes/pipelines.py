@@ -1,0 +1,92 @@
+"""`/adm/pipelines`: status of the pipelines of this process, pause, resume and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import NotFound
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.status import PipelineStatus
+from headrace.web.endpoint import ADMINISTER, SEE, Call, CallNote, Endpoint, may_control
+
+_PIPELINES = "/adm/pipelines"
+_PIPELINE = f"{_PIPELINES}/{{name}}"
+
+
+class Pipelines(msgspec.Struct):
+    """The pipelines of this process."""
+
+    pipelines: list[PipelineStatus]
+
+
+class PipelineEndpoints:
+    """Status and control of the pipelines of this process."""
+
+    def __init__(self, runs: Mapping[str, PipelineRun]) -> None:
+        self._runs = runs
+
+    @Endpoint("GET", _PIPELINES, "listPipelines", "Every pipeline of this process, with the progress of its flows", SEE)
+    async def list(self, call: Call[None, None]) -> Pipelines:
+        return Pipelines([run.report() for run in self._visible(call).values()])
+
+    @Endpoint("GET", _PIPELINE, "showPipeline", "Status of a pipeline and its flows", SEE, errors=(NotFound,))
+    async def show(self, call: Call[None, None]) -> PipelineStatus:
+        return self._run(call).report()
+
+    @Endpoint(
+        "POST",
+        f"{_PIPELINE}/pause",
+        "pausePipeline",
+        "End a pipeline's driver after its micro-batches, until it is resumed, also over restarts",
+        ADMINISTER,
+        errors=(NotFound,),
+        audited="pause",
+    )
+    async def pause(self, call: Call[None, None]) -> PipelineStatus:
+        run = self._audited_run(call)
+        await run.hold("paused")
+        return run.report()
+
+    @Endpoint(
+        "POST",
+        f"{_PIPELINE}/resume",
+        "resumePipeline",
+        "Start a pipeline again that is paused, stopped, failed or finished",
+        ADMINISTER,
+        errors=(NotFound,),
+        audited="resume",
+    )
+    async def resume(self, call: Call[None, None]) -> PipelineStatus:
+        run = self._audited_run(call)
+        run.resume()
+        return run.report()
+
+    @Endpoint(
+        "POST",
+        f"{_PIPELINE}/stop",
+        "stopPipeline",
+        "End a pipeline's driver after its micro-batches, until it is resumed or this process starts again",
+        ADMINISTER,
+        errors=(NotFound,),
+        audited="stop",
+    )
+    async def stop(self, call: Call[None, None]) -> PipelineStatus:
+        run = self._audited_run(call)
+        await run.hold("stopped")
+        return run.report()
+
+    def _visible(self, call: Call[Any, Any]) -> Mapping[str, PipelineRun]:
+        return self._runs if may_control(call.scope, "") else {}
+
+    def _run(self, call: Call[Any, Any]) -> PipelineRun:
+        name, visible = call.parameters["name"], self._visible(call)
+        if name not in visible:
+            raise NotFound(f"no pipeline here is called {name[:60]!r}: there are {', '.join(visible) or 'none'}")
+        return visible[name]
+
+    def _audited_run(self, call: Call[Any, Any]) -> PipelineRun:
+        call.note = CallNote(f"pipeline {call.parameters['name']}")
+        return self._run(call)

@@ -19,7 +19,7 @@ _COMMANDS = {
     "run": "Run everything a headrace.yaml names.",
     "ready": "Wait until a running Headrace is ready.",
     "function": "Functions: check a function.yaml and its handler.",
-    "pipeline": "Pipelines: check, plan, show rows of, test and run a pipeline file.",
+    "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause, state of those that run.",
     "config": "Check and show the configuration; print the schema of the file.",
     "topics": "List, describe and create topics.",
     "groups": "List consumer groups; see their lag.",

@@ -13,6 +13,7 @@ import click
 from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.options import MOMENT
 from headrace.cli.output import collected_warnings, counted, output_option, print_json, print_rows, progress
+from headrace.cli.pipeline_control import COMMANDS
 from headrace.config.model import HeadraceConfig
 from headrace.errors import HeadraceError, PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
@@ -24,7 +25,7 @@ _file = click.argument("file", type=click.Path(path_type=Path))
 
 @click.group()
 def pipeline() -> None:
-    """Check, plan, show, test and run pipeline files.
+    """Check, plan, show, test and run pipeline files; see and control those that run.
 
     Example: headrace pipeline validate tolls.yaml
     """
@@ -275,3 +276,7 @@ def _known(name: str, known: Sequence[str]) -> str:
 
 def _debug() -> bool:
     return bool(click.get_current_context().find_root().params.get("debug"))
+
+
+for _command in COMMANDS:
+    pipeline.add_command(_command)

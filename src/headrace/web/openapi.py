@@ -29,6 +29,7 @@ _TAGS: Final = (
     ("Produce", ("/producers", "/transactions")),
     ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
     ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers", "/adm/functions")),
+    ("Pipelines", ("/adm/pipelines",)),
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
     ("Audit", ("/consumers/active/audit",)),

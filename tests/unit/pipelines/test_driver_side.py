@@ -180,3 +180,32 @@ Caused by: javax.net.ssl.SSLHandshakeException: PKIX path building failed
     assert failure.retriable
     other = _Captured("Query terminated", "org.apache.kafka.common.errors.TimeoutException: Timed out")
     assert failure_event(other, "flows.f").error != "KAFKA_REFUSES"
+
+
+LOSS = (
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Some data may have been lost because they\n"
+    "are not available in Kafka any more.\nReason: Could not read records in offset [300, 400) SQLSTATE: XXKST"
+)
+CAST = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: [CAST_INVALID_INPUT] The value 'x' of. SQLSTATE: 22018"
+)
+STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "reported"),
+    [
+        (LOSS, "RECORDS_REMOVED", "Could not read records in offset [300, 400)"),
+        (CAST, "CAST_INVALID_INPUT", "use try_cast"),
+        (STATE, "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the flow"),
+        ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),
+    ],
+)
+def test_what_a_further_start_would_meet_again_is_not_tried(text: str, error: str, reported: str) -> None:
+    """The event has a name, the reason and what to do; no value of a record is in it."""
+    event = failure_event(PySparkException(text), "flows.f")
+    assert (event.error, event.retriable) == (error, False)
+    assert reported in event.text
+    assert "STREAM_FAILED" not in event.text
+    assert "'x'" not in event.text
+    assert failure_event(RuntimeError("Timed out waiting for a node assignment"), "flows.f").retriable

@@ -28,6 +28,7 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
 from headrace.lifecycle import Readiness, SystemClock
+from headrace.pipelines.status import FlowStatus, PipelineStatus, State
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.active.entries import EntryWriter
@@ -47,6 +48,7 @@ from headrace.web.routes.documents import DocumentEndpoints
 from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
+from headrace.web.routes.pipelines import PipelineEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.registrations import RegistrationEndpoints
 from headrace.web.routes.topics import TopicEndpoints
@@ -66,6 +68,25 @@ class Answer(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+class PipelineOfTests:
+    """A run that does what it is asked."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.state: State = "running"
+
+    def report(self) -> PipelineStatus:
+        if self._kafka.failure:
+            raise self._kafka.failure
+        return PipelineStatus("t", self.state, "", 1, 7, {"f": FlowStatus(batch_id=3, lag_records=4)})
+
+    async def hold(self, state: State) -> None:
+        self.state = state
+
+    def resume(self) -> None:
+        self.state = "running"
 
 
 class Kafka:
@@ -443,6 +464,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         FunctionEndpoints([function], lag_of, reloads),
+        PipelineEndpoints({"t": PipelineOfTests(kafka)}),  # type: ignore[dict-item]
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(
             ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None

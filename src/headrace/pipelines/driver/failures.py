@@ -21,7 +21,11 @@ _LOSS_ADVICE = (
 _DATA_ADVICE = "The same records would fail again: use try_cast, try_divide or a filter in SQL"
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _LASTING = (
-    (re.compile("KAFKA_DATA_LOSS"), "RECORDS_REMOVED", _LOSS_ADVICE),
+    (
+        re.compile(r"(?:KAFKA_DATA_LOSS|Some data may have been lost)[\s\S]*?Reason:\s*(?P<text>.*)"),
+        "RECORDS_REMOVED",
+        _LOSS_ADVICE,
+    ),
     (re.compile(r"STATE_STORE_\w+_(NOT_COMPATIBLE|INCOMPATIBLE)|NOT_MATCH_IN_STATE"), "CHECKPOINT_UNUSABLE", CHOICES),
     (
         re.compile(
@@ -86,7 +90,7 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
     text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
     for known, own_name, advice in _LASTING:
         if found := known.search("\n".join([whole, *traces])):
-            flow = part.removeprefix("flows.")
+            text, flow = found.groupdict().get("text", text), part.removeprefix("flows.")
             return wire.Failed(own_name or found[1], f"{text}\n{advice.format(flow=flow)}", retriable=False, part=part)
     if refused := _refused(traces):
         return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)

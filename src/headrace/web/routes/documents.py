@@ -24,6 +24,7 @@ from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.functions import FunctionEndpoints
 from headrace.web.routes.health import HealthEndpoints
 from headrace.web.routes.jobs import JobEndpoints
+from headrace.web.routes.pipelines import PipelineEndpoints
 from headrace.web.routes.produce import ProduceRoute
 from headrace.web.routes.registrations import RegistrationEndpoints
 from headrace.web.routes.topics import TopicEndpoints
@@ -108,6 +109,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         AuditEndpoints,
         ControlEndpoints,
         FunctionEndpoints,
+        PipelineEndpoints,
         ActiveStatusEndpoints,
         ActiveDeadLetterEndpoints,
         DeadLetterEndpoints,

@@ -110,11 +110,7 @@ class Assembly:
             made += self._function(spec, file)
         self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
-        self.pipelines: dict[str, PipelineRun] = {}
-        """Runs of pipelines by name."""
-        specs = load_pipelines(config.pipelines)
-        check_heaps(specs)
-        made += map(self._pipeline, specs)
+        made += map(self._pipeline, check_heaps(load_pipelines(config.pipelines)))
         others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
         self.services: list[Service] = [*others, *made]
         """Downstream first."""
@@ -331,6 +327,11 @@ class Assembly:
         self._other_clusters.append(TopicDirectory(admin, self._context.clock, f"topics of {name}"))
         return self._other_clusters[-1]
 
+    @property
+    def pipelines(self) -> dict[str, PipelineRun]:
+        """The runs of pipelines by name."""
+        return {run.report().name: run for run in self.services if isinstance(run, PipelineRun)}
+
     # Pipelines -------------------------------------------------------------------------------------------------------
 
     def _pipeline(self, spec: PipelineSpec) -> Service:
@@ -346,7 +347,6 @@ class Assembly:
             self.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
-        self.pipelines[spec.name] = run
         return run
 
     # Both kinds of consumers -----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _SPARK_VERSION = "4.2.0"
 _JAVA_VERSION = 17
 _GIB = 1 << 30
-_BESIDE_HEAP_BYTES = _GIB // 2
+_OVERHEAD_BYTES = _GIB // 2
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
 """Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
@@ -72,8 +72,8 @@ def require_spark() -> None:
         )
 
 
-def check_heaps(specs: Sequence[PipelineSpec]) -> None:
-    """Compare the heaps of all drivers with the memory of this machine or container; a tight fit is logged.
+def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
+    """Return pipelines whose heaps fit the memory of this machine or container; a tight fit is logged.
 
     Raises:
         PipelineInvalid: They do not fit.
@@ -81,13 +81,14 @@ def check_heaps(specs: Sequence[PipelineSpec]) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
         memory = min(memory, int(_MEMORY_LIMIT.read_text()))
-    heaps, beside = sum(spec.driver.heap_bytes for spec in specs), len(specs) * _BESIDE_HEAP_BYTES
+    heaps, overhead = sum(spec.driver.heap_bytes for spec in specs), len(specs) * _OVERHEAD_BYTES
     text = f"the Java heaps of {len(specs)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "
     text += f"{memory / _GIB:.1f} GiB of memory: lower driver.heap_bytes, or run some of them elsewhere"
     if heaps > memory:
         raise PipelineInvalid(text)
-    if heaps + beside > memory:
-        log.warning("%s; each driver takes about %g GiB beside its heap", text, _BESIDE_HEAP_BYTES / _GIB)
+    if heaps + overhead > memory:
+        log.warning("%s; each driver takes about %g GiB more than its heap", text, _OVERHEAD_BYTES / _GIB)
+    return specs
 
 
 async def find_toolchain() -> Toolchain:

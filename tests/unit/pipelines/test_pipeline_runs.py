@@ -408,7 +408,7 @@ def test_heaps_that_do_not_fit_this_machine_are_refused(
     with pytest.raises(PipelineInvalid, match=r"heaps of 2 pipelines are 2\.0 GiB, and this machine has 1\.0 GiB"):
         check_heaps([SPEC, SPEC])
     check_heaps([SPEC])
-    assert "each driver takes about 0.5 GiB beside its heap" in caplog.text
+    assert "each driver takes about 0.5 GiB more than its heap" in caplog.text
     caplog.clear()
     limit.write_text("max")
     check_heaps([SPEC])

@@ -35,6 +35,7 @@ from headrace.functions import load as function_file
 from headrace.functions.load import load_function
 from headrace.lifecycle import SystemClock
 from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.tasks import load_trial
 from headrace.records import Record
 from headrace.sidecar import produce_answer
 from headrace.sidecar.reactive.http_destination import HttpDestination
@@ -220,7 +221,7 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     for name, text in files_of(page):
         path = tmp_path / name
         if path.suffix == ".yaml":
-            EXAMPLES.get(path.name, load_pipeline)(path)
+            (load_trial if path.parent.name == "tests" else EXAMPLES.get(path.name, load_pipeline))(path)
         elif path.suffix == ".py":
             compile(text, name, "exec")
     for block in blocks(page):

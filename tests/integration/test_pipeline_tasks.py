@@ -143,3 +143,20 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any
     run(tmp_path, steps, kafka.bootstrap_servers)
     assert not {"by_gate", "windows", "plates"} & admin.list_topics(timeout=60).topics.keys()
     assert [file.name for file in tmp_path.iterdir()] == ["tolls.yaml"]
+
+
+def test_spark_refuses_the_wrong_files_that_only_spark_can_know() -> None:
+    """Each with file, line, cause and remedy, and one session survives them all."""
+    files = sorted((Path(__file__).parents[1] / "unit" / "pipelines" / "wrong").glob("*.yaml"))
+    planned = {file: lines for file in files if (lines := file.read_text().splitlines())[0] == "# plan"}
+
+    async def main() -> None:
+        async with TaskDriver.opened() as driver:
+            for file, lines in planned.items():
+                found = await driver.ask(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
+                sentences = [driver.sentence(file, problem) for problem in found["problems"]]
+                shown = [text.removeprefix(f"{file}:").replace(str(file.parent), "FOLDER") for text in sentences]
+                assert shown == [line[2:] for line in lines[1:] if line.startswith("# ")]
+
+    assert len(planned) >= 15
+    asyncio.run(main())

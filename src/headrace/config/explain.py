@@ -97,6 +97,8 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         if tables and (text := instead_of(str(path[-1]), *tables)):
             return text
         known = known_keys(path[:-1], model)
+        if path[-1] in known:
+            return "is a key of another kind than the keys with it: keep one kind"
         near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
         return f"unknown key: did you mean {near[0]}?" if near else f"unknown key: known here are {', '.join(known)}"
     if error["type"] == "missing":

@@ -129,7 +129,7 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
     for name, flow in spec.flows.items():
-        if flow.dead_letters and not isinstance(flow.sink, KafkaSink):
+        if not isinstance(flow.sink, KafkaSink) and any(r.otherwise == "quarantine" for r in flow.rules.values()):
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
         if flow.late_rows:
             yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))

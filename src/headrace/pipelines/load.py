@@ -2,15 +2,16 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from headrace.config.explain import explain, location_of
 from headrace.config.kafka_security import located
-from headrace.config.references import FileReferences
+from headrace.config.references import FileReferences, holds_plain_text, is_secret_name
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
@@ -19,6 +20,7 @@ from headrace.pipelines.spec import PipelineSpec, QuerySpec
 from headrace.pipelines.sql import check_sql
 
 log = logging.getLogger(__name__)
+_HOLDS_SECRET = re.compile(r"password\s*=|LoginModule|PRIVATE KEY", re.IGNORECASE)
 AnyQuery = TypeVar("AnyQuery", bound=QuerySpec)
 
 
@@ -56,9 +58,14 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     def report(where: KeyPath, sentence: str) -> None:
         problems.add(location_of(where, locations), where, sentence)
 
+    if not isinstance(tree, dict):
+        report((), "is no mapping of keys: begin with name, sources and flows")
+    if problems.found and not (isinstance(tree, dict) and tree):
+        raise PipelineInvalid("\n".join(problems.ordered))
     references = FileReferences(path, path.resolve().parent, os.environ, report)
     if isinstance(tree, dict) and "kafka" in tree:
         tree["kafka"] = references.replaced(tree["kafka"], ("kafka",))
+    _replace_in_options(tree, (), references)
     try:
         spec = PipelineSpec.model_validate(tree)
     except ValidationError as cause:
@@ -76,7 +83,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         raise PipelineInvalid("\n".join(problems.ordered))
     for where, sentence in problems_of(spec):
         report(where, sentence)
-    for found in check_sql(spec, ordered_views(spec)) if check and not problems.found else ():
+    for found in check_sql(spec, None if problems.found else ordered_views(spec)) if check else ():
         if found.is_problem:
             problems.add(location_of(found.path, locations), found.path, found.sentence)
         else:
@@ -88,6 +95,25 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
 
 
 _SECURITY = ("kafka", "security")
+_PLAIN_SECRET = (
+    "is a secret in plain text, which plans and logs may show: write kafka.security for a login at Kafka, and "
+    "${env:NAME} or ${file:PATH} for anything else"
+)
+
+
+def _replace_in_options(value: Any, at: KeyPath, references: FileReferences) -> None:
+    """Replace the references in options of sources and sinks, and report secrets in plain text."""
+    for key, below in value.items() if isinstance(value, dict) else ():
+        if key not in ("options", "settings") or not isinstance(below, dict):
+            _replace_in_options(below, (*at, key), references)
+            continue
+        for name, option in below.items():
+            secret = is_secret_name(name) or _HOLDS_SECRET.search(str(option))
+            if secret and holds_plain_text(str(option)):
+                references.report((*at, key, name), _PLAIN_SECRET)
+                references.unresolved.add((*at, key, name))
+            else:
+                below[name] = references.replaced(option, (*at, key, name))
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:

@@ -47,7 +47,7 @@ _UNSUPPORTED = {
     key: (reported, sentence)
     for key, reported, sentence in csv.reader(Path(__file__).with_name("unsupported.csv").read_text().splitlines())
 }
-"""Operations that Spark refuses on streams: a pattern of what it reports, and the sentence with the remedy."""
+"""What Spark refuses: a pattern of its report, and the sentence with the remedy."""
 Columns = Collection[str] | None
 """Names of a table's columns; None if they are not known."""
 
@@ -89,27 +89,30 @@ def with_views(sql: str, views: Mapping[str, str]) -> str:
 
 def in_plain_words(reported: str) -> str:
     """Return what Spark reports on a query: with the remedy if it is known, always without codes."""
-    known = (sentence for pattern, sentence in _UNSUPPORTED.values() if re.search(pattern, reported))
-    return next(known, re.sub(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+|; line 1 pos 0|;$", "", reported))
+    for pattern, sentence in _UNSUPPORTED.values():
+        if found := re.search(pattern, reported):
+            return found.expand(sentence)
+    return re.sub(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+|; line 1 pos \d+|;$", "", reported)
 
 
-def check_sql(spec: PipelineSpec, views: Iterable[str]) -> Iterator[SqlFinding]:
-    """Yield the findings in the schemas, queries and keys of a pipeline; each of `views` is behind those it reads."""
+def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFinding]:
+    """Yield the findings in the schemas, queries and keys of a pipeline.
+
+    Each of `views` is behind those that it reads; None if the parts do not fit together, so that little can be found.
+    """
     if not importlib.util.find_spec("sqlglot"):
         sentence = f"the SQL of pipeline {spec.name} is not checked: install headrace[pipelines]"
         yield SqlFinding((), sentence, False)
         return
+    texts: dict[tuple[str, ...], str | None] = {("views", name): view.sql for name, view in spec.views.items()}
+    texts |= {("flows", name, "sql"): flow.sql for name, flow in spec.flows.items()}
+    yield from (SqlFinding(path, text, True) for path, sql in texts.items() for text in _wrong_start(sql or "TABLE t"))
+    if views is None:
+        return
+    yield from _shared_sinks(spec)
     tables: dict[str, Columns] = {}
     queries: dict[str, _Query] = {}
-    for name, source in spec.sources.items():
-        schema = getattr(source, "value_schema", None) or ""
-        tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
-        if failure:
-            word = str(failure.get("highlight", ""))
-            what = f"has {word}, which is no type of Spark or not expected here" if word else failure["description"]
-            yield SqlFinding(("sources", name, "schema"), f"{what}{_near(word.upper(), _TYPES)}", True)
-        further = {str(getattr(source, key, "")).lower() for key in ("key_column", "timestamp_column")}
-        tables[name] = tree and further | {column.name.lower() for column in tree.this.expressions}
+    yield from _declare_sources(spec, tables)
     other = {name for name, source in spec.sources.items() if isinstance(source, TableSource)}
     other |= {name for name, view in spec.views.items() if not view.sql}
     for name in views:
@@ -118,7 +121,7 @@ def check_sql(spec: PipelineSpec, views: Iterable[str]) -> Iterator[SqlFinding]:
             yield from query.findings(tables)
             tables[name] = query.outputs(tables)
     for name, flow in spec.flows.items():
-        query = _Query(("flows", name, "sql"), flow.sql or "TABLE unknown", queries)
+        query = _Query(("flows", name, "sql"), flow.sql or "SELECT * FROM unknown", queries)
         if flow.sql:
             yield from query.findings(tables)
             yield from (
@@ -135,6 +138,45 @@ def check_sql(spec: PipelineSpec, views: Iterable[str]) -> Iterator[SqlFinding]:
             yield from expression.findings({"rows": query.outputs(tables)})
 
 
+def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator[SqlFinding]:
+    """Add the columns of the sources to `tables`, and yield what is wrong with their schemas."""
+    for name, source in spec.sources.items():
+        schema = getattr(source, "value_schema", None) or ""
+        tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
+        if failure:
+            word = str(failure.get("highlight", ""))
+            what = f"has {word}, which is no type of Spark or not expected here" if word else failure["description"]
+            yield SqlFinding(("sources", name, "schema"), f"{what}{_near(word.upper(), _TYPES)}", True)
+        columns = tree.this.expressions if tree else []
+        for column in columns:
+            if not getattr(column, "kind", None):
+                yield SqlFinding(
+                    ("sources", name, "schema"), f"has no type for {column.name}: write {column.name} STRING", True
+                )
+        further = [getattr(source, key, None) for key in ("key_column", "timestamp_column")]
+        tables[name] = tree and {*map(str.lower, filter(None, further)), *(column.name.lower() for column in columns)}
+
+
+def _wrong_start(sql: str) -> Iterator[str]:
+    first = re.match(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*([A-Za-z]*)", sql, re.DOTALL)
+    if first and (word := first[1].upper()) and word not in _STARTS:
+        yield f"begins with {word}, which begins no query{_near(word, _STARTS)}"
+
+
+def _shared_sinks(spec: PipelineSpec) -> Iterator[SqlFinding]:
+    writers: dict[str, str] = {}
+    for name, flow in spec.flows.items():
+        folder = str(getattr(flow.sink, "files", ""))
+        for end in filter(None, (*flow.sink.topics, folder)):
+            if (first := writers.setdefault(end, name)) != name:
+                reason = (
+                    "and both would use one log of batches: write to another folder" if folder else "which mixes rows"
+                )
+                yield SqlFinding(
+                    ("flows", name, "sink"), f"writes to {end}, as flow {first} does, {reason}", bool(folder)
+                )
+
+
 class _Query:
     """One query as the parser reads it."""
 
@@ -149,18 +191,17 @@ class _Query:
 
     def findings(self, tables: Mapping[str, Columns]) -> Iterator[SqlFinding]:
         """Yield what is wrong with the query by itself."""
-        first = re.match(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*([A-Za-z]*)", self._sql, re.DOTALL)
-        if first and first[1] and first[1].upper() not in _STARTS:
-            sentence = f"begins with {first[1].upper()}, which begins no query{_near(first[1].upper(), _STARTS)}"
-            yield SqlFinding(self.path, sentence, True)
-        elif cause := self._failure:
+        if any(_wrong_start(self._sql)):
+            return
+        if cause := self._failure:
             where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
             sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
             yield SqlFinding(self.path, sentence, False)
         else:
             for column, known in self._unknown_columns(tables):
-                near = f"{_near(column, known)} (there are {', '.join(sorted(known))})"
-                yield SqlFinding(self.path, f"reads the column {column}, which is not there{near}", True)
+                close = [f"did you mean {each}? " for each in difflib.get_close_matches(column, known, 1)]
+                hint = f"{''.join(close)}known here are {', '.join(sorted(known))}"
+                yield SqlFinding(self.path, f"reads the column {column}, which is not there: {hint}", True)
             for name, near in self._unknown_functions():
                 yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False)
 

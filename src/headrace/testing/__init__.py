@@ -4,6 +4,7 @@ from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, Reco
 from headrace.testing.clock import ManualClock
 from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
+from headrace.testing.pipelines import PipelineRows
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.push_ledger import check_pushed
 
@@ -18,6 +19,7 @@ __all__ = [
     "ManualClock",
     "Operation",
     "Pause",
+    "PipelineRows",
     "Pushed",
     "Received",
     "RecordingBackend",

@@ -3,6 +3,7 @@
 Installed with Headrace; name a fixture and it is there. Everything starts on first use.
 """
 
+import asyncio
 import contextlib
 import itertools
 import uuid
@@ -16,6 +17,7 @@ from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Regi
 from headrace.devcluster.token_server import TokenServer
 from headrace.errors import EnvironmentProblem
 from headrace.testing.forked import ForkedHeadrace
+from headrace.testing.pipelines import PipelineRows
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.secured import SecuredCluster
 
@@ -100,6 +102,13 @@ def topic(kafka: Cluster) -> Callable[..., str]:
 def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A schema registry, shared by the session: `schema_registry.url`."""
     yield from _run(Registry(tmp_path_factory.mktemp("registry")))
+
+
+@pytest.fixture(scope="session")
+def pipeline_rows() -> Iterator[PipelineRows]:
+    """Rows that a pipeline has for given rows, by one Spark session of the test session: see `PipelineRows`."""
+    with _failing_in_one_paragraph(), asyncio.Runner() as runner, PipelineRows(runner) as rows:
+        yield rows
 
 
 @pytest.fixture

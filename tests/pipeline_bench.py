@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
@@ -94,9 +95,10 @@ class Bench:
         self.publish_problem: Exception | None = None
         self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
 
-    async def describe_topic(self, topic: str, right: str = "") -> None:
+    async def describe_topic(self, topic: str, right: str = "") -> Any:
         if topic in self.missing:
             raise self.missing[topic]
+        return SimpleNamespace(partitions=[0, 1, 2])
 
     async def ensure_topic_like(self, topic: str, like: str) -> None:
         self.created.append((topic, like))

@@ -1,9 +1,12 @@
 """The graph of a pipeline: which part reads which, the order of the views, and what makes it impossible to run."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
+from headrace.errors import EnvironmentProblem
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
@@ -83,6 +86,25 @@ def topics_written(spec: PipelineSpec) -> dict[str, str]:
         for topic in filter(None, (*flow.sink.topics, flow.dead_letters, late)):
             found.setdefault(topic, next(iter(topics_read(spec, name)), ""))
     return found
+
+
+def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
+    """Check that real-time mode has a core for each partition: Spark never reads the others, and reports nothing.
+
+    Raises:
+        EnvironmentProblem: There are fewer cores.
+    """
+    if not spec.trigger.realtime:
+        return
+    sql = " ".join(query.sql or "" for query in (*spec.views.values(), *spec.flows.values()))
+    shuffled = spec.driver.shuffle_partitions if re.search(r"\b(group\s+by|distinct)\b", sql, re.IGNORECASE) else 0
+    needed = shuffled + sum(partitions[topic] for flow in spec.flows for topic in topics_read(spec, flow))
+    cores = spec.driver.cores or os.cpu_count() or 1
+    if needed > cores:
+        raise EnvironmentProblem(
+            f"Real-time mode needs a core for each partition that a flow reads or shuffles: {needed}, and there are "
+            f"{cores}. Set trigger.interval_seconds in place of trigger.realtime, or driver.cores on a larger machine"
+        )
 
 
 def _queries(spec: PipelineSpec) -> dict[Path, QuerySpec]:

@@ -17,7 +17,7 @@ from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Servic
 from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
 from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.graph import topics_written
+from headrace.pipelines.graph import require_cores, topics_written
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
@@ -69,6 +69,8 @@ class PipelineRun(Service):
         self._resumed = asyncio.Event()
         self._moved: dict[str, float] = {}
         """When each running flow was last seen to make progress."""
+        self._partitions: dict[str, int] = {}
+        """Topic to its partitions at the last start."""
         self._stall = ""
         """Which flow makes no progress, and since when."""
 
@@ -219,7 +221,8 @@ class PipelineRun(Service):
         while not self._held:
             try:
                 for topic in {topic for source in self._spec.sources.values() for topic in source.topics}:
-                    await self._admin.describe_topic(topic, "Read")
+                    self._partitions[topic] = len((await self._admin.describe_topic(topic, "Read")).partitions)
+                require_cores(self._spec, self._partitions)
                 for topic, like in topics_written(self._spec).items():
                     await self._ensure_topic(topic, like)
                 toolchain = await find_toolchain()
@@ -273,6 +276,7 @@ class PipelineRun(Service):
                 self._status.apply(event)
                 self._note_progress(event)
                 if isinstance(event, wire.FlowProgress):
+                    self._check_growth(event, driver)
                     self._publisher.add(self._spec.group(event.flow), event.positions)
                 if isinstance(event, wire.Failed):
                     failure = event
@@ -289,6 +293,14 @@ class PipelineRun(Service):
         if self._stall and not failure:
             raise DriverLost(f"The Spark driver was replaced: {self._stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
+
+    def _check_growth(self, event: wire.FlowProgress, driver: DriverProcess) -> None:
+        """End a driver in real-time mode whose topics have more partitions than at its start: it may not read them."""
+        grown = [topic for topic, found in event.positions.items() if len(found) > self._partitions.get(topic, 0)]
+        if grown and self._spec.trigger.realtime and not self._renewing:
+            log.info("pipeline %s starts again, because topic %s has more partitions", self._spec.name, grown[0])
+            self._renewing = True
+            driver.kill()
 
     def _note_progress(self, event: wire.AnyEvent) -> None:
         match event:

@@ -13,7 +13,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.lifecycle import Deadline
 from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.graph import require_cores
 from headrace.pipelines.process import check_heaps
+from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
 from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
@@ -430,3 +432,15 @@ def test_numbers_of_a_flow_are_metrics(drive: Callable[[Test], None]) -> None:
             )
 
     drive(steps)
+
+
+def test_real_time_mode_needs_cores() -> None:
+    """Spark would never read the partitions that have no core; an aggregate needs cores for its shuffle too."""
+    spec = SPEC.model_dump(by_alias=True) | {"trigger": {"realtime": True}, "driver": {"cores": 3}}
+    few = PipelineSpec.model_validate(spec)
+    require_cores(few, {"flights": 3})
+    with pytest.raises(EnvironmentProblem, match=r"reads or shuffles: 4, and there are 3\. Set trigger"):
+        require_cores(few, {"flights": 4})
+    spec["flows"]["by_carrier"]["sql"] = "SELECT count(*) FROM flights GROUP BY carrier"
+    with pytest.raises(EnvironmentProblem, match="5, and there are 3"):
+        require_cores(PipelineSpec.model_validate(spec), {"flights": 3})

@@ -426,6 +426,10 @@ class CheckpointUnusable(PipelineInvalid, code="ERR40083", message="CHECKPOINT_U
     """The checkpoint of a flow is damaged, in use, or belongs to another query."""
 
 
+class SinkUnavailable(PipelineError, code="ERR40084", message="PIPELINE_SINK_UNAVAILABLE", retriable=True):
+    """The server of a sink does not take a batch now; it is written again."""
+
+
 class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
     """The Spark driver process died; the run starts again from its checkpoint."""
 

@@ -41,8 +41,10 @@ def make(kafka: Any) -> Callable[..., BatchTransactions]:
 
     def of(name: str = "", seconds: float = 30.0) -> BatchTransactions:
         config = kafka_settings(kafka.bootstrap_servers)
-        return BatchTransactions(config, name or f"headrace.test.{uuid.uuid4().hex}", seconds)
+        made.append(BatchTransactions(config, name or f"headrace.test.{uuid.uuid4().hex}", seconds))
+        return made[-1]
 
+    made: list[BatchTransactions] = []
     for _ in range(60):  # the first group of a broker waits for the topic of all offsets
         with contextlib.suppress(KafkaUnavailable):
             of().open()

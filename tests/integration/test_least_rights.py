@@ -187,12 +187,13 @@ class Doctor(Feature):
 
 
 class Pipeline(Written):
-    titles = ("Pipelines",)
+    titles: tuple[str, ...] = ("Pipelines",)
+    delivery = "at_least_once"
     limit_seconds = 240.0
 
     def start(self) -> None:
         name, source = self.world("headrace.scale").removeprefix("headrace."), self.world("orders")
-        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.world("weights")}}
+        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.world("weights"), "delivery": self.delivery}}
         spec = {"name": name, "sources": {"a": {"topic": source, "schema": "n INT"}}, "flows": {"copy": flow}}
         (self.world.folder / "pipeline.yaml").write_text(yaml.safe_dump(spec))
         more = {"pipelines": [str(self.world.folder / "pipeline.yaml")], "state_dir": str(self.world.folder / "state")}
@@ -215,6 +216,11 @@ class Pipeline(Written):
         return "; ".join(one for one in missing if one in self.world.process.output)
 
 
+class ExactlyOncePipeline(Pipeline):
+    titles = ("Pipelines", "Pipelines with exactly-once sinks")
+    delivery = "exactly_once"
+
+
 FEATURES: tuple[type[Feature], ...] = (Produce, Transaction, Push, Active)
 LONG: tuple[type[Feature], ...] = (
     Keyed,
@@ -228,6 +234,7 @@ LONG: tuple[type[Feature], ...] = (
     Redrive,
     Registration,
     Pipeline,
+    ExactlyOncePipeline,
 )
 
 

@@ -36,6 +36,7 @@ from headrace.lifecycle import Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.process import check_heaps
 from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.security import ClientTlsFiles
@@ -58,6 +59,7 @@ _TIERS_OF_OTHER_CLUSTER = (
 _IN_TRANSACTIONS = (
     "its outputs and its group's offsets are committed together (delivery: exactly_once), and a replay commits none"
 )
+_PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
 _OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
 
@@ -110,7 +112,8 @@ class Assembly:
             made += self._function(spec, file)
         self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
-        made += map(self._pipeline, check_heaps(load_pipelines(config.pipelines)))
+        specs = check_heaps(load_pipelines(config.pipelines))
+        made += [service for spec in specs for service in self._pipeline(spec)]
         others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
         self.services: list[Service] = [*others, *made]
         """Downstream first."""
@@ -334,7 +337,7 @@ class Assembly:
 
     # Pipelines -------------------------------------------------------------------------------------------------------
 
-    def _pipeline(self, spec: PipelineSpec) -> Service:
+    def _pipeline(self, spec: PipelineSpec) -> list[Service]:
         for topic in (topic for flow in spec.flows.values() for topic in flow.sink.topics):
             if self.internal.kind_of(topic):
                 raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {_INTERNAL}")
@@ -347,7 +350,14 @@ class Assembly:
             self.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
-        return run
+        pushing: list[Service] = []
+        for name, flow_spec in spec.flows.items():
+            sink = flow_spec.sink
+            if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
+                if admin is not context.admin:
+                    raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
+                pushing += self._reactive_consumer(f"{spec.name}.{name}", reactive)
+        return [*pushing, run]
 
     # Both kinds of consumers -----------------------------------------------------------------------------------------
 

@@ -214,18 +214,9 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
         raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: name another topic")
 
 
-class ReactiveConsumerConfig(DeliveryConfig):
-    """One consumer that pushes records to a backend."""
+class PushConfig(DeliveryConfig):
+    """How records are read and pushed to a backend."""
 
-    topics: list[TopicName] = []
-    """Topics to consume."""
-    topic_patterns: Annotated[list[TopicPattern], Field(max_length=100)] = []
-    """Patterns (RE2's syntax, over the whole name): topics that fit one are consumed too, also those created later.
-    Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never match; `topics` can name them."""
-    group: GroupName
-    """Consumer group."""
-    backend: BackendConfig
-    """Where records are delivered."""
     key_format: FormatName = "string"
     """Format of keys in the delivery."""
     value_format: FormatName = "json"
@@ -241,6 +232,20 @@ class ReactiveConsumerConfig(DeliveryConfig):
     on_gap: Literal["stop", "continue"] = "stop"
     """When the records a group should read next were removed from the log: `stop` stalls the partition and
     readiness reports it; `continue` resumes at the start of the log. Both name the missing offsets."""
+
+
+class ReactiveConsumerConfig(PushConfig):
+    """One consumer that pushes records to a backend."""
+
+    topics: list[TopicName] = []
+    """Topics to consume."""
+    topic_patterns: Annotated[list[TopicPattern], Field(max_length=100)] = []
+    """Patterns (RE2's syntax, over the whole name): topics that fit one are consumed too, also those created later.
+    Topics of Kafka's own and of Headrace's (dead letters, retries, audit) never match; `topics` can name them."""
+    group: GroupName
+    """Consumer group."""
+    backend: BackendConfig
+    """Where records are delivered."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ReactiveConsumerConfig:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient
 
 from headrace import errors
 from headrace.config.internal_topics import BATCHES_TOPIC
@@ -25,22 +24,16 @@ from headrace.kafka.properties import client_properties, producer_properties
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.lifecycle.failpoints import reach
 
-OPEN_SECONDS: Final = 30.0
+_LIMIT_SECONDS: Final = 30.0
+_ANSWER_SECONDS: Final = 10.0
 _STATISTICS_SECONDS: Final = 0.02
-_STATISTICS_LIMIT_SECONDS: Final = 10.0
 _FULL_QUEUE_SECONDS: Final = 0.1
-_BATCH_BYTES: Final = 262_144
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
-_TIMEOUT: Final = "transaction_timeout_seconds"
-_CONSEQUENCES: Final = (
-    confluent_kafka.KafkaError._STATE,
-    confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD,
-    confluent_kafka.KafkaError._PURGE_QUEUE,
-    confluent_kafka.KafkaError._PURGE_INFLIGHT,
-)
+_CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
 """Errors of records that failed only because another one did."""
+_SETTINGS: Final = ProducerConfig(linger_seconds=0.02, batch_bytes=262_144, compression="lz4")
 
-BatchRecord = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
+BatchRecord = tuple[str, bytes | None, bytes | None, Any]
 """Topic, key, value and headers."""
 
 
@@ -73,10 +66,19 @@ class BatchTransactions:
         """
         self.close()
         self._guard = TransactionGuard()
+        settings = _SETTINGS.model_copy(update={"delivery_timeout_seconds": self._timeout_seconds})
+        properties = {
+            **producer_properties(self._kafka, settings, f"headrace-{self._name}"),
+            "transactional.id": self._name,
+            "transaction.timeout.ms": int(self._timeout_seconds * 1000),
+            "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
+            "stats_cb": self._guard.observe,
+            "delivery.report.only.error": True,
+            "on_delivery": self._delivered,
+        }
         try:
-            properties = {"stats_cb": self._guard.observe, "on_delivery": self._delivered}
-            client = confluent_kafka.Producer({**self._properties(), **properties})
-            client.init_transactions(OPEN_SECONDS)
+            client = confluent_kafka.Producer(properties)
+            client.init_transactions(_LIMIT_SECONDS)
             self._guard.opened(time.monotonic())
             number = self._look_up()
         except confluent_kafka.KafkaException as cause:
@@ -90,33 +92,39 @@ class BatchTransactions:
         Raises:
             HeadraceError: It failed, and the producer is closed. Whether it was written shows the next `open`.
         """
-        self._usable()
-        client, began, committing, topics = self._client, time.monotonic(), False, set()
-        assert client
+        client, began, committing = self._usable_client(), time.monotonic(), False
+        topics: set[str] = set()
         self._refused = None
         try:
             with ClientErrors():
                 client.begin_transaction()
                 for topic, key, value, headers in records:
                     topics.add(topic)
-                    self._produce(client, topic, value, key, headers)
+                    while True:
+                        try:
+                            client.produce(topic, value, key, headers=headers)
+                            break
+                        except BufferError:
+                            client.poll(_FULL_QUEUE_SECONDS)
                 reach("batch.produced")
                 client.flush()
-                if self._refused:
-                    raise self._refused
                 offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1)
-                client.send_offsets_to_transaction([offset], self._group, OPEN_SECONDS)
+                client.send_offsets_to_transaction([offset], self._group, _LIMIT_SECONDS)
                 reach("batch.numbered")
                 committing = True
                 client.commit_transaction()
                 reach("batch.committed")
-        except (*_BROKEN, errors.HeadraceError) as cause:
-            failed = self._refused or self._error(cause, f"write batch {number}", sorted(topics))
+        except _BROKEN as cause:
+            failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
-                text = f"{failed.description} This took {seconds:.0f} s, and {_TIMEOUT} of the sink is "
-                text += f"{self._timeout_seconds:g}: raise it, or lower trigger.max_records"
+                text = f"{failed.description} This took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
+                text += f" {self._timeout_seconds:g}: raise it, or lower trigger.max_records"
                 failed = errors.TransactionAborted(text)
-            self._give_up(aborts=not committing)
+            with contextlib.suppress(*_BROKEN), ClientErrors():
+                client.purge()
+                if not committing:  # a transaction that may have been committed is not aborted
+                    client.abort_transaction(_ANSWER_SECONDS)
+            self.close()
             raise failed from cause
         self._guard.ended(time.monotonic())
 
@@ -133,79 +141,54 @@ class BatchTransactions:
             self._client.purge()
             self._client = None
 
-    def _usable(self) -> None:
-        """Have a producer that no late request of an earlier transaction can disturb."""
-        end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
+    def _usable_client(self) -> confluent_kafka.Producer:
+        """Return a producer that no late request of an earlier transaction can disturb."""
+        end = time.monotonic() + _ANSWER_SECONDS
         while self._client and not self._guard.fresh and time.monotonic() < end:
             self._client.poll(_STATISTICS_SECONDS)
         if not self._client or not self._guard.fresh or self._guard.problem():
             self.open()
         self._guard.begin()
-
-    def _produce(self, client: confluent_kafka.Producer, *record: Any) -> None:
-        topic, value, key, headers = record
-        while True:
-            try:
-                client.produce(topic, value, key, headers=headers)
-            except BufferError:
-                client.poll(_FULL_QUEUE_SECONDS)
-            else:
-                return
+        assert self._client
+        return self._client
 
     def _delivered(self, error: confluent_kafka.KafkaError | None, record: Any) -> None:
-        if error and not self._refused and error.code() not in _CONSEQUENCES:
+        if error and not self._refused and error.name() not in _CONSEQUENCES:
             self._refused = write_error(error, self._kafka, str(record.topic()))
 
-    def _error(self, cause: Exception, doing: str, topics: Sequence[str] = ()) -> errors.HeadraceError:
+    def _error(self, cause: Exception, doing: str, *topics: str) -> errors.HeadraceError:
         if not isinstance(cause, confluent_kafka.KafkaException):
             return errors.TransactionAborted(f"{doing}: {cause}")
         needed = [Right("Write", "transactional-id", self._name), Right("Read", "group", self._name)]
         needed += [Right("Read", "topic", BATCHES_TOPIC), *(Right("Write", "topic", topic) for topic in topics)]
         found = to_error(cause, doing, self._kafka, *needed)
         if cause.args[0].code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            advice = f"lower {_TIMEOUT} of the sink, or raise transaction.max.timeout.ms of the brokers"
+            advice = "lower transaction_timeout_seconds of the sink, or raise transaction.max.timeout.ms of the brokers"
             return errors.ConfigError(f"{found.description} {advice}")
         return found
 
-    def _give_up(self, *, aborts: bool) -> None:
-        with contextlib.suppress(*_BROKEN), ClientErrors():
-            if self._client and aborts:
-                self._client.purge()
-                self._client.abort_transaction(_STATISTICS_LIMIT_SECONDS)
-        self.close()
-
     def _look_up(self) -> int | None:
-        properties = client_properties(self._kafka, f"headrace-{self._name}")
-        admin, partition = AdminClient(properties), confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
-        topic = admin.list_topics(BATCHES_TOPIC, OPEN_SECONDS).topics[BATCHES_TOPIC]
-        if topic.error and topic.error.code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            text = "which counts the batches of exactly-once sinks: create it with one partition"
-            raise errors.TopicNotFound(f"topic {BATCHES_TOPIC} does not exist, {text}", topic=BATCHES_TOPIC)
-        if topic.error:
-            raise confluent_kafka.KafkaException(topic.error)
-        request = [confluent_kafka.ConsumerGroupTopicPartitions(self._name, [partition])]
-        limit = {"require_stable": True, "request_timeout": OPEN_SECONDS}
-        (answer,) = admin.list_consumer_group_offsets(request, **limit).values()
-        found = answer.result(OPEN_SECONDS).topic_partitions[0]
-        if found.error:
-            raise confluent_kafka.KafkaException(found.error)
-        # It never connects: the transaction needs the name of a group without members only.
-        consumer = confluent_kafka.Consumer({**properties, "group.id": self._name})
-        self._group = consumer.consumer_group_metadata()
-        consumer.close()
+        # Not by the client for administration: a coordinator that moves ends its process (librdkafka 2.16).
+        properties = client_properties(self._kafka, f"headrace-{self._name}", consumer=True)
+        own = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
+        consumer = confluent_kafka.Consumer({**properties, **own})
+        try:
+            topic = consumer.list_topics(BATCHES_TOPIC, _LIMIT_SECONDS).topics[BATCHES_TOPIC]
+            if topic.error and topic.error.code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                text = "which counts the batches of exactly-once sinks: create it with one partition"
+                raise errors.TopicNotFound(f"topic {BATCHES_TOPIC} does not exist, {text}", topic=BATCHES_TOPIC)
+            if topic.error:
+                raise confluent_kafka.KafkaException(topic.error)
+            partition = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
+            found = consumer.committed([partition], _ANSWER_SECONDS)[0]
+            if found.error:
+                raise confluent_kafka.KafkaException(found.error)
+            self._group = consumer.consumer_group_metadata()
+        except confluent_kafka.KafkaException:
+            refused = consumer.poll(0)  # without a right on the group the call itself only times out
+            if refused and refused.error():
+                raise confluent_kafka.KafkaException(refused.error()) from None
+            raise
+        finally:
+            consumer.close()
         return found.offset if found.offset >= 0 else None
-
-    def _properties(self) -> dict[str, Any]:
-        settings = ProducerConfig(
-            linger_seconds=0.02,
-            batch_bytes=_BATCH_BYTES,
-            compression="lz4",
-            delivery_timeout_seconds=self._timeout_seconds,
-        )
-        return {
-            **producer_properties(self._kafka, settings, f"headrace-{self._name}"),
-            "delivery.report.only.error": True,
-            "transactional.id": self._name,
-            "transaction.timeout.ms": int(self._timeout_seconds * 1000),
-            "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
-        }

@@ -174,6 +174,8 @@ def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
         yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
     elif flow.sink.mode != "update":
         yield "sink", "real-time mode knows mode: update only"
+    elif flow.sink.delivery == "exactly_once":
+        yield "sink", "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
     if flow.python:
         yield "python", "real-time mode runs SQL only: use trigger.interval_seconds"
 

@@ -16,6 +16,7 @@ from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
+from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec, QuerySpec
 from headrace.pipelines.sql import check_sql
 
@@ -63,9 +64,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     if problems.found and not (isinstance(tree, dict) and tree):
         raise PipelineInvalid("\n".join(problems.ordered))
     references = FileReferences(path, path.resolve().parent, os.environ, report)
-    if isinstance(tree, dict) and "kafka" in tree:
-        tree["kafka"] = references.replaced(tree["kafka"], ("kafka",))
-    _replace_in_options(tree, (), references)
+    _replace_references(tree, (), references)
     try:
         spec = PipelineSpec.model_validate(tree)
     except ValidationError as cause:
@@ -78,6 +77,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         spec = spec.model_copy(update={"kafka": spec.kafka.model_copy(update={"security": security})})
         if security.tls and not security.tls.verify_certificate:
             report((*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED)
+    _keep_references(spec, references)
     spec = _with_sql_files(spec, path.resolve().parent, report)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
@@ -101,11 +101,14 @@ _PLAIN_SECRET = (
 )
 
 
-def _replace_in_options(value: Any, at: KeyPath, references: FileReferences) -> None:
-    """Replace the references in options of sources and sinks, and report secrets in plain text."""
+def _replace_references(value: Any, at: KeyPath, references: FileReferences) -> None:
+    """Replace the references where they work, and report options of sources and sinks with secrets in plain text."""
     for key, below in value.items() if isinstance(value, dict) else ():
+        if (*at, key) == ("kafka",) or (key in ("postgres", "backend") and at[-1:] == ("sink",)):
+            value[key] = references.replaced(below, (*at, key))
+            continue
         if key not in ("options", "settings") or not isinstance(below, dict):
-            _replace_in_options(below, (*at, key), references)
+            _replace_references(below, (*at, key), references)
             continue
         for name, option in below.items():
             secret = is_secret_name(name) or _HOLDS_SECRET.search(str(option))
@@ -114,6 +117,14 @@ def _replace_in_options(value: Any, at: KeyPath, references: FileReferences) -> 
                 references.unresolved.add((*at, key, name))
             else:
                 below[name] = references.replaced(option, (*at, key, name))
+
+
+def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
+    """Have passwords of databases read again when a driver starts."""
+    for name, flow in spec.flows.items():
+        password = references.texts.get(("flows", name, "sink", "postgres", "password"), "")
+        if isinstance(flow.sink, PostgresSink) and password:
+            flow.sink.postgres.read_password_from(password, references.folder)
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from headrace.pipelines.graph import ordered_views, reads
+from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import FlowSpec, PipelineSpec
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out{fill:#cfe2ff}.sources{fill:#e2e3e5}"
@@ -34,6 +35,8 @@ def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
 
 def guarantee(flow: FlowSpec) -> str:
     """Return how often the sink has a row after failures."""
+    if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
+        return "exactly once"
     return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once")
 
 

@@ -143,7 +143,7 @@ class DriverProcess:
     def request(self, plan: DriverPlan) -> None:
         """Send a request; after the task `run` the process takes none."""
         assert self._child.process.stdin is not None
-        self._child.process.stdin.write(plan.model_dump_json().encode() + b"\n")
+        self._child.process.stdin.write(plan.document() + b"\n")
         if plan.task.kind == "run":
             self._child.process.stdin.close()
 

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config.internal_topics import BATCHES_TOPIC
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.errors import DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
-from headrace.kafka import Admin
+from headrace.kafka import Admin, InternalTopic
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
@@ -225,6 +226,8 @@ class PipelineRun(Service):
                 require_cores(self._spec, self._partitions)
                 for topic, like in topics_written(self._spec).items():
                     await self._ensure_topic(topic, like)
+                if self._spec.has_transactions:
+                    await InternalTopic(BATCHES_TOPIC).ensure(self._admin)
                 toolchain = await find_toolchain()
                 in_use = self._kafka.security.in_use
                 security = await run_blocking(functools.partial(connector_options, in_use))
@@ -240,6 +243,7 @@ class PipelineRun(Service):
                     spec=self._spec.model_copy(update={"kafka": PipelineKafka()}),
                     bootstrap_servers=self._kafka.bootstrap_servers,
                     security=security.options,
+                    kafka=self._kafka.model_copy(update={"security": in_use}) if self._spec.has_transactions else None,
                     folder=self._folder,
                     jars=toolchain.jars,
                 )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model_validator
 
+from headrace.config.backend import BackendConfig
+from headrace.config.consumers import PushConfig, ReactiveConsumerConfig
 from headrace.config.internal_topics import external_topic
-from headrace.config.section import Count, FormatName, Section, TopicName, known_by
+from headrace.config.references import ReferenceProblem, resolve
+from headrace.config.section import Count, FormatName, Port, PositiveSeconds, Section, TopicName, known_by
 from headrace.pipelines.sources import ColumnName, Options
 
+_TRANSACTION_SECONDS: Final = 60.0
 OutputMode = Literal["append", "update", "complete"]
 
 
@@ -37,6 +44,39 @@ class KafkaSink(_Sink):
     `append` writes it once, when a watermark has passed it; `complete` writes all rows every time."""
     options: Options = {}
     """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
+    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
+    """With `exactly_once` each micro-batch is one transaction of Kafka: readers at read_committed see all of its
+    records at once, and none twice. The micro-batch must fit into the driver's memory (`trigger.max_records`)."""
+    transaction_timeout_seconds: PositiveSeconds = _TRANSACTION_SECONDS
+    """With `exactly_once`: after this time Kafka aborts the transaction of a driver that is lost. The write of each
+    micro-batch must be shorter. Until then readers at read_committed wait before its records."""
+    accept_unknown_batch: bool = False
+    """With `exactly_once`: write a micro-batch although Kafka no longer knows whether it was written before."""
+
+    backend: BackendConfig | None = None
+    """HTTP server that the records of the topic are pushed to, by a reactive consumer of this process."""
+    push: PushConfig = PushConfig()
+    """With `backend`: how they are pushed, as of a reactive consumer; the format of values is that of the sink."""
+
+    def consumer(self, group: str) -> ReactiveConsumerConfig | None:
+        """Return the reactive consumer that pushes the records; None if there is no backend."""
+        if self.backend is None:
+            return None
+        known = {"value_format": "json" if self.value_format == "record" else self.value_format}
+        chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}
+        return ReactiveConsumerConfig(topics=[self.topic], group=group, backend=self.backend, **(known | chosen))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.consumer("check")
+        if self.backend is None and self.push != PushConfig():
+            raise ValueError("push needs a backend: write backend: {url: ...}, or remove push")
+        if self.delivery == "exactly_once" and self.options:
+            raise ValueError("options are those of Spark's connector, which exactly_once does not use: remove them")
+        own = self.accept_unknown_batch or self.transaction_timeout_seconds != _TRANSACTION_SECONDS
+        if self.delivery != "exactly_once" and own:
+            raise ValueError("transaction_timeout_seconds and accept_unknown_batch need delivery: exactly_once: set it")
+        return self
 
     @property
     def topics(self) -> list[str]:
@@ -58,6 +98,57 @@ class FileSink(_Sink):
     """Further options of Spark's writer of this format."""
 
 
+class _ReferredSecret(SecretStr):
+    """A secret that is read again from its file whenever it is used, and stays as it was if that fails."""
+
+    def __init__(self, value: str, text: str, folder: Path) -> None:
+        super().__init__(value)
+        self._text, self._folder = text, folder
+
+    def get_secret_value(self) -> str:
+        with contextlib.suppress(ReferenceProblem):
+            return resolve(self._text, os.environ, self._folder, lambda _: None)
+        return super().get_secret_value()
+
+
+class PostgresConnection(Section):
+    """How to reach a database of PostgreSQL. References work here, such as `${file:password}`."""
+
+    host: Annotated[str, Field(min_length=1)] = "localhost"
+    """Name or address of the server."""
+    port: Port = 5432
+    """Its port."""
+    database: Annotated[str, Field(min_length=1)]
+    """Name of the database."""
+    user: Annotated[str, Field(min_length=1)]
+    """User, who needs SELECT, INSERT and UPDATE on the table, and may create tables or has `_headrace_batches`."""
+    password: SecretStr = SecretStr("")
+    """Password of the user. From a file it is read again when the driver starts."""
+    options: dict[str, str] = {}
+    """Further parameters of libpq, such as `sslmode: verify-full` and `sslrootcert`."""
+
+    def read_password_from(self, text: str, folder: Path) -> None:
+        """Read the password again from a text with references whenever it is used."""
+        self.__dict__["password"] = _ReferredSecret(self.password.get_secret_value(), text, folder)
+
+
+class PostgresSink(_Sink):
+    """A table of PostgreSQL. Each micro-batch is one transaction, and its number is committed with it: exactly once.
+
+    Nested columns are written as JSON, and timestamps in UTC."""
+
+    postgres: PostgresConnection
+    """The database."""
+    table: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$")]
+    """Table that has all columns of the flow, with its schema where that is needed: `public.totals`."""
+    keys: list[ColumnName] = []
+    """Columns of a unique key: a row replaces the row with the same key. Without keys every row is added."""
+    mode: OutputMode = "update"
+    """Spark's output mode: with `update` an aggregate's row is written whenever it changed."""
+    accept_unknown_batch: bool = False
+    """Write a micro-batch although it is not known whether it was written before."""
+
+
 class ConsoleSink(_Sink):
     """The log of the driver, for trials."""
 
@@ -77,8 +168,9 @@ class MemorySink(_Sink):
 AnySink = Annotated[
     Annotated[KafkaSink, Tag("<topic>")]
     | Annotated[FileSink, Tag("<files>")]
+    | Annotated[PostgresSink, Tag("<postgres>")]
     | Annotated[ConsoleSink, Tag("<console>")]
     | Annotated[MemorySink, Tag("<memory>")],
-    Discriminator(known_by("topic", "files", "console", "memory")),
+    Discriminator(known_by("topic", "files", "postgres", "console", "memory")),
 ]
 """A sink; its kind is known by the key that only it has."""

@@ -195,6 +195,12 @@ class PipelineSpec(Section):
                 found[f"{name}-corrupt"] = FlowSpec.model_construct(sql=query, sink=sink)
         return found
 
+    @property
+    def has_transactions(self) -> bool:
+        """Whether a flow writes to Kafka in transactions."""
+        sinks = [flow.sink for flow in self.running.values()]
+        return any(isinstance(sink, KafkaSink) and sink.delivery == "exactly_once" for sink in sinks)
+
     def group(self, flow: str) -> str:
         """Return the consumer group that shows how far a flow has come."""
         return f"headrace.{self.name}.{flow}"

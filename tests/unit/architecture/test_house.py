@@ -39,6 +39,7 @@ DOORS = {
     "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines"},
+    "psycopg": {"pipelines"},
     "prometheus_client": {"telemetry"},
     "click": {"cli"},
     "rich": {"cli"},

@@ -33,22 +33,22 @@ def text_of(secrets: Path) -> str:
 def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
     """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
     Authority(tmp_path, "ca")
-    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
+    kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
     secrets = tmp_path / "delays" / "secrets.properties"
 
     async def steps(bench: Bench) -> None:
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
-        assert "first" in text_of(secrets)
-        assert "first" not in bench.plans[0].model_dump_json()
-        kafka.security.use(_login("second", str(tmp_path / "none.pem")))
+        assert "c4nary-1" in text_of(secrets)
+        assert "c4nary-1" not in bench.plans[0].model_dump_json()
+        kafka.security.use(_login("c4nary-2", str(tmp_path / "none.pem")))
         await bench.clock.advance(10)
         assert (len(bench.lives), bench.reason) == (1, "")
-        kafka.security.use(_login("second"))
+        kafka.security.use(_login("c4nary-2"))
         await bench.clock.advance(10)
         assert [life.stops for life in bench.lives] == [1, 0]
         assert bench.reason == ""
-        assert "second" in text_of(secrets)
+        assert "c4nary-2" in text_of(secrets)
         bench.lives[1].tell(*READY)
         await bench.clock.advance(30)
         assert [life.stops for life in bench.lives] == [1, 0]
@@ -64,7 +64,7 @@ def test_no_secret_is_left_without_a_driver(
 ) -> None:
     """The driver ends while changed secrets are read, or the run ends while a driver starts."""
     Authority(tmp_path, "ca")
-    kafka = KafkaConfig(security=_login("first", str(tmp_path / "ca.pem")))
+    kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
 
     async def steps(bench: Bench) -> None:
         async def failing(function: Callable[[], Any]) -> Any:
@@ -80,7 +80,7 @@ def test_no_secret_is_left_without_a_driver(
 
         if moment == "renewal":
             monkeypatch.setattr(runs, "run_blocking", failing)
-            kafka.security.use(_login("second"))
+            kafka.security.use(_login("c4nary-2"))
             await bench.clock.advance(10)
         else:
             monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", endless)
@@ -102,4 +102,4 @@ def test_certificates_that_cannot_be_read_are_waited_for(drive: Callable[..., No
         await bench.clock.advance(1)
         assert len(bench.lives) == 1
 
-    drive(steps, KafkaConfig(security=_login("first", str(tmp_path / "ca.pem"))))
+    drive(steps, KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem"))))

@@ -88,7 +88,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
     active = {}
     for name in spec.running:
         with part(f"flows.{name}"):
-            active[name] = ProgressReader(start_flow(spark, plan, name), send)
+            active[name] = ProgressReader(*start_flow(spark, plan, name), send)
     recorded, next_look = set(), 0.0
     while active and not stopping:
         for name, reader in list(active.items()):
@@ -97,7 +97,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
                 progressed(plan.folder, name, reader.batch_id)
                 recorded.add(name)
             if ended:
-                if (cause := reader.query.exception()) is not None:
+                if (cause := reader.failure) is not None:
                     raise PartFailed(cause, f"flows.{name}")
                 send(wire.FlowFinished(name))
                 del active[name]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError, PipelineInvalid
 from headrace.pipelines.checkpoints import CHOICES, RESTORE
 from headrace.pipelines.driver import plan as wire
 
@@ -76,7 +76,8 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
             name = cause.getCondition() or name
     if isinstance(cause, HeadraceError):
-        return wire.Failed(cause.message, cause.description, retriable=False, part=part)
+        lasting = isinstance(cause, PipelineInvalid | ConfigError)
+        return wire.Failed(cause.message, cause.description, retriable=not lasting, part=part)
     whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
     lines = [line for line in whole.splitlines() if line.strip()]
     if isinstance(cause, ParseException):

@@ -5,13 +5,16 @@ as one JSON line each on the standard output that the process started with. A dr
 its Spark session and waits for the next request, until standard input ends.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from pydantic import SecretStr
 
+from headrace.config.kafka import KafkaConfig
 from headrace.config.section import Section
 from headrace.pipelines.spec import PipelineSpec
 
@@ -48,12 +51,18 @@ class DriverPlan(Section):
     """Kafka, as `host:port`, comma separated."""
     security: dict[str, str] = {}
     """The connector's options of TLS and login; secrets are references to a file in the folder."""
+    kafka: KafkaConfig | None = None
+    """How the driver's own client reaches Kafka, for sinks that need it."""
     folder: Path
     """The pipeline's own folder: checkpoints, lock file, temporary files."""
     jars: tuple[Path, ...]
     """The Kafka connector."""
     task: DriverTask = DriverTask()
     """The work to do."""
+
+    def document(self) -> bytes:
+        """Return the plan with its secrets, as JSON. It is for standard input of the driver only."""
+        return json.dumps(self.model_dump(by_alias=True, exclude_unset=True), default=_plain).encode()
 
     def checkpoint(self, flow: str) -> Path:
         """Return the folder of a flow's checkpoint."""
@@ -67,6 +76,10 @@ class DriverPlan(Section):
     def scratch(self) -> Path:
         """Folder of temporary files of one process."""
         return self.folder / "tmp"
+
+
+def _plain(value: Any) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 class DriverEvent(msgspec.Struct, frozen=True, tag_field="event"):

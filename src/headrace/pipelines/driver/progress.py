@@ -7,6 +7,7 @@ from typing import Any
 from pyspark import StatusTracker
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
 from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, FlowWorking, SendEvent
 from headrace.pipelines.driver.records import RULES
@@ -17,8 +18,9 @@ _ASKING = "Getting offsets"
 class ProgressReader:
     """Reports a query's progress without missing a micro-batch."""
 
-    def __init__(self, query: StreamingQuery, send: SendEvent) -> None:
+    def __init__(self, query: StreamingQuery, sink: ExactlyOnceSink | None, send: SendEvent) -> None:
         self.query = query
+        self._sink = sink
         self._send = send
         self._newest = ""
         self._running = False
@@ -33,6 +35,12 @@ class ProgressReader:
         return not self.query.status["isTriggerActive"] or self._message.startswith(_ASKING)
 
     @property
+    def failure(self) -> Exception | None:
+        """Why the query has ended; None if it was not by an error."""
+        failed = self.query.exception()
+        return (failed and self._sink and self._sink.failure) or failed
+
+    @property
     def _message(self) -> str:
         return str(self.query.status["message"])
 
@@ -42,6 +50,8 @@ class ProgressReader:
         Returns:
             Whether a micro-batch has ended.
         """
+        if self._sink:
+            self._sink.poll()
         before, last = self._newest, self.query.lastProgress
         if last is not None and last["timestamp"] != before:
             # Spark keeps the last hundred; a poll is far more frequent than that many batches.

@@ -7,14 +7,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headrace.pipelines.checkpoints import check
+from headrace.pipelines.driver.exactly_once import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of
 from headrace.pipelines.driver.late_rows import take_out
 from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.postgres import as_texts
 from headrace.pipelines.driver.records import as_records, with_rules
 from headrace.pipelines.driver.sources import register_source, texts
 from headrace.pipelines.driver.views import register_view, rows_of
 from headrace.pipelines.graph import ordered_views
-from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink
+from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink, PostgresSink
 
 _PRODUCER = {
     "kafka.acks": "all",
@@ -25,20 +27,25 @@ _PRODUCER = {
 }
 
 
-def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> StreamingQuery:
-    """Start a flow's query from its checkpoint, or from its sources' beginning if it has none."""
+def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[StreamingQuery, ExactlyOnceSink | None]:
+    """Start a flow's query from its checkpoint, or from its sources' beginning if it has none.
+
+    Returns:
+        The query, and the sink that writes its micro-batches in this process, if it has one.
+    """
     flow, trigger = plan.spec.running[name], plan.spec.trigger
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
     check(plan.folder, name, frozen_of([rows, late], plan, flow))
-    writer = _writer(rows, plan, name, late).queryName(name).outputMode(flow.sink.mode)
+    sink = exactly_once(plan, name)
+    writer = _writer(rows, plan, name, late, sink).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
     if trigger.once:
-        return writer.trigger(availableNow=True).start()
+        return writer.trigger(availableNow=True).start(), sink
     if trigger.realtime:
         interval = f"{round(trigger.checkpoint_seconds * 1000)} milliseconds"
-        return writer.trigger(realTime=interval).start()  # type: ignore[call-overload,no-any-return]
-    return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start()
+        return writer.trigger(realTime=interval).start(), sink  # type: ignore[call-overload]
+    return writer.trigger(processingTime=f"{round(trigger.interval_seconds * 1000)} milliseconds").start(), sink
 
 
 def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[DataFrame, DataFrame | None]:
@@ -54,16 +61,23 @@ def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Data
     return with_rules(rows_of(spark, plan, flow), flow), late
 
 
-def _writer(rows: DataFrame, plan: DriverPlan, name: str, late: DataFrame | None) -> DataStreamWriter:
+def _writer(
+    rows: DataFrame, plan: DriverPlan, name: str, late: DataFrame | None, target: ExactlyOnceSink | None
+) -> DataStreamWriter:
     flow = plan.spec.running[name]
     match flow.sink:
         case KafkaSink() as sink:
             records = as_records(rows, flow, plan.spec.group(name))
             records = records if late is None else records.unionByName(late)
+            if target:
+                return records.writeStream.foreachBatch(target)
             options = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
             if plan.spec.trigger.realtime:
                 options["kafka.linger.ms"] = "0"
             return records.writeStream.format("kafka").options(**{**options, **texts(sink.options)})
+        case PostgresSink():
+            assert target
+            return as_texts(rows).writeStream.foreachBatch(target)
         case FileSink() as sink:
             writer = rows.writeStream.format(sink.format).options(**texts(sink.options))
             return writer.partitionBy(*sink.partition_by).option("path", plan.path(sink.files))

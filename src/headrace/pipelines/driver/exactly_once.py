@@ -1,0 +1,156 @@
+"""Sinks that take each micro-batch exactly once, because the target keeps the number of the next one with its rows.
+
+Spark gives a micro-batch that failed or was cut by a crash again, with the same number and the same rows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyspark.sql import DataFrame
+
+from headrace.errors import HeadraceError, PipelineInvalid
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.postgres import PostgresBatches
+from headrace.pipelines.sinks import KafkaSink, PostgresSink
+
+if TYPE_CHECKING:
+    from headrace.config.kafka import KafkaConfig
+
+_RETRY_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+_QUERY_ID = "sql.streaming.queryId"
+
+
+class BatchTarget(Protocol):
+    """Where batches are written."""
+
+    def open(self) -> int | None:
+        """End what a predecessor left open, and return the number of the next batch; None if there is none."""
+
+    def write(self, number: int, rows: Any) -> None:
+        """Write an Arrow table and the number of the next batch together. After an error it is opened again."""
+
+    def poll(self) -> None:
+        """Do what is due between batches; called often, from another thread."""
+
+
+class ExactlyOnceSink:
+    """Writes the micro-batches of one flow, for `foreachBatch`."""
+
+    def __init__(self, flow: str, make: Callable[[str], BatchTarget], checkpoint: Path, *, accepts: bool) -> None:
+        """Prepare.
+
+        Args:
+            flow: Name of the flow.
+            make: Makes the target for the id of the query, which is new with each checkpoint.
+            checkpoint: Folder of the flow's checkpoint.
+            accepts: Whether a batch is written although it is not known whether it was written before.
+        """
+        self._flow, self._make, self._accepts = flow, make, accepts
+        planned = (int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit())
+        self._tried = max(planned, default=-1)
+        """The last batch that may have been written."""
+        self._target: BatchTarget | None = None
+        self._next: int | None = None
+        """The next batch by the target."""
+        self._is_open = False
+        self.failure: HeadraceError | None = None
+        """Why the last batch failed."""
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Write a micro-batch, unless the target has it."""
+        rows, end = None, time.monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                if self._is_needed(batch, number):
+                    rows = batch.toArrow() if rows is None else rows
+                    self._write(number, rows)
+                return
+            except HeadraceError as cause:
+                self._is_open = False
+                if not cause.retriable or time.monotonic() > end:
+                    self.failure = cause
+                    raise
+                print(f"flow {self._flow}: {cause.description}", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(_PAUSE_SECONDS)
+
+    def poll(self) -> None:
+        """Do what the target needs between batches."""
+        if self._target:
+            self._target.poll()
+
+    def _is_needed(self, batch: DataFrame, number: int) -> bool:
+        """Return whether the target does not have a batch yet.
+
+        Raises:
+            PipelineInvalid: Its number does not follow the target's, so rows would be repeated or missing.
+        """
+        if self._target is None:
+            self._target = self._make(str(batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)))
+        if not self._is_open:
+            self._next, self._is_open = self._target.open(), True
+        if self._next in (number, number + 1):
+            return self._next == number
+        if self._next is not None and self._next > number:
+            raise PipelineInvalid(
+                f"the checkpoint continues with batch {number}, and the sink has {self._next - 1}: the checkpoint is "
+                "an old copy. Restore the newest one, or give the flow another name to begin again"
+            )
+        if self._accepts or (self._next is None and not 0 < number <= self._tried):
+            return True
+        last = "it has none" if self._next is None else f"its last is {self._next - 1}"
+        raise PipelineInvalid(
+            f"the sink does not know whether it has batch {number}: {last}. Its record of batches has expired or was "
+            "removed, or the sink was not exactly-once before. To write the batch once more, perhaps a second time, "
+            "set sink.accept_unknown_batch: true for the next start"
+        )
+
+    def _write(self, number: int, rows: Any) -> None:
+        assert self._target
+        try:
+            self._target.write(number, rows)
+        except HeadraceError:
+            if self._next is not None:
+                self._tried = number
+            raise
+        self._next = number + 1
+
+
+class _KafkaBatches:
+    """Batches of records (columns `topic`, `key`, `value`, `headers`) as transactions of Kafka."""
+
+    def __init__(self, kafka: KafkaConfig, name: str, timeout_seconds: float) -> None:
+        from headrace.kafka.batch_transactions import BatchTransactions  # only drivers with such a sink load the client
+
+        self._transactions = BatchTransactions(kafka, name, timeout_seconds)
+        self.open, self.poll = self._transactions.open, self._transactions.poll
+
+    def write(self, number: int, rows: Any) -> None:
+        self._transactions.write(number, _records(rows))
+
+
+def _records(rows: Any) -> Iterator[Any]:
+    for batch in rows.to_batches():
+        columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value", "headers"))
+        for topic, key, value, headers in zip(*columns, strict=True):
+            yield topic, key, value, headers and [(each["key"], each["value"]) for each in headers]
+
+
+def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
+    """Return what writes the micro-batches of a flow in this process; None if its sink is not exactly-once."""
+    sink, prefix = plan.spec.running[name].sink, plan.spec.group(name)
+    if not isinstance(sink, PostgresSink) and not (isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"):
+        return None
+
+    def make(query: str) -> BatchTarget:
+        if isinstance(sink, PostgresSink):
+            return PostgresBatches(sink, f"{prefix}.{query}")
+        assert plan.kafka
+        return _KafkaBatches(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
+
+    return ExactlyOnceSink(name, make, plan.checkpoint(name), accepts=sink.accept_unknown_batch)

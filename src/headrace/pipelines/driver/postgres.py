@@ -1,0 +1,170 @@
+"""Micro-batches into a table of PostgreSQL, each exactly once: its rows and its number are committed together."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType
+
+from headrace.errors import PipelineInvalid, SinkUnavailable
+from headrace.pipelines.sinks import PostgresSink
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LEDGER: Final = "_headrace_batches"
+"""Table with the number of the next batch of each query."""
+_LIMIT_SECONDS: Final = 30
+_OF_VALUES: Final = ("22", "23")
+"""Classes of errors that are about values: data and constraints. Their texts quote values of rows."""
+_OF_STATEMENTS: Final = "42"
+"""Class of errors that are about names, types and rights."""
+_NO_RIGHT: Final = "42501"
+_NO_UNIQUE_KEY: Final = "42P10"
+_AT_COLUMN: Final = re.compile(r"COPY \w+, line \d+, column (\w+)")
+
+
+def as_texts(rows: DataFrame) -> DataFrame:
+    """Return rows with every column as the text that PostgreSQL reads; nested columns are JSON."""
+
+    def text(field: StructField) -> Column:
+        column = f.col(f"`{field.name}`")
+        if isinstance(field.dataType, BinaryType):
+            return f.concat(f.lit("\\x"), f.hex(column))
+        nested = isinstance(field.dataType, ArrayType | MapType | StructType)
+        return f.to_json(column) if nested else column.cast("string")
+
+    return rows.select(*(text(field).alias(field.name) for field in rows.schema.fields))
+
+
+class PostgresBatches:
+    """Writes the batches of one query."""
+
+    def __init__(self, sink: PostgresSink, query: str) -> None:
+        """Prepare; `query` is the name of the query in the table of numbers."""
+        self._sink, self._query = sink, query
+        self._connection: Any = None
+        self._next: int | None = None
+
+    def open(self) -> int | None:
+        """Connect, and wait for the end of what a predecessor is committing."""
+        import psycopg
+
+        to = self._sink.postgres
+        login: dict[str, Any] = {"dbname": to.database, "user": to.user, "password": to.password.get_secret_value()}
+        login |= {"connect_timeout": _LIMIT_SECONDS, **to.options}
+        self.close()
+        with self._errors():
+            self._connection = psycopg.connect(host=to.host, port=to.port, autocommit=True, **login)
+            self._connection.execute(f"SET timezone TO 'UTC'; SET lock_timeout TO '{_LIMIT_SECONDS}s'")
+            if self._connection.execute("SELECT to_regclass(%s)", [LEDGER]).fetchone() == (None,):
+                self._connection.execute(f"CREATE TABLE {LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL)")
+            ledger = f"SELECT next_batch FROM {LEDGER} WHERE query = %s FOR UPDATE"
+            found = self._connection.execute(ledger, [self._query]).fetchone()
+        self._next = found and found[0]
+        return self._next
+
+    def write(self, number: int, rows: pyarrow.Table) -> None:
+        """Write rows, as texts, and the number of the next batch in one transaction."""
+        with self._errors(number), self._connection.transaction():
+            self._set_next(number + 1)
+            if rows.num_rows:
+                self._copy(rows)
+                self._merge(rows.column_names)
+        self._next = number + 1
+
+    def poll(self) -> None:
+        """Do nothing: a connection needs no care."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection:
+            self._connection.close()
+
+    def _set_next(self, number: int) -> None:
+        """Set the number first, because its lock keeps another process with this query out."""
+        if self._next is None:
+            changed = self._connection.execute(f"INSERT INTO {LEDGER} VALUES (%s, %s)", [self._query, number])
+        else:
+            update = f"UPDATE {LEDGER} SET next_batch = %s WHERE query = %s AND next_batch = %s"
+            changed = self._connection.execute(update, [number, self._query, self._next])
+        if changed.rowcount != 1:
+            raise SinkUnavailable(f"another process writes the batches of {self._query} too: stop one of them")
+
+    def _copy(self, rows: pyarrow.Table) -> None:
+        from psycopg import sql
+        from pyarrow import csv
+
+        columns = _names(rows.column_names)
+        new = sql.SQL("CREATE TEMP TABLE headrace_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
+        self._connection.execute(new.format(columns, _table(self._sink.table)))
+        self._connection.execute("ALTER TABLE headrace_rows ADD headrace_row bigserial")
+        text = io.BytesIO()
+        csv.write_csv(rows, text, csv.WriteOptions(include_header=False))
+        copy = sql.SQL("COPY headrace_rows ({}) FROM STDIN (FORMAT csv)").format(columns)
+        with self._connection.cursor().copy(copy) as stream:
+            stream.write(text.getbuffer())
+
+    def _merge(self, columns: Sequence[str]) -> None:
+        """Write the rows to the table; of several with one key the last counts."""
+        from psycopg import sql
+
+        keys, all_columns = self._sink.keys, _names(columns)
+        one = sql.SQL("DISTINCT ON ({})").format(_names(keys)) if keys else sql.SQL("")
+        order = sql.SQL(", ").join([*map(sql.Identifier, keys), sql.SQL("headrace_row DESC")])
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} {} FROM headrace_rows ORDER BY {}")
+        statement = insert.format(_table(self._sink.table), all_columns, one, all_columns, order)
+        others = [sql.Identifier(name) for name in columns if name not in keys]
+        change = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
+        action = sql.SQL("UPDATE SET {}").format(change) if others else sql.SQL("NOTHING")
+        conflict = sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(keys), action) if keys else sql.SQL("")
+        self._connection.execute(statement + conflict)
+
+    @contextlib.contextmanager
+    def _errors(self, number: int | None = None) -> Iterator[None]:
+        """Raise errors of PostgreSQL as those of a sink, without values of rows."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as cause:
+            to, table, keys, state = self._sink.postgres, self._sink.table, self._sink.keys, cause.sqlstate or ""
+            found = cause.diag.message_primary or str(cause)
+            where = f"PostgreSQL {to.host}:{to.port}, database {to.database}"
+            text = f"{where}: {'; '.join(found.splitlines())} ({type(cause).__name__})"
+            if state.startswith(_OF_VALUES) and cause.diag.table_name != LEDGER:
+                at = _AT_COLUMN.search(cause.diag.context or "")
+                column = cause.diag.column_name or (at[1] if at else "")
+                what = f"column {column}" if column else f"constraint {cause.diag.constraint_name}"
+                text = f"{where}, table {table}, {what}: does not take a value of batch {number} "
+                text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
+            elif state == _NO_RIGHT:
+                text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to.user}, and create "
+                text += f"{LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL) if the user may create no table"
+            elif state == _NO_UNIQUE_KEY:
+                text += (
+                    f": the sink finds a row again by its keys, so ALTER TABLE {table} ADD UNIQUE ({', '.join(keys)})"
+                )
+            elif state.startswith(_OF_STATEMENTS):
+                text += f": correct the flow's SQL, sink.keys, or the table {table}"
+            else:
+                raise SinkUnavailable(text) from None
+            raise (SinkUnavailable if state == _NO_RIGHT else PipelineInvalid)(text) from None
+
+
+def _names(columns: Sequence[str]) -> Any:
+    from psycopg import sql
+
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+def _table(name: str) -> Any:
+    from psycopg import sql
+
+    return sql.Identifier(*name.split("."))

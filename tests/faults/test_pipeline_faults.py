@@ -1,0 +1,284 @@
+"""Pipelines while their driver is killed, batches come again, Kafka is away, and old checkpoints are put back.
+
+The checks read the topics themselves, at read_committed. Each test sends records with running ids through a copying
+flow; so lost and repeated ones can be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from headrace.kafka import Admin
+from headrace.lifecycle import Deadline, SystemClock
+from headrace.lifecycle.failpoints import VARIABLE
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.spec import PipelineSpec
+from headrace.testing.secured import kafka_settings
+from tests.postgres_server import PostgresServer, postgres_server
+
+pytestmark = pytest.mark.heavy
+
+LIMIT_SECONDS = 240.0
+BATCH = 2_000
+PAD = "x" * 100
+
+
+class Copying:
+    """A pipeline that copies records of one topic to another, and what a reader finds there."""
+
+    def __init__(self, servers: str, source: str, out: str, folder: Path, **sink: Any) -> None:
+        self.servers, self.source, self.out, self.folder = servers, source, out, folder
+        self.sent = 0
+        trigger = {"interval_seconds": 0.1, "max_records": BATCH}
+        sources = {"a": {"topic": source, "schema": "id INT, pad STRING"}}
+        flows = {"copy": {"sql": "SELECT id, pad FROM a", "sink": {"topic": out, "key": "id", **sink}}}
+        driver = {"shuffle_partitions": 1}
+        self.spec: dict[str, Any] = {
+            "name": "copying",
+            "trigger": trigger,
+            "sources": sources,
+            "flows": flows,
+            "driver": driver,
+        }
+
+    def send(self, count: int) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
+        for number in range(self.sent, self.sent + count):
+            producer.produce(self.source, json.dumps({"id": number, "pad": PAD}).encode(), str(number))
+            producer.poll(0)
+        assert producer.flush(60) == 0
+        self.sent += count
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[PipelineRun]:
+        kafka = kafka_settings(self.servers)
+        run = PipelineRun(PipelineSpec.model_validate(self.spec), kafka, self.folder, SystemClock(), Admin(kafka))
+        await run.start()
+        try:
+            yield run
+        finally:
+            await run.stop()
+
+    async def caught_up(self, run: PipelineRun) -> None:
+        """Wait until all that was sent is read, and finish the micro-batch."""
+
+        def behind() -> object:
+            flow = run.status()["flows"]["copy"]
+            return flow["lag_records"] == 0 and run.status()["state"] == "running"
+
+        await until(behind, run)
+        await run.drain(Deadline(SystemClock(), 100))
+
+    def found(self) -> Counter[int]:
+        """Return how often each id is in the result topic, for readers that see committed records only."""
+        return Counter(json.loads(value)["id"] for value in committed(self.servers, self.out))
+
+
+def committed(servers: str, topic: str) -> list[bytes]:
+    group = {"group.id": f"reader-{topic}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "isolation.level": "read_committed", "enable.partition.eof": True, **group}
+    )
+    partitions = consumer.list_topics(topic, 30).topics[topic].partitions
+    consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
+    values, ended = [], set()
+    while len(ended) < len(partitions):
+        record = consumer.poll(30)
+        assert record is not None
+        if record.error():
+            assert record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+            ended.add(record.partition())
+        else:
+            values.append(record.value())
+    consumer.close()
+    return values
+
+
+async def until(there: Callable[[], object], run: PipelineRun, limit_seconds: float = LIMIT_SECONDS) -> None:
+    end = time.monotonic() + limit_seconds
+    while not there():
+        assert time.monotonic() < end, run.status()
+        await asyncio.sleep(0.02)
+
+
+async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
+    """Kill the driver that runs after it has written at least one batch."""
+    status = run.status()
+    before, pid = status["flows"]["copy"]["input_records"], status["driver_pid"]
+    await until(lambda: run.status()["flows"]["copy"]["input_records"] > before or not pid, run)
+    await asyncio.sleep(after_seconds)
+    if pid := run.status()["driver_pid"]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: run.status()["driver_pid"] != pid, run)
+
+
+@pytest.fixture
+def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
+    def make(**sink: Any) -> Copying:
+        return Copying(kafka.bootstrap_servers, topic(2), topic(2), tmp_path, **sink)
+
+    return make
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.timeout(900)
+def test_a_driver_is_killed_at_random_moments(
+    copying: Callable[..., Copying], request: pytest.FixtureRequest, delivery: str
+) -> None:
+    """Nothing is lost; exactly-once repeats nothing, at-least-once one batch per kill at most."""
+    kills = 10 if request.config.getoption("--long") else 1
+    scene = copying(delivery=delivery)
+
+    async def main() -> int:
+        async with scene.running() as run:
+            for _ in range(kills):
+                scene.send(10 * BATCH)
+                moment = random.uniform(0, 2)
+                print(f"killed {moment:.3f} s after a batch")
+                await kill_driver(run, moment)
+            await scene.caught_up(run)
+            return run.status()["restarts"]
+
+    restarts = asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    repeats = found.total() - len(found)
+    print(f"{restarts} restarts, {repeats} repeats of {scene.sent}")
+    assert repeats <= (0 if delivery == "exactly_once" else restarts * BATCH)
+
+
+@pytest.mark.parametrize("how", ["crash", "raise"])
+@pytest.mark.timeout(900)
+def test_a_batch_is_cut_at_each_point_of_its_transaction(
+    copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Before its number, between number and commit, and right after the commit: the batch comes again each time."""
+    scene = copying(delivery="exactly_once")
+    points = ["batch.produced", "batch.numbered", "batch.committed"]
+
+    async def main() -> None:
+        monkeypatch.setenv(VARIABLE, f"{points[0]}={how}@2")
+        async with scene.running() as run:
+            for life, point in enumerate([*points[1:], "none"]):  # a driver takes what is set at its start
+                await until(lambda life=life: run.status()["driver_pid"] and run.status()["restarts"] == life, run)
+                monkeypatch.setenv(VARIABLE, f"{point}={how}@2")
+            await until(lambda: run.status()["restarts"] == len(points), run)
+            await scene.caught_up(run)
+            assert run.status()["restarts"] == len(points)
+
+    scene.send(10 * BATCH)
+    asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    assert found.total() == len(found)
+
+
+@pytest.mark.timeout(600)
+def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path) -> None:
+    """It would write rows again that are in the topic already; the reason names both batches and what to do."""
+    scene = copying(delivery="exactly_once")
+
+    async def main() -> None:
+        scene.send(BATCH)
+        async with scene.running() as run:
+            await scene.caught_up(run)
+        shutil.copytree(scene.folder / "copying", tmp_path / "old")  # all that Headrace keeps of the pipeline
+        scene.send(4 * BATCH)
+        async with scene.running() as run:
+            await scene.caught_up(run)
+        shutil.rmtree(scene.folder / "copying")
+        shutil.copytree(tmp_path / "old", scene.folder / "copying")
+        async with scene.running() as run:
+            await until(lambda: run.status()["state"] == "failed", run)
+            reason = run.readiness().reason
+        assert "the checkpoint is an old copy. Restore the newest one" in reason, reason
+
+    asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    assert found.total() == len(found)
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float) -> None:
+    """A short while passes unnoticed; after a longer one the driver starts again. Nothing is lost or repeated."""
+    scene = copying(delivery="exactly_once")
+
+    async def main() -> int:
+        async with scene.running() as run:
+            scene.send(20 * BATCH)
+            await until(lambda: run.status()["flows"]["copy"]["input_records"] >= 2 * BATCH, run)
+            kafka.pause(0)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                kafka.resume(0)
+            await scene.caught_up(run)
+            return int(run.status()["restarts"])
+
+    restarts = asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    assert found.total() == len(found)
+    assert restarts == 0 or seconds > 60
+
+
+@pytest.mark.timeout(600)
+def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying]) -> None:
+    """Each run continues with the next batch number, and a batch becomes visible as a whole."""
+    scene = copying(delivery="exactly_once")
+    scene.spec["trigger"] = {"once": True, "max_records": BATCH}
+
+    async def main() -> None:
+        for _ in range(2):
+            scene.send(3 * BATCH)
+            async with scene.running() as run:
+                await until(lambda: run.status()["state"] == "finished", run)
+
+    asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    assert found.total() == len(found)
+
+
+@pytest.mark.timeout(900)
+def test_a_table_is_exact_over_killed_drivers(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
+    """Rows are added, not replaced; so each repeated one would be there twice. PostgreSQL is restarted once, too."""
+    kills = 10 if request.config.getoption("--long") else 1
+    scene = copying()
+
+    async def main(server: PostgresServer) -> None:
+        async with scene.running() as run:
+            for number in range(kills):
+                scene.send(10 * BATCH)
+                moment = random.uniform(0, 2)
+                print(f"killed {moment:.3f} s after a batch")
+                await kill_driver(run, moment)
+                if number == 0:
+                    server.stop()
+                    await asyncio.sleep(2)
+                    server.start()
+            await scene.caught_up(run)
+
+    with postgres_server() as server:
+        server.execute("CREATE TABLE copies (id int, pad text)")
+        scene.spec["flows"]["copy"]["sink"] = server.sink("copies")
+        asyncio.run(main(server))
+        counts = "SELECT count(*), count(DISTINCT id), min(id), max(id) FROM copies"
+        assert server.execute(counts) == [(scene.sent, scene.sent, 0, scene.sent - 1)]

@@ -1,0 +1,250 @@
+"""The sink that recognises its batches: what it writes, skips and refuses, with a target that can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity
+from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
+from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.spec import PipelineSpec
+
+
+class Target:
+    """Numbers and rows that are committed, and failures to come: before or after the commit."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        self.rows: list[Any] = []
+        self.failures: list[tuple[str, HeadraceError]] = []
+        self.opened = 0
+        self.name = ""
+
+    def open(self) -> int | None:
+        self.opened += 1
+        return self.number
+
+    def write(self, number: int, rows: Any) -> None:
+        when, failure = self.failures.pop(0) if self.failures else ("", None)
+        if when != "before":
+            self.number = number + 1
+            self.rows.append(rows)
+        if failure:
+            raise failure
+
+    def poll(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.sleep", lambda seconds: None)
+
+
+def batch(rows: str) -> Any:
+    context = SimpleNamespace(getLocalProperty=lambda name: f"id of {name}")
+    return SimpleNamespace(toArrow=lambda: rows, sparkSession=SimpleNamespace(sparkContext=context))
+
+
+def sink(target: Target, checkpoint: Path, *, planned: int = -1, accepts: bool = False) -> ExactlyOnceSink:
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    for number in range(planned + 1):
+        (checkpoint / "offsets" / str(number)).touch()
+        (checkpoint / "offsets" / f".{number}.crc").touch()
+
+    def make(query: str) -> Target:
+        target.name = query
+        return target
+
+    return ExactlyOnceSink("f", make, checkpoint, accepts=accepts)
+
+
+def test_batches_follow_each_other(tmp_path: Path) -> None:
+    """The target is opened once, and named after the query."""
+    target = Target()
+    write = sink(target, tmp_path)
+    for number in range(3):
+        write(batch(f"rows {number}"), number)
+    assert (target.rows, target.number, target.opened) == (["rows 0", "rows 1", "rows 2"], 3, 1)
+    assert target.name == "id of sql.streaming.queryId"
+
+
+@pytest.mark.parametrize(("number", "written"), [(5, ["rows"]), (6, [])])
+def test_a_batch_that_comes_again_is_written_once(tmp_path: Path, number: int, written: list[str]) -> None:
+    """After a restart Spark gives the last batch again, whether it was written or not."""
+    target = Target(number)
+    sink(target, tmp_path, planned=5)(batch("rows"), 5)
+    assert target.rows == written
+    assert target.number == 6
+
+
+@pytest.mark.parametrize(("number", "text"), [(7, "is an old copy"), (3, "its last is 2")])
+@pytest.mark.parametrize("accepts", [True, False])
+def test_another_checkpoint_is_refused(tmp_path: Path, number: int, text: str, *, accepts: bool) -> None:
+    """A number that does not follow would repeat rows or leave some out; only the second can be accepted."""
+    target = Target(number)
+    write = sink(target, tmp_path, planned=5, accepts=accepts)
+    if accepts and number < 5:
+        write(batch("rows"), 5)
+        assert target.rows == ["rows"]
+        return
+    with pytest.raises(PipelineInvalid, match=text):
+        write(batch("rows"), 5)
+    assert isinstance(write.failure, PipelineInvalid)
+    assert target.rows == []
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_batch_in_doubt_without_a_number_is_refused(tmp_path: Path, *, accepts: bool) -> None:
+    """Kafka forgets groups after a week: a batch that may have been written before is not written again unasked."""
+    target = Target(None)
+    write = sink(target, tmp_path, planned=5, accepts=accepts)
+    if accepts:
+        write(batch("rows"), 5)
+        assert target.rows == ["rows"]
+    else:
+        with pytest.raises(PipelineInvalid, match=r"it has none.*accept_unknown_batch: true"):
+            write(batch("rows"), 5)
+
+
+def test_a_new_batch_without_a_number_is_written(tmp_path: Path) -> None:
+    """A run a month after the last finds no number either; nothing of its first batch can be there."""
+    target = Target(None)
+    sink(target, tmp_path, planned=5)(batch("rows"), 6)
+    assert (target.rows, target.number) == (["rows"], 7)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [None, 6])
+def test_a_failure_on_either_side_of_the_commit_repeats_nothing(tmp_path: Path, when: str, number: int | None) -> None:
+    """The target is opened again, asked, and only then written to, until the batch is there once."""
+    target = Target(number)
+    target.failures = [(when, KafkaTimeout("lost")), (when, KafkaTimeout("lost"))]
+    write = sink(target, tmp_path, planned=5)
+    write(batch("rows 6"), 6)
+    write(batch("rows 7"), 7)
+    assert target.rows == ["rows 6", "rows 7"]
+    assert target.opened == 3
+    assert write.failure is None
+
+
+def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path) -> None:
+    """The group was there, so its absence says nothing about the commit that failed."""
+    target = Target(6)
+    target.failures = [("after", KafkaTimeout("lost"))]
+    target.open = lambda numbers=[None, 6]: numbers.pop()  # type: ignore[misc]
+    with pytest.raises(PipelineInvalid, match="does not know whether it has batch 6"):
+        sink(target, tmp_path, planned=5)(batch("rows"), 6)
+
+
+def test_what_does_not_go_away_is_raised_at_once(tmp_path: Path) -> None:
+    """Spark ends the query, and the run's status has the reason."""
+    target = Target()
+    target.failures = [("before", KafkaUnauthorized("no right"))]
+    write = sink(target, tmp_path)
+    with pytest.raises(KafkaUnauthorized):
+        write(batch("rows"), 0)
+    assert write.failure is not None
+    assert write.failure.description == "no right"
+
+
+def test_what_stays_for_a_minute_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver then starts again, with its pauses."""
+    target = Target()
+    target.failures = [("before", KafkaTimeout("lost"))] * 100
+    times = iter(range(0, 1000, 10))
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.monotonic", lambda: next(times))
+    with pytest.raises(KafkaTimeout):
+        sink(target, tmp_path)(batch("rows"), 0)
+    assert target.opened == 7
+
+
+@pytest.mark.parametrize(
+    "security",
+    [
+        {},
+        {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}},
+        {
+            "sasl": {
+                "mechanism": "OAUTHBEARER",
+                "oauth": {"token_url": "https://t/", "client_id": "c", "client_secret": "s3cret"},
+            }
+        },
+        {"tls": {"certificate": "-----BEGIN X-----", "key": "-----BEGIN s3cret-----", "min_version": "1.3"}},
+    ],
+)
+def test_secrets_are_in_the_document_for_standard_input_only(security: dict[str, Any]) -> None:
+    """What the driver reads from it is the same; printed or dumped otherwise, a plan shows none."""
+    kafka = KafkaConfig(security=KafkaSecurity.model_validate(security))
+    flow = {"sql": "SELECT * FROM a", "sink": {"topic": "out", "delivery": "exactly_once"}}
+    sources = {"a": {"topic": "t", "schema": "x INT"}}
+    spec = PipelineSpec.model_validate({"name": "p", "sources": sources, "flows": {"f": flow}})
+    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", kafka=kafka, folder=Path("/s/p"), jars=(Path("/a.jar"),))
+    assert DriverPlan.model_validate_json(plan.document()) == plan
+    assert ("s3cret" in plan.document().decode()) == bool(security)
+    assert "s3cret" not in repr(plan) + str(plan) + plan.model_dump_json()
+
+
+def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path) -> None:
+    """References work under `postgres`; the pipeline itself never shows the password."""
+    secret = tmp_path / "password"
+    secret.write_text("one-s3cret")
+    secret.chmod(0o600)
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "name: p\nsources:\n  a: {topic: t, schema: x INT}\nflows:\n  f:\n    sql: SELECT * FROM a\n    sink:\n"
+        "      postgres: {database: d, user: u, password: '${file:password}'}\n      table: t\n      keys: [x]\n"
+    )
+    spec = load_pipeline(file)
+    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/a.jar"),))
+    assert b"one-s3cret" in plan.document()
+    secret.write_text("two-s3cret")
+    assert b"two-s3cret" in plan.document()
+    secret.unlink()
+    assert b"one-s3cret" in plan.document()
+    assert "s3cret" not in repr(plan) + plan.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("trigger", "sink", "text"),
+    [
+        ({"realtime": True}, {"delivery": "exactly_once"}, "real-time mode writes at least once: remove delivery"),
+        ({}, {"delivery": "exactly_once", "options": {"kafka.linger.ms": 1}}, "options are those of Spark's connector"),
+        ({}, {"accept_unknown_batch": True}, "need delivery: exactly_once: set it"),
+        ({}, {"transaction_timeout_seconds": 5}, "need delivery: exactly_once: set it"),
+        ({}, {"push": {"max_in_flight": 2}}, "push needs a backend: write backend"),
+        (
+            {},
+            {"backend": {"url": "http://b/", "mode": "single"}, "push": {"batch": {"max_records": 2}}},
+            "one record per",
+        ),
+    ],
+)
+def test_what_a_sink_cannot_do_is_refused(
+    tmp_path: Path, trigger: dict[str, Any], sink: dict[str, Any], text: str
+) -> None:
+    """Each with file, line and what to do."""
+    flows = {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out", **sink}}}
+    sources = {"a": {"topic": "t", "schema": "x INT"}}
+    file = tmp_path / "p.yaml"
+    file.write_text(yaml.safe_dump({"name": "p", "trigger": trigger, "sources": sources, "flows": flows}))
+    with pytest.raises(PipelineInvalid, match=rf"p\.yaml:\d+: flows\.f\.sink.*{text}"):
+        load_pipeline(file)
+
+
+def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:
+    """Its settings are those of a reactive consumer."""
+    sink = {"topic": "out", "value_format": "avro", "backend": {"url": "http://b/"}, "push": {"ordering": "key"}}
+    consumer = KafkaSink.model_validate(sink).consumer("g")
+    assert consumer is not None
+    assert (consumer.topics, consumer.group, consumer.value_format, consumer.ordering) == (["out"], "g", "avro", "key")
+    assert KafkaSink(topic="out").consumer("g") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -112,8 +113,7 @@ class Assembly:
             made += self._function(spec, file)
         self.known_functions = [*self.functions, *map(self._watched_function, config.watched_functions)]
         """Those that this process runs or watches."""
-        specs = check_heaps(load_pipelines(config.pipelines))
-        made += [service for spec in specs for service in self._pipeline(spec)]
+        made += itertools.chain(*map(self._pipeline, check_heaps(load_pipelines(config.pipelines))))
         others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
         self.services: list[Service] = [*others, *made]
         """Downstream first."""

@@ -46,12 +46,12 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
 
     spec, settings = load_pipeline(file), cluster.file or HeadraceConfig()
     if spec.trigger.once:
-        return asyncio.run(_run_once(spec, cluster, settings))
+        return asyncio.run(_run_once(spec, cluster, settings, output))
     alone: dict[str, Any] = {"kafka": cluster.kafka, "pipelines": [file], "reactive_consumers": {}, "functions": []}
     return run_everything(settings.model_copy(update=alone | {"watched_functions": []}), announce=click.echo)
 
 
-async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfig) -> int:
+async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfig, output: str) -> int:
     from headrace.kafka import Admin
     from headrace.lifecycle import Deadline, SystemClock
     from headrace.pipelines.runs import PipelineRun
@@ -73,7 +73,10 @@ async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfi
         await one.stop()
     if status["state"] == "failed":
         raise PipelineInvalid(status["reason"])
-    click.echo(f"{spec.name}: finished")
+    if output == "json":
+        print_json(status)
+    else:
+        click.echo(f"{spec.name}: finished")
     return 0
 
 

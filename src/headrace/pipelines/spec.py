@@ -187,11 +187,17 @@ class PipelineSpec(Section):
     def running(self) -> dict[str, FlowSpec]:
         """All flows by name: those of the file, and one for each source that puts its corrupt records in quarantine."""
         found = dict(self.flows)
+        once = any(getattr(flow.sink, "delivery", "") == "exactly_once" for flow in self.flows.values())
         for name, source in self.sources.items():
             if isinstance(source, KafkaSource) and source.corrupt == "quarantine":
                 query = f"SELECT key, value, headers FROM {name}_corrupt"
                 # Not validated: only Headrace may write to a dead letter topic.
-                sink = KafkaSink.model_construct(topic=source.dead_letters, value_format="record", mode="append")
+                sink = KafkaSink.model_construct(
+                    topic=source.dead_letters,
+                    value_format="record",
+                    mode="append",
+                    delivery="exactly_once" if once else "at_least_once",
+                )
                 found[f"{name}-corrupt"] = FlowSpec.model_construct(sql=query, sink=sink)
         return found
 

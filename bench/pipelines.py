@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -86,10 +87,13 @@ heap. Values are JSON objects of 100 bytes in 8 partitions. "Work" is the time i
         folder.mkdir()
         starting = "earliest" if trigger.get("once") else "latest"
         source_section: dict[str, Any] = {"topic": source, "schema": SCHEMA, "starting": starting}
+        if work == "handler":  # it parses the bytes itself, as in bare PySpark
+            source_section["value_format"] = "binary"
+            shutil.copy(Path(__file__).with_name("work.py"), folder)
         queries = {
             "sql": {"sql": SQL},
             "copy": {"sql": "SELECT id, name, amount FROM orders"},
-            "handler": {"handler": "bench.work:add_tax", "reads": ["orders"]},
+            "handler": {"handler": "work:add_tax", "reads": ["orders"]},
         }
         spec = {
             "name": "bench",

@@ -19,7 +19,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.control.lag import lag_of
 from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, Service, SystemClock
@@ -97,8 +97,11 @@ def gone(leader: int, limit_seconds: float = 60.0) -> bool:
 
 
 @asynccontextmanager
-async def running(spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path) -> AsyncIterator[PipelineRun]:
-    run = PipelineRun(PipelineSpec.model_validate(spec), kafka, folder, SystemClock(), Admin(kafka))
+async def running(
+    spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path, registry: str = "http://localhost:8081"
+) -> AsyncIterator[PipelineRun]:
+    settings = SchemaRegistryConfig(url=registry)
+    run = PipelineRun(PipelineSpec.model_validate(spec), kafka, folder, SystemClock(), Admin(kafka), settings)
     await run.start()
     try:
         yield run

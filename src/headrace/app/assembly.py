@@ -345,7 +345,8 @@ class Assembly:
         for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
             log.warning("pipeline %s: %s", spec.name, warning)
         admin = self._topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
-        run = PipelineRun(spec, admin.config, config.state_dir / "pipelines", context.clock, admin)
+        folder, registry = config.state_dir / "pipelines", config.schema_registry
+        run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
         for flow, group in run.groups.items():
             self.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)

@@ -57,7 +57,7 @@ async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfi
     from headrace.pipelines.runs import PipelineRun
 
     kafka, clock, state = spec.cluster(cluster.kafka), SystemClock(), settings.state_dir / "pipelines"
-    one = PipelineRun(spec, kafka, state, clock, Admin(kafka))
+    one = PipelineRun(spec, kafka, state, clock, Admin(kafka), cluster.registry)
     await one.start()
     try:
         with progress(spec.name) as show:

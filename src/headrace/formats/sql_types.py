@@ -9,27 +9,25 @@ import msgspec
 
 from headrace.errors import SchemaInvalid
 
-_TIMES: Final = {"timestamp-millis": "TIMESTAMP", "timestamp-micros": "TIMESTAMP", "date": "DATE", "uuid": "STRING"}
-_AVRO: Final = {
-    **{"boolean": "BOOLEAN", "int": "INT", "long": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "string": "STRING"},
-    **{"bytes": "BINARY", "fixed": "BINARY", "enum": "STRING", "time-millis": "STRING", "time-micros": "STRING"},
-    **{"local-timestamp-millis": "TIMESTAMP_NTZ", "local-timestamp-micros": "TIMESTAMP_NTZ", **_TIMES},
-}
-_JSON: Final = {
-    **{"boolean": "BOOLEAN", "integer": "BIGINT", "number": "DOUBLE", "string": "STRING"},
-    **{"date-time": "TIMESTAMP", "date": "DATE", "base64": "BINARY"},
-}
-_PROTOBUF: Final = ("", "INT", "BIGINT", "BIGINT", "DECIMAL(20,0)", "DOUBLE", "FLOAT", "BOOLEAN", "STRING", "STRING")
+
+def _table(text: str) -> dict[str, str]:
+    parts = (part.split() for part in text.split("; "))
+    return {name: kind for kind, *names in parts for name in names}
+
+
+_AVRO: Final = _table(
+    "BOOLEAN boolean; INT int; BIGINT long; FLOAT float; DOUBLE double; BINARY bytes fixed; DATE date; "
+    "STRING string enum uuid time-millis time-micros; TIMESTAMP timestamp-millis timestamp-micros; "
+    "TIMESTAMP_NTZ local-timestamp-millis local-timestamp-micros"
+)
+_JSON: Final = _table("BOOLEAN boolean; BIGINT integer; DOUBLE number; STRING string; TIMESTAMP date-time; DATE date")
+_PROTOBUF: Final = "- INT BIGINT BIGINT DECIMAL(20,0) DOUBLE FLOAT BOOLEAN STRING STRING -".split()  # noqa: SIM905
 """Types by the number of the C++ type."""
-_WELL_KNOWN: Final = {
-    f"google.protobuf.{name}": kind
-    for kind, names in {
-        "STRING": "Duration FieldMask Struct Value ListValue StringValue",
-        **{"TIMESTAMP": "Timestamp", "BINARY": "BytesValue", "BOOLEAN": "BoolValue", "DECIMAL(20,0)": "UInt64Value"},
-        **{"INT": "Int32Value", "BIGINT": "Int64Value UInt32Value", "DOUBLE": "DoubleValue", "FLOAT": "FloatValue"},
-    }.items()
-    for name in names.split()
-}
+_WELL_KNOWN: Final = _table(
+    "TIMESTAMP Timestamp; STRING Duration FieldMask Struct Value ListValue StringValue; BOOLEAN BoolValue; "
+    "BINARY BytesValue; INT Int32Value; BIGINT UInt32Value Int64Value; DECIMAL(20,0) UInt64Value; "
+    "DOUBLE DoubleValue; FLOAT FloatValue"
+)
 
 
 def sql_columns(schema_type: str, text: str, references: Mapping[str, str]) -> str:
@@ -84,6 +82,9 @@ def _avro(schema: Any, path: str, named: dict[str, str]) -> str:
 
 
 def _message(message: Any, path: str, inside: tuple[str, ...]) -> str:
+    known = message.full_name.removeprefix("google.protobuf.")
+    if known != message.full_name:
+        return _WELL_KNOWN.get(known) or _refuse(path, f"of type {known}")
     if message.full_name in inside:
         _refuse(path, "a message within itself")
     inside = (*inside, message.full_name)
@@ -94,11 +95,8 @@ def _field(field: Any, path: str, inside: tuple[str, ...]) -> str:
     message = field.message_type
     if message and message.GetOptions().map_entry:
         return f"MAP<STRING, {_field(message.fields_by_name['value'], path, inside)}>"
-    if message and message.full_name == "google.protobuf.Any":
-        _refuse(path, "of any type")
-    found = "BINARY" if field.type == field.TYPE_BYTES else _PROTOBUF[field.cpp_type % len(_PROTOBUF)]
-    if message:
-        found = _WELL_KNOWN.get(message.full_name) or _message(message, path, inside)
+    found = "BINARY" if field.type == field.TYPE_BYTES else _PROTOBUF[field.cpp_type]
+    found = _message(message, path, inside) if message else found
     return f"ARRAY<{found}>" if field.is_repeated else found
 
 
@@ -124,8 +122,8 @@ def _json(schema: Any, path: str, texts: Mapping[str, str], inside: tuple[str, .
         return _struct((name, _json(each, f"{path}.{name}", texts, inside)) for name, each in inner)
     if kind == "object":
         return f"MAP<STRING, {_json(schema.get('additionalProperties'), f'{path}[]', texts, inside)}>"
-    known = _JSON.get(kind, "") if not others else ""
-    special = schema.get("format") or schema.get("contentEncoding") if kind == "string" else ""
-    return (known and _JSON.get(special, known)) or _refuse(
-        path, f"of type {' or '.join([kind, *others]) or 'anything'}"
-    )
+    if others or kind not in _JSON:
+        _refuse(path, f"of type {' or '.join([kind, *others]) or 'anything'}")
+    if kind == "string" and schema.get("contentEncoding") == "base64":
+        return "BINARY"
+    return _JSON.get(schema.get("format", ""), _JSON[kind]) if kind == "string" else _JSON[kind]

@@ -29,12 +29,10 @@ from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
 from headrace.kafka.connection_errors import refused_by_java
-from headrace.pipelines.driver.plan import REGISTRY
+from headrace.pipelines.driver.plan import REGISTRY, SECRETS_FILE
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.spec import PipelineSpec
 
-SECRETS_FILE: Final = "secrets.properties"
-"""Name of the file in the driver's working folder."""
 NOT_VERIFIED: Final = (
     "is false, and Java's Kafka client, which pipelines use, always verifies the brokers' certificates: remove it, and "
     "name their authority in tls.ca"

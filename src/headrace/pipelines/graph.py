@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.errors import EnvironmentProblem
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
@@ -151,10 +152,11 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
     for name, flow in spec.flows.items():
-        if not isinstance(flow.sink, KafkaSink) and any(r.otherwise == "quarantine" for r in flow.rules.values()):
+        if flow.quarantines and not isinstance(flow.sink, KafkaSink):
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
         if flow.late_rows:
             yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))
+        yield from (((*("flows", name), key), text) for key, text in _not_for_formats(flow))
         if spec.trigger.realtime:
             yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
 
@@ -169,6 +171,16 @@ def _not_with_late_rows(spec: PipelineSpec, name: str, flow: FlowSpec) -> Iterat
         yield "late rows do not go with mode: complete, nor with real-time mode: remove late_rows"
 
 
+def _not_for_formats(flow: FlowSpec) -> Iterator[tuple[str, str]]:
+    sink = flow.sink if isinstance(flow.sink, KafkaSink) else None
+    if flow.handler and (not sink or sink.key or sink.value_format != "json"):
+        yield "sink", "a handler makes keys and values itself: the sink needs a topic, without key and value_format"
+    if flow.handler and (flow.rules or flow.late_rows):
+        yield "handler", "writes records, which have no columns for rules and late_rows: put them into another flow"
+    if sink and (sink.schema_id or sink.schema_file) and sink.value_format not in SCHEMA_TYPES:
+        yield "sink", f"schema_id and schema_file are for value_format {', '.join(SCHEMA_TYPES)}: correct it"
+
+
 def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
     if not isinstance(flow.sink, KafkaSink):
         yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
@@ -176,6 +188,8 @@ def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
         yield "sink", "real-time mode knows mode: update only"
     elif flow.sink.delivery == "exactly_once":
         yield "sink", "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
+    if flow.handler or (isinstance(flow.sink, KafkaSink) and flow.sink.value_format in SCHEMA_TYPES):
+        yield "sink", "real-time mode has neither handlers nor formats of the registry: use trigger.interval_seconds"
     if flow.python:
         yield "python", "real-time mode runs SQL only: use trigger.interval_seconds"
 

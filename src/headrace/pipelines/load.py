@@ -16,6 +16,7 @@ from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
+from headrace.pipelines.handler_setup import handler_problems
 from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec, QuerySpec
 from headrace.pipelines.sql import check_sql
@@ -81,7 +82,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     spec = _with_sql_files(spec, path.resolve().parent, report)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
-    for where, sentence in problems_of(spec):
+    for where, sentence in [*problems_of(spec), *handler_problems(spec)]:
         report(where, sentence)
     for found in check_sql(spec, None if problems.found else ordered_views(spec)) if check else ():
         if found.is_problem:

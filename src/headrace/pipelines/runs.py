@@ -9,14 +9,21 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.config.internal_topics import BATCHES_TOPIC
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.errors import DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.lifecycle.gauge_registry import register_gauge
-from headrace.pipelines.connector import ConnectorSecurity, connector_options, refusal, require_supported, write_secrets
+from headrace.pipelines.connector import (
+    ConnectorSecurity,
+    connector_options,
+    refusal,
+    require_supported,
+    with_registry,
+    write_secrets,
+)
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import require_cores, topics_written
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
@@ -43,7 +50,15 @@ class PipelineRun(Service):
     readiness then has the reason.
     """
 
-    def __init__(self, spec: PipelineSpec, kafka: KafkaConfig, state_dir: Path, clock: Clock, admin: Admin) -> None:
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        kafka: KafkaConfig,
+        state_dir: Path,
+        clock: Clock,
+        admin: Admin,
+        registry: SchemaRegistryConfig = SchemaRegistryConfig(),  # noqa: B008 immutable
+    ) -> None:
         """Prepare a run, with a folder of its own in `state_dir` for checkpoints and logs.
 
         Raises:
@@ -52,7 +67,7 @@ class PipelineRun(Service):
         super().__init__(f"pipeline {spec.name}")
         require_supported(kafka)
         self._spec = spec
-        self._kafka = kafka
+        self._kafka, self._registry = kafka, registry
         self._folder = (state_dir / spec.name).absolute()
         self._clock = clock
         self._admin = admin
@@ -231,6 +246,8 @@ class PipelineRun(Service):
                 toolchain = await find_toolchain()
                 in_use = self._kafka.security.in_use
                 security = await run_blocking(functools.partial(connector_options, in_use))
+                if self._spec.uses_registry:
+                    security = with_registry(security, self._registry)
                 self._security = in_use
             except HeadraceError as cause:
                 if cause.description != self._status.reason:

@@ -39,6 +39,10 @@ class KafkaSink(_Sink):
     """SQL expression over the flow's columns; its value as text is the record's key. Without it keys are null."""
     value_format: FormatName | Literal["record"] = "json"
     """Format of the values. With `record` the columns `key`, `value` and `headers` are the record, as they are."""
+    schema_id: Annotated[int, Field(ge=1)] | None = None
+    """Id of the schema of the values; of formats of the registry, without it, the newest of `<topic>-value`."""
+    schema_file: Annotated[str, Field(min_length=1)] | None = None
+    """File with that schema, relative to the pipeline file; it is registered when the flow starts."""
     mode: OutputMode = "update"
     """Spark's output mode: `update` writes an aggregate's row whenever it changed, so the newest row per key counts;
     `append` writes it once, when a watermark has passed it; `complete` writes all rows every time."""

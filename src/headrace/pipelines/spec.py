@@ -21,6 +21,7 @@ from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
 from headrace.errors import PipelineInvalid
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource
 
@@ -62,7 +63,7 @@ class TriggerSpec(Section):
 
 
 class QuerySpec(Section):
-    """Where rows come from: one of SQL and a Python function."""
+    """Where rows come from: one of SQL, a Python function and, in a flow, a handler."""
 
     sql: Sql | None = None
     """SELECT over sources and views."""
@@ -76,10 +77,13 @@ class QuerySpec(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        kinds = [name for name in ("sql", "sql_file", "python") if getattr(self, name)]
+        kinds = [name for name in ("sql", "sql_file", "python", "handler") if getattr(self, name, None)]
         if len(kinds) != 1:
-            raise ValueError(f"has {' and '.join(kinds) or 'no query'}: write one of sql, sql_file and python")
-        if bool(self.python) != bool(self.reads):
+            raise ValueError(f"has {' and '.join(kinds) or 'no query'}: write one of sql, sql_file, python and handler")
+        if kinds == ["handler"]:
+            if len(self.reads) != 1:
+                raise ValueError("handler needs reads with one name: the source or view whose records it gets")
+        elif bool(self.python) != bool(self.reads):
             what = "sources and views that the function takes" if self.python else "reads is for python: remove it"
             raise ValueError(what if self.reads else f"python needs reads, the {what}")
         return self
@@ -122,19 +126,33 @@ ViewSpec = Annotated[QuerySpec, BeforeValidator(_as_section, json_schema_input_t
 class FlowSpec(QuerySpec):
     """One query that runs on its own: a streaming query of Spark with its own checkpoint."""
 
+    handler: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.ya?ml)$")] | None = None
+    """Handler of a function, `module:function` in the folder of the pipeline file, or the path of a function.yaml. It
+    gets each record of `reads`, and writes none, one or several."""
     sink: AnySink
     """The target of its rows."""
+    on_error: Literal["dead_letter", "drop", "fail"] = "dead_letter"
+    """What happens to a record that the handler fails for, and to a row that does not fit the schema of the sink: it
+    goes to the dead letter topic, it is left out and counted, or it stops the flow."""
+    attempts: Count = 1
+    """Calls of the handler for a record before that, one after the other."""
     rules: dict[Name, RuleSpec] = {}
     """Quality rules by name."""
     late_rows: LateRowsSpec | None = None
     """What happens to late rows. Without it, Spark drops those that belong to no open window or state."""
     dead_letter_topic: TopicName | None = None
-    """Dead letter topic of rows that break a rule; `<sink.topic>.dlq` when absent."""
+    """Dead letter topic of rows that break a rule, and of failed records; `<sink.topic>.dlq` when absent."""
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether a rule puts rows in quarantine."""
+        return any(rule.otherwise == "quarantine" for rule in self.rules.values())
 
     @property
     def dead_letters(self) -> str | None:
-        """The dead letter topic, None if no rule needs it."""
-        if not any(rule.otherwise == "quarantine" for rule in self.rules.values()):
+        """The dead letter topic, None if nothing needs it."""
+        can_fail = self.handler or (isinstance(self.sink, KafkaSink) and self.sink.value_format in SCHEMA_TYPES)
+        if not (self.quarantines or (can_fail and self.on_error == "dead_letter")) or not self.sink.topics:
             return None
         return self.dead_letter_topic or f"{self.sink.topics[0]}.dlq"
 
@@ -206,6 +224,12 @@ class PipelineSpec(Section):
         """Whether a flow writes to Kafka in transactions."""
         sinks = [flow.sink for flow in self.running.values()]
         return any(isinstance(sink, KafkaSink) and sink.delivery == "exactly_once" for sink in sinks)
+
+    @property
+    def uses_registry(self) -> bool:
+        """Whether its driver may need the schema registry."""
+        parts = [*self.sources.values(), *(flow.sink for flow in self.flows.values()), *self.flows.values()]
+        return any(getattr(part, "value_format", "") in SCHEMA_TYPES or getattr(part, "handler", "") for part in parts)
 
     def group(self, flow: str) -> str:
         """Return the consumer group that shows how far a flow has come."""

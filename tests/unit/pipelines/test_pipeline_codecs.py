@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from headrace.formats.codec_protobuf import ProtobufCodec
 from headrace.formats.sql_types import sql_columns
 from headrace.pipelines.connector import ConnectorSecurity, with_registry, write_secrets
 from headrace.pipelines.driver import codecs
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.spec import PipelineSpec
 
 NONE = ConnectorSecurity({}, {}, frozenset())
 FLIGHT = {
@@ -192,7 +195,7 @@ def record(kind: Any) -> dict[str, Any]:
         (
             "PROTOBUF",
             'syntax="proto3"; import "google/protobuf/any.proto"; message A { google.protobuf.Any a = 1; }',
-            "any",
+            "of type Any",
         ),
     ],
 )
@@ -300,7 +303,10 @@ def test_columns_of_a_topic_are_those_of_the_newest_schema(registry: Any) -> Non
         codecs.columns_of("protobuf", "t", secrets)
 
 
-def encode(sink: codecs.SinkSchema, *rows: Any, kind: pa.DataType | None = None) -> list[dict[str, Any]]:
+Encode = functools.partial[Iterator[pa.RecordBatch]]
+
+
+def encode(made: Encode, *rows: Any, kind: pa.DataType | None = None) -> list[dict[str, Any]]:
     count = len(rows)
     batch = pa.RecordBatch.from_pydict(
         {
@@ -311,12 +317,14 @@ def encode(sink: codecs.SinkSchema, *rows: Any, kind: pa.DataType | None = None)
             "row": pa.array(rows, kind),
         }
     )
-    [made] = codecs._encode(sink, [batch])
-    return list(made.to_pylist())
+    [found] = made([batch])
+    return list(found.to_pylist())
 
 
-def sink(secrets: Path, schema_id: int, on_error: Any = "dead_letter") -> codecs.SinkSchema:
-    return codecs.SinkSchema(schema_id, codecs.FailurePolicy("headrace.p.f", "out.dlq", on_error), secrets)
+def sink(secrets: Path, schema_id: int, on_error: Any = "dead_letter") -> Encode:
+    return functools.partial(
+        codecs.encode, schema_id, codecs.FailurePolicy("headrace.p.f", "out.dlq", on_error), secrets
+    )
 
 
 FLIGHT_ROW = pa.struct(
@@ -341,7 +349,7 @@ def test_rows_become_avro_with_exact_values(registry: Any) -> None:
     secrets, server = registry
     server.schemas[7] = avro()
     good, kept = encode(sink(secrets, 7), ROW, None, kind=FLIGHT_ROW)
-    assert kept["value"] == b"as json"
+    assert (kept["topic"], kept["value"], kept["failed"]) == ("out", b"as json", False)
     back = AvroCodec(json.dumps(FLIGHT)).decode_python(good["value"].removeprefix(header_of(7)))
     assert repr(back) == repr(ROW)
 
@@ -384,15 +392,28 @@ def test_rows_become_protobuf_and_json_schema(registry: Any) -> None:
     assert bad["topic"] == "out.dlq"
 
 
-def test_the_schema_of_a_sink_must_be_there_and_of_its_format(registry: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"value_format": "jsonschema", "schema_id": 3}, "schema 3 is of type AVRO"),
+        ({"value_format": "avro", "schema_id": 5}, r"does not have schema id 5.*schema_id or schema_file"),
+        ({"value_format": "avro", "schema_file": "none.avsc"}, r"No such file.*schema_id or schema_file"),
+    ],
+)
+def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
+    registry: Any, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
     """The newest of the subject, or the one of an id; a file that does not exist is named."""
-    secrets, server = registry
+    _, server = registry
     server.schemas |= {3: avro(), 4: avro(record("int"))}
-    assert codecs.schema_id_of("avro", "out", secrets, None, None) == 4
-    assert codecs.schema_id_of("avro", "out", secrets, 3, None) == 3
-    with pytest.raises(PipelineInvalid, match="schema 3 is of type AVRO"):
-        codecs.schema_id_of("jsonschema", "out", secrets, 3, None)
-    with pytest.raises(PipelineInvalid, match=r"does not have schema id 5.*schema_id or schema_file"):
-        codecs.schema_id_of("avro", "out", secrets, 5, None)
-    with pytest.raises(PipelineInvalid, match="No such file"):
-        codecs.schema_id_of("avro", "out", secrets, None, tmp_path / "none.avsc")
+    spec = PipelineSpec.model_validate(
+        {
+            "name": "p",
+            "folder": str(tmp_path),
+            "sources": {"a": {"topic": "t", "schema": "x INT"}},
+            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out", **settings}}},
+        }
+    )
+    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=tmp_path, jars=())
+    with pytest.raises(PipelineInvalid, match=reason):
+        codecs.encoded(None, plan, "f")

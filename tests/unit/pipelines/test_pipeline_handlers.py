@@ -62,7 +62,7 @@ def call(tmp_path: Path) -> Iterator[Call]:
         (tmp_path / f"{module}.py").write_text(code)
         trigger = wire.TriggerSetup("kafka-cluster", "t", "binary", value_format, "json", "out", batch_size)
         setup = wire.Setup(f"{module}:handler", str(tmp_path), "0", [trigger], "default", "debug", {"MINE": "yes"})
-        failures = FailurePolicy("headrace.p.f", "{topic}.dlq", on_error)
+        failures = FailurePolicy("headrace.p.f", "in.dlq", on_error)
         text = msgspec.json.encode(setup).decode()
         plan = HandlerPlan(text, failures, attempts, reads_topic, tmp_path / "secrets.properties")
         return [row for made in run(plan, [batch([*values], headers)]) for row in made.to_pylist()]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
@@ -29,7 +29,9 @@ from headrace.formats.sql_types import sql_columns
 from headrace.functions import wire
 from headrace.functions.worker.handler import to_json
 from headrace.lifecycle import SystemClock
-from headrace.pipelines.driver.plan import REGISTRY
+from headrace.pipelines.driver.plan import REGISTRY, DriverPlan
+from headrace.pipelines.driver.records import FAILED
+from headrace.pipelines.sinks import KafkaSink
 from headrace.records import Header, Record
 from headrace.security.tls import ClientTlsFiles
 
@@ -40,9 +42,6 @@ RECORD = "topic STRING, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRI
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _KINDS = {"topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "headers": HEADERS, "failed": pa.bool_()}
 _ORIGIN = frozenset(f"{PREFIX}{name}" for name in ("topic", "partition", "offset", "timestamp"))
-FAILED = "records that failed"
-"""Name of the observed count; no source has it, because names of sources have no blanks."""
-_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 
 
 class Registry:
@@ -97,7 +96,7 @@ class FailurePolicy(NamedTuple):
     group: str
     """Group that shows the flow's progress; dead letters name it."""
     topic: str
-    """Of dead letters; `{topic}` in it is that of the record."""
+    """Of dead letters."""
     on_error: Literal["dead_letter", "drop", "fail"]
 
     def row(self, record: Record, reply: Reply, attempts: int, began: float, *, has_origin: bool = False) -> Row:
@@ -114,7 +113,7 @@ class FailurePolicy(NamedTuple):
         headers = headers_of(DeadLetter(record, self.group, attempts, reply, began, time.time()))
         if not has_origin:
             headers = [header for header in headers if header[0] not in _ORIGIN]
-        return self.topic.replace("{topic}", record.topic), record.key, record.value, headers, True
+        return self.topic, record.key, record.value, headers, True
 
 
 def columns_of(value_format: str, topic: str, secrets: Path) -> str:
@@ -151,40 +150,26 @@ def _decode(secrets: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         yield pa.RecordBatch.from_arrays([*batch.columns, *added], [*batch.schema.names, "text", "problem"])
 
 
-class SinkSchema(NamedTuple):
-    """How rows become values."""
-
-    schema_id: int
-    failures: FailurePolicy
-    secrets: Path
-
-
-def schema_id_of(value_format: str, topic: str, secrets: Path, schema_id: int | None, file: Path | None) -> int:
-    """Return the id of the schema of a sink: a given one, that of a file, which is registered, or the newest.
+def encoded(records: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
+    """Return the records of a flow, whose values are made of their column `row` if it is not null.
 
     Raises:
-        PipelineInvalid: The registry does not have it or refuses it, or it is of another format.
+        PipelineInvalid: The registry does not have the schema or refuses it, or it is of another format.
     """
-    registry, subject = registry_of(secrets), f"{topic}-value"
+    flow, registry = plan.spec.flows[name], registry_of(plan.secrets)
+    sink, subject = flow.sink, f"{flow.sink.topics[0]}-value"
+    assert isinstance(sink, KafkaSink)
     try:
-        if file:
-            text = file.read_text("utf-8")
-            return registry.ask(registry.client.register(subject, text, SCHEMA_TYPES[value_format])).id
-        answer = registry.client.of_subject(subject) if schema_id is None else registry.client.by_id(schema_id)
-        return _of_format(registry.ask(answer), value_format).id
+        if sink.schema_file:
+            text = Path(plan.path(sink.schema_file)).read_text("utf-8")
+            answer = registry.client.register(subject, text, SCHEMA_TYPES[sink.value_format])
+        else:
+            answer = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
+        schema_id = _of_format(registry.ask(answer), sink.value_format).id
     except (FormatError, OSError) as cause:
         raise PipelineInvalid(f"{cause}. Register the schema, or name it: schema_id or schema_file") from cause
-
-
-def encoded(records: DataFrame, sink: SinkSchema) -> DataFrame:
-    """Return records whose values are made of their column `row`, if it is not null; misfits are failures."""
-    return counted(records.mapInArrow(functools.partial(_encode, sink), RECORD))
-
-
-def row_of(columns: list[Column], value_format: str) -> Column:
-    """Return columns as `encoded` takes them in `row`."""
-    # The text leaves nulls out, because an optional property may not be null in JSON Schema.
-    return f.struct(*columns) if value_format == "avro" else f.to_json(f.struct(*columns), _TIMES)
+    failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)
+    return counted(records.mapInArrow(functools.partial(encode, schema_id, failures, plan.secrets), RECORD))
 
 
 def counted(records: DataFrame) -> DataFrame:
@@ -199,19 +184,22 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [*_KINDS])
 
 
-def _encode(sink: SinkSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    header, codec = header_of(sink.schema_id), registry_of(sink.secrets).codec(sink.schema_id)
-    encode = getattr(codec, "encode_python", None) or (lambda text: codec.encode(text.encode()))
+def encode(
+    schema_id: int, failures: FailurePolicy, secrets: Path, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Make values of rows: the function of `mapInArrow`."""
+    header, codec = header_of(schema_id), registry_of(secrets).codec(schema_id)
+    framed = getattr(codec, "encode_python", None) or (lambda text: codec.encode(text.encode()))
     names = "topic", "key", "value", "headers", "row"
     for batch in batches:
         rows: list[Row] = []
         columns = (batch.column(name).to_pylist(maps_as_pydicts="strict") for name in names)
         for topic, key, value, headers, row in zip(*columns, strict=True):
             try:
-                rows.append((topic, key, value if row is None else header + encode(row), headers, False))
+                rows.append((topic, key, value if row is None else header + framed(row), headers, False))
             except EncodeError as cause:
                 record, reply = Record(topic, 0, 0, -1, key, value), Reply("EncodeError", cause.description)
-                rows.append(sink.failures.row(record, reply, 1, time.time()))
+                rows.append(failures.row(record, reply, 1, time.time()))
         yield batch_of(rows)
 
 

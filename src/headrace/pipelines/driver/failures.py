@@ -13,6 +13,7 @@ from headrace.pipelines.driver import plan as wire
 _LINES = 4
 _REPORT = re.compile(r"(?:Caused by: )?(?:\w+\.)+(\w+(?:Exception|Error): .*)")
 _REPORT_LENGTH = 4000
+_OWN = re.compile(r"^headrace\.errors\.(\w+): (.*)", re.MULTILINE)
 _RAISED = re.compile(r"\[(USER_RAISED_EXCEPTION)\] (.*?)(?:SQLSTATE|\n|$)")
 _LOSS_ADVICE = (
     "Kafka has removed records that the flow had not read: by retention, or with their topic. To pass over them, set "
@@ -84,6 +85,8 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
         return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
+    if own := _OWN.search(str(cause)):  # raised by the product's code in a Python worker of Spark
+        return wire.Failed(own[1], own[2], retriable=own[1] != "PipelineInvalid", part=part)
     if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
         return wire.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
     traces = _traces(cause)

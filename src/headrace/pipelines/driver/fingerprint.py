@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 
 from headrace.pipelines.checkpoints import Frozen
 from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.sources import RAW
 from headrace.pipelines.spec import FlowSpec
 
 _ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
@@ -50,8 +51,8 @@ class _Walk:
     def visit(self, node: Any, alias: str) -> bool:
         """Collect what is at and below a node. Returns whether it streams."""
         name, children, at = str(node.nodeName()), _sequence(node.children()), len(self.operators)
-        if name == "SubqueryAlias" and node.alias().removesuffix("_corrupt") in self._known:
-            alias = node.alias().removesuffix("_corrupt")
+        source = str(node.alias()).removesuffix("_corrupt").removesuffix(f" {RAW}") if name == "SubqueryAlias" else ""
+        alias = source if source in self._known else alias
         if not children and node.isStreaming():
             self.sources.append(_described(self._known.get(alias)))
             return True

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.config.internal_topics import kind_by_name
@@ -31,13 +31,14 @@ from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import Unusable, context_of
 from headrace.functions.worker.loop import prepare
 from headrace.pipelines.driver.codecs import HEADERS, RECORD, FailurePolicy, Row, batch_of, counted, registry_of
+from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.sources import RAW
+from headrace.pipelines.handler_setup import setup_of
+from headrace.pipelines.sources import KafkaSource
+from headrace.pipelines.spec import FlowSpec
 from headrace.records import Header, RecordBatch, TopicPartition, is_reserved
 
-_INTERNAL = wire.Result(
-    error="TopicInternal",
-    reason="the handler emits to an internal topic, which only Headrace or Kafka writes",
-    undecodable=True,
-)
+_REFUSED = "the handler emits to an internal topic, which only Headrace or Kafka writes"
 
 
 class HandlerPlan(NamedTuple):
@@ -47,21 +48,30 @@ class HandlerPlan(NamedTuple):
     """JSON of `wire.Setup`, with one trigger; its output topic is the sink's."""
     failures: FailurePolicy
     attempts: int
-    """Calls for a record before it has failed."""
     reads_topic: bool
     """Whether the events are records of a topic, to which dead letters can be redriven; otherwise rows."""
     secrets: Path
     """The file with the access to the schema registry."""
 
 
-def handled(records: DataFrame, plan: HandlerPlan) -> DataFrame:
-    """Return the records that a handler makes of records: columns topic, key, value, headers."""
+def records_of_handler(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) -> DataFrame:
+    """Return the records that a flow with a handler writes: columns topic, key, value and headers.
+
+    Raises:
+        PipelineInvalid: The handler or its function.yaml is wrong.
+    """
+    [name], [read] = [name for name, each in plan.spec.flows.items() if each is flow], flow.reads
+    reads_topic = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "trial"
+    events = spark.table(f"`{read} {RAW}`") if reads_topic else as_events(spark.table(read), read)
+    failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)
+    setup = msgspec.json.encode(setup_of(plan.spec, name)).decode()
+    how = HandlerPlan(setup, failures, flow.attempts, reads_topic, plan.secrets)
     # Spark uses a Python worker again where the environment is the same, and two handlers may have modules of one name.
-    environment = records.sparkSession.sparkContext.environment
-    environment["HEADRACE_FLOW"] = plan.failures.group
-    made = records.mapInArrow(functools.partial(run, plan), RECORD)
-    del environment["HEADRACE_FLOW"]
-    return counted(made)
+    spark.sparkContext.environment["HEADRACE_FLOW"] = failures.group
+    made = counted(events.mapInArrow(functools.partial(run, how), RECORD))
+    del spark.sparkContext.environment["HEADRACE_FLOW"]
+    shown = ("key", "value") if plan.task.kind in ("show", "trial") else ()
+    return made.withColumns({column: f.col(column).cast("string") for column in shown}) if shown else made
 
 
 def as_events(rows: DataFrame, name: str) -> DataFrame:
@@ -123,8 +133,9 @@ class SparkHandler:
         times, keys, values = records.timestamps_ms, records.keys, records.values
         work = wire.Work(*records.topic_partition, 0, records.offsets, times, keys, values, records.headers)
         results = self._runs.run(self._serving.results(work))
-        failed = [index for index, each in enumerate(results) if type(each) is wire.Result and _may_succeed(each)]
-        if any(getattr(results[index], "shared", False) for index in failed):
+        errors = {at: each for at, each in enumerate(results) if isinstance(each, wire.Result) and each.error}
+        failed = [index for index, error in errors.items() if not error.undecodable]
+        if any(errors[index].shared for index in failed):
             for index in failed:  # alone, because the failure of the batch names no record
                 [results[index]] = self._attempt(records[index : index + 1], attempts)
         elif failed and attempts > 1:
@@ -150,7 +161,7 @@ class SparkHandler:
             yield self._topic, records.keys[index], result, None, False
         elif result:
             if any(output.topic and kind_by_name(output.topic) for output in result.outputs):
-                result = _INTERNAL
+                result = wire.Result(error="TopicInternal", reason=_REFUSED, undecodable=True)
             if result.error:
                 plan, reply = self._plan, Reply(result.error, result.reason, stack=result.stack)
                 attempts = 1 if result.undecodable else plan.attempts
@@ -179,10 +190,6 @@ _handler_of = functools.cache(SparkHandler)
 
 async def _acknowledge(topic: str, partition: int, offset: int) -> str:
     return "in a pipeline a record ends with its micro-batch"
-
-
-def _may_succeed(result: wire.Result) -> bool:
-    return bool(result.error) and not result.undecodable
 
 
 def _headers_of(column: pa.ListArray) -> list[list[Header] | None] | None:

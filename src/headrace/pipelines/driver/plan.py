@@ -42,6 +42,10 @@ class DriverTask(Section):
     """Whether each step is a micro-batch of its own; otherwise all steps are one table."""
 
 
+SECRETS_FILE = "secrets.properties"
+"""Name of the file with secrets in the driver's working folder."""
+
+
 class DriverPlan(Section):
     """Everything one driver process needs for a task with a pipeline."""
 
@@ -71,6 +75,11 @@ class DriverPlan(Section):
     def path(self, text: str) -> str:
         """Return a path of the pipeline file, which may be relative to its folder, or a URL."""
         return text if "://" in text else str((self.spec.folder or Path()) / text)
+
+    @property
+    def secrets(self) -> Path:
+        """The file that only its owner can read; it is not in Spark's plans."""
+        return self.folder / SECRETS_FILE
 
     @property
     def scratch(self) -> Path:

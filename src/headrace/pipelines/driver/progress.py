@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
 from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, FlowWorking, SendEvent
-from headrace.pipelines.driver.records import RULES
+from headrace.pipelines.driver.records import FAILED, RULES
 
 _ASKING = "Getting offsets"
 
@@ -80,8 +80,10 @@ class ProgressReader:
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
     observed = progress["observedMetrics"]
-    rules = observed[RULES].asDict() if RULES in observed else {}
-    sources = [row for name, row in observed.items() if name not in (RULES, LATE)]
+    rules = {
+        name: count for kind in (RULES, FAILED) if kind in observed for name, count in observed[kind].asDict().items()
+    }
+    sources = [row for name, row in observed.items() if name not in (RULES, FAILED, LATE)]
     operators = progress["stateOperators"]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from headrace.errors import PipelineInvalid
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import FlowSpec
 
 HEADERS = "array<struct<key:string,value:binary>>"
 """Type of the column `headers`, as the connector has it."""
 _HISTORY = "headrace.dlq."
+_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 
 
 def history_headers(group: str, error: str, reason: Column, *, origin: bool = False) -> Column:
@@ -38,10 +41,13 @@ def history_headers(group: str, error: str, reason: Column, *, origin: bool = Fa
 def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     """Return rows as Kafka records: columns `topic`, `key`, `value` and `headers`. Null columns are written as null.
 
-    Rows that a rule puts in quarantine go to the dead letter topic instead, as JSON.
+    Rows that a rule puts in quarantine go to the dead letter topic instead, as JSON. With a format of the schema
+    registry the other rows are in a further column `row`, to be encoded.
     """
     sink = flow.sink
     assert isinstance(sink, KafkaSink)
+    if flow.handler:
+        return rows
     names = [f.col(f"`{name}`") for name in rows.columns if name != BROKEN]
     if sink.value_format == "record":
         here = set(rows.columns)
@@ -50,13 +56,27 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     else:
         key = (f.expr(sink.key) if sink.key else f.lit(None)).cast("string").cast("binary")
         value, headers = to_json(names), f.lit(None).cast(HEADERS)
+    if sink.value_format in ("string", "binary"):
+        value = _only_column(rows, names, sink.value_format)
     records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
-    if flow.dead_letters:
+    if sink.value_format in SCHEMA_TYPES:
+        # The text leaves nulls out, because an optional property may not be null in JSON Schema.
+        row = f.struct(*names) if sink.value_format == "avro" else f.to_json(f.struct(*names), _TIMES)
+        records["row"] = f.when(f.col(BROKEN).isNull(), row) if flow.quarantines else row
+    if flow.quarantines:
         broken = f.col(BROKEN).isNotNull()
         reason = f.concat(f.lit("the row breaks rule "), BROKEN)
         records["topic"] = f.when(broken, f.lit(flow.dead_letters)).otherwise(records["topic"])
         records["headers"] = f.when(broken, history_headers(group, "RuleBroken", reason)).otherwise(headers)
     return rows.select(*(column.alias(name) for name, column in records.items()))
+
+
+def _only_column(rows: DataFrame, names: list[Column], value_format: str) -> Column:
+    kinds = [field.dataType.simpleString() for field in rows.schema if field.name != BROKEN]
+    if kinds == [value_format]:
+        return names[0]
+    text = f"sink.value_format {value_format} takes one column of type {value_format}, and the flow has"
+    raise PipelineInvalid(f"{text} {', '.join(kinds)}: select one column and cast it, or use json")
 
 
 def to_json(columns: list[Column]) -> Column:
@@ -86,11 +106,11 @@ def with_rules(rows: DataFrame, flow: FlowSpec) -> DataFrame:
         counted = counted.where(f.when(breaks[rule], stop).otherwise(f.lit(True)))
     for rule in kinds["drop"]:
         counted = counted.where(~breaks[rule])
-    if flow.dead_letters:
+    if flow.quarantines:
         quarantined = f.coalesce(*(f.when(breaks[rule], f.lit(rule)) for rule in kinds["quarantine"]))
         counted = counted.withColumn(BROKEN, quarantined)
     return counted
 
 
-RULES = "rules of the flow"
-"""Name of the observed counts; no source has it, because names of sources have no blanks."""
+RULES, FAILED = "rules of the flow", "records that failed"
+"""Names of the observed counts; no source has one, because names of sources have no blanks."""

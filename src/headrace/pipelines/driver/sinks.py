@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.checkpoints import check
 from headrace.pipelines.driver.exactly_once import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of
@@ -68,6 +69,10 @@ def _writer(
     match flow.sink:
         case KafkaSink() as sink:
             records = as_records(rows, flow, plan.spec.group(name))
+            if sink.value_format in SCHEMA_TYPES:
+                from headrace.pipelines.driver.codecs import encoded  # here, because most pipelines need none
+
+                records = encoded(records, plan, name)
             records = records if late is None else records.unionByName(late)
             if target:
                 return records.writeStream.foreachBatch(target)

@@ -10,10 +10,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructType
 
 from headrace.errors import PipelineInvalid
+from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import history_headers
 from headrace.pipelines.sources import FileSource, KafkaSource, Options, RateSource, TableSource
 
+RAW = "records"
+"""Behind a source's name and a blank: the name of the table of its records as they are, for handlers."""
 _CORRUPT = "_corrupt_record"
 _LATENCY_BOUND_SECONDS = 1.0
 
@@ -29,7 +32,9 @@ def register_source(spark: SparkSession, plan: DriverPlan, name: str, *, bounded
     match source:
         case KafkaSource():
             options = {**kafka_options(plan, source), **(_bounds(plan, source) if bounded else {})}
-            records = with_rows(reader.format("kafka").options(**options).load(), source)
+            raw = reader.format("kafka").options(**options).load()
+            raw.createOrReplaceTempView(f"`{name} {RAW}`")
+            records = with_rows(raw, source, plan)
             corrupt_records(records, plan, name).createOrReplaceTempView(f"{name}_corrupt")
             table = rows(records, source, name)
         case RateSource():
@@ -78,19 +83,27 @@ def kafka_options(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
     }
 
 
-def with_rows(records: DataFrame, source: KafkaSource) -> DataFrame:
-    """Return Kafka records with a column `row`, and `good`: whether the value is a row of the source."""
+def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> DataFrame:
+    """Return Kafka records with a column `row`, `good`, whether the value is a row of the source, and `problem`."""
+    records = records.withColumn("problem", f.lit(None).cast("string"))
     if source.value_format in ("string", "binary"):
         kind = f.col("value").cast(source.value_format)
-        return records.withColumns({"row": f.struct(kind.alias("value")), "good": f.col("value").isNotNull()})
-    schema = StructType.fromDDL(source.value_schema or "")
+        good = f.is_valid_utf8(kind) if source.value_format == "string" else f.col("value").isNotNull()
+        return records.withColumns({"row": f.struct(kind.alias("value")), "good": f.coalesce(good, f.lit(False))})
+    columns, text = source.value_schema or "", f.col("value").cast("string")
+    if source.value_format in SCHEMA_TYPES:
+        from headrace.pipelines.driver.codecs import columns_of, decoded  # here, because most pipelines need none
+
+        columns = columns or columns_of(source.value_format, source.topic, plan.secrets)
+        records, text = decoded(records.drop("problem"), plan.secrets), f.col("text")
+    schema = StructType.fromDDL(columns)
     if not isinstance(schema, StructType):
         raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")
     parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    row = f.from_json(f.col("value").cast("string"), schema.add(_CORRUPT, StringType()), parser)
+    row = f.from_json(text, schema.add(_CORRUPT, StringType()), parser)
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
-    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull())
+    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull()).drop("text")
 
 
 def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
@@ -116,7 +129,7 @@ def corrupt_records(parsed: DataFrame, plan: DriverPlan, name: str) -> DataFrame
     """Return the records that are no row as records of a dead letter topic: columns `key`, `value` and `headers`."""
     corrupt = parsed.where(~f.col("good") & f.col("value").isNotNull())
     group, reason = plan.spec.group(f"{name}-corrupt"), f"the value is no row of source {name}"
-    history = history_headers(group, "CorruptRecord", f.lit(reason), origin=True)
+    history = history_headers(group, "CorruptRecord", f.coalesce("problem", f.lit(reason)), origin=True)
     own = f.coalesce(f.col("headers"), f.array().cast("array<struct<key:string,value:binary>>"))
     return corrupt.select("key", "value", f.concat(own, history).alias("headers"))
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.spec import QuerySpec
+from headrace.pipelines.spec import FlowSpec, QuerySpec
 
 
 def register_view(spark: SparkSession, plan: DriverPlan, name: str) -> None:
@@ -27,6 +27,10 @@ def rows_of(spark: SparkSession, plan: DriverPlan, query: QuerySpec) -> DataFram
     """
     if query.sql:
         return spark.sql(query.sql)
+    if isinstance(query, FlowSpec) and query.handler:
+        from headrace.pipelines.driver.handlers import records_of_handler  # here, because most pipelines have none
+
+        return records_of_handler(spark, plan, query)
     assert query.python
     function = _function(plan, query.python)
     try:

@@ -1,0 +1,50 @@
+"""From the handler of a flow to the settings with which a function's worker, or a Python worker of Spark, runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from headrace.errors import FunctionInvalid, PipelineInvalid
+from headrace.functions import wire
+from headrace.functions.check import handler_problem
+from headrace.functions.load import load_function
+from headrace.pipelines.sources import KafkaSource
+from headrace.pipelines.spec import PipelineSpec
+
+
+def handler_problems(spec: PipelineSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield why handlers cannot run: path in the file and sentence."""
+    for name, flow in spec.flows.items():
+        try:
+            if flow.handler:
+                setup_of(spec, name)
+        except PipelineInvalid as cause:
+            yield ("flows", name, "handler"), cause.description
+
+
+def setup_of(spec: PipelineSpec, name: str) -> wire.Setup:
+    """Return the settings of the handler of a flow: those of its function.yaml, or of its source.
+
+    Raises:
+        PipelineInvalid: There is no such handler, or the function.yaml is wrong, or its records end explicitly.
+    """
+    flow, folder = spec.flows[name], (spec.folder or Path()).absolute()
+    handler, topic = flow.handler or "", next(iter(flow.sink.topics), "")
+    if not handler.endswith((".yaml", ".yml")):
+        if problem := handler_problem(handler, folder):
+            raise PipelineInvalid(problem)
+        source = spec.sources.get(flow.reads[0])
+        value_format = source.value_format if isinstance(source, KafkaSource) else "json"
+        trigger = wire.TriggerSetup("kafka-cluster", name, "binary", value_format, "json", topic)
+        return wire.Setup(handler, str(folder), "0", [trigger], "default", "info", {})
+    try:
+        function = load_function(folder / handler, check_handler=True)
+    except FunctionInvalid as cause:
+        raise PipelineInvalid(cause.description) from cause
+    if function.triggers[0].explicit_ack_mode != "disable":
+        raise PipelineInvalid(f"{handler} has explicitAckMode, and in a pipeline a micro-batch ends its records")
+    setup = function.setup(function.triggers[:1], "0", "info")
+    return msgspec.structs.replace(setup, triggers=[msgspec.structs.replace(setup.triggers[0], output_topic=topic)])

@@ -1,0 +1,102 @@
+"""Flows with handlers and formats in pipeline files: their settings, and how their mistakes are named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable
+from headrace.functions import wire
+from headrace.pipelines.driver.failures import failure_event
+from headrace.pipelines.graph import topics_written
+from headrace.pipelines.handler_setup import setup_of
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.spec import PipelineSpec
+
+ROOT = Path(__file__).parents[3]
+GOOD = """\
+name: plates
+sources:
+  passages: {topic: passages, schema: "plate STRING"}
+flows:
+  f:
+    handler: plates:handler
+    reads: [passages]
+    sink: {topic: out}
+"""
+
+
+def load(folder: Path, text: str) -> PipelineSpec:
+    (folder / "plates.py").write_text("def handler(context, event):\n    return event.body\n")
+    if not (folder / "function").exists():
+        shutil.copytree(ROOT / "examples" / "function", folder / "function")
+    (folder / "p.yaml").write_text(text)
+    return load_pipeline(folder / "p.yaml", check=True)
+
+
+def test_a_handler_gets_the_format_of_its_source_and_a_function_yaml_keeps_its_own(tmp_path: Path) -> None:
+    """The sink's topic is the output topic of both; the batch size and the variables of a function.yaml count."""
+    spec = load(tmp_path, GOOD.replace("schema:", "value_format: avro, schema:"))
+    trigger = wire.TriggerSetup("kafka-cluster", "f", "binary", "avro", "json", "out")
+    assert setup_of(spec, "f") == wire.Setup("plates:handler", str(tmp_path), "0", [trigger], "default", "info", {})
+    assert topics_written(spec) == {"out": "passages", "out.dlq": "passages"}
+    assert spec.uses_registry
+    spec = load(tmp_path, GOOD.replace("plates:handler", "function/function.yaml"))
+    found = setup_of(spec, "f")
+    assert (found.handler, found.folder) == ("main:handler", str(tmp_path / "function"))
+    assert found.triggers == [wire.TriggerSetup("kafka-cluster", "flights", "binary", "json", "json", "out")]
+    assert found.env["NUCLIO_FUNCTION_NAME"] == "how-late"
+    spec = load(tmp_path, GOOD.replace("sink:", "on_error: drop\n    dead_letter_topic: bad\n    sink:"))
+    assert topics_written(spec) == {"out": "passages"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("plates:handler", "plate:handler", "6: flows.f.handler: names module plate, which is neither in"),
+        ("plates:handler", "plates:handle", "6: flows.f.handler: names function handle"),
+        ("plates:handler", "nothing.yaml", "flows.f.handler: "),
+        ("plates:handler", "plates", "flows.f.handler: "),
+        ("reads: [passages]", "reads: []", "handler needs reads with one name"),
+        ("reads: [passages]", "reads: [passages, passages]", "handler needs reads with one name"),
+        ("reads: [passages]", "reads: [passage]", "did you mean passages?"),
+        ("{topic: out}", "{topic: out, key: plate}", "flows.f.sink: a handler makes keys and values itself"),
+        ("{topic: out}", "{console: true}", "flows.f.sink: a handler makes keys and values itself"),
+        ("{topic: out}", "{topic: passages}", "goes round for ever"),
+        ("sink:", "rules: {r: {check: a > 1}}\n    sink:", "which have no columns for rules and late_rows"),
+        ("handler: plates:handler", "handler: plates:handler\n    sql: SELECT 1", "has sql and handler"),
+        ("name: plates", "name: plates\ntrigger: {realtime: true}", "real-time mode has neither handlers nor formats"),
+        ("{topic: out}", "{topic: out, schema_id: 3}", "schema_id and schema_file are for value_format avro"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    """Each has the line and the path in the file."""
+    with pytest.raises(PipelineInvalid) as raised:
+        load(tmp_path, GOOD.replace(old, new))
+    assert expected in raised.value.description
+
+
+def test_explicit_acknowledgement_is_refused(tmp_path: Path) -> None:
+    """A micro-batch ends its records."""
+    load(tmp_path, GOOD)
+    file = tmp_path / "function" / "function.yaml"
+    text = file.read_text().replace("numWorkers: 2", "explicitAckMode: enable")
+    file.write_text(text.replace("initialOffset: earliest", "workerAllocationMode: static"))
+    with pytest.raises(PipelineInvalid, match="has explicitAckMode, and in a pipeline a micro-batch ends its records"):
+        load(tmp_path, GOOD.replace("plates:handler", "function/function.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable"), [(PipelineInvalid, False), (FunctionError, True), (RegistryUnavailable, True)]
+)
+def test_errors_of_python_workers_reach_the_status(error: type[Exception], retriable: bool) -> None:
+    """The sentence is found in what Spark reports; Python's traceback and Spark's are left out."""
+    report = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: org.apache.spark.api.python."
+        'PythonException: Traceback (most recent call last):\n  File "x.py", line 1, in run\n'
+        f"{error.__module__}.{error.__name__}: the reason\n\n\tat org.apache.spark.Task\n"
+    )
+    event = failure_event(RuntimeError(report), "flows.f")
+    assert (event.error, event.text, event.retriable) == (error.__name__, "the reason", retriable)

@@ -56,8 +56,8 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
         return msgspec.structs.replace(failure_event(cause, ""), stack=traceback.format_exc())
     finally:
         with contextlib.suppress(Exception):  # boundary: a JVM that has ended keeps nothing
-            for table in spark.catalog.listTables():
-                spark.catalog.dropTempView(table.name)
+            for name in (*plan.spec.sources, *(f"{name}_corrupt" for name in plan.spec.sources), *plan.spec.views):
+                spark.catalog.dropTempView(name)
         importlib.invalidate_caches()
         for name in sys.modules.keys() - before:  # a file of the pipeline may change before the next request
             if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{plan.spec.folder}{os.sep}"):
@@ -96,7 +96,7 @@ def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
         with part(path):
             frame = make()
     with part(path):
-        return {"columns": frame.columns, "rows": [json.loads(line) for line in _lines(frame.limit(plan.task.limit))]}
+        return {"columns": frame.columns, "rows": [json.loads(line) for line in _lines(frame, plan.task.limit)]}
 
 
 def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
@@ -209,8 +209,9 @@ def _typed(spark: SparkSession, plan: wire.DriverPlan, given: wire.Rows, schema:
     return [text for text, _ in found]
 
 
-def _lines(frame: DataFrame) -> list[str]:
-    return [row[0] for row in frame.select(_as_json(frame.columns)).collect()]
+def _lines(frame: DataFrame, limit: int | None = None) -> list[str]:
+    texts = frame.select(_as_json(frame.columns))
+    return [row[0] for row in (texts.take(limit) if limit else texts.collect())]
 
 
 def _as_json(columns: list[str]) -> Any:

@@ -12,12 +12,12 @@ from headrace.pipelines.graph import ordered_views, reads
 from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import FlowSpec, PipelineSpec
 
-_STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out{fill:#cfe2ff}.sources{fill:#e2e3e5}"
+_STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
 _STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}"
 _WIDTH, _HEIGHT, _COLUMN, _LINE = 190, 34, 250, 56
 _SHOWN = 26
 Node = tuple[str, str]
-"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`) and its name."""
+"""A box: its kind (`in`, `sources`, `views`, `flows`, `out`, `push`) and its name."""
 
 
 def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
@@ -35,9 +35,10 @@ def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
 
 def guarantee(flow: FlowSpec) -> str:
     """Return how often the sink has a row after failures."""
+    pushed = ", and its backend at least once" if getattr(flow.sink, "backend", None) else ""
     if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
-        return "exactly once"
-    return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once")
+        return f"exactly once{pushed}"
+    return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once") + pushed
 
 
 def _state(part: Mapping[str, Any]) -> Iterator[str]:
@@ -58,6 +59,8 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     for name, flow in spec.flows.items():
         edges["flows", name] = reads(spec, ("flows", name))
         edges.setdefault(("out", _end(flow.sink)), []).append(("flows", name))
+        if backend := getattr(flow.sink, "backend", None):
+            edges["push", backend.url.partition("?")[0]] = [("out", _end(flow.sink))]
     return edges
 
 
@@ -74,7 +77,8 @@ def as_picture(spec: PipelineSpec, *, page: bool = False) -> str:
     for node in TopologicalSorter(edges).static_order():
         column[node] = max((column[one] + 1 for one in edges[node]), default=0)
     last = max(column.values())
-    column |= {node: last for node in edges if node[0] == "out"}
+    read = {one for ones in edges.values() for one in ones}
+    column |= {node: last for node in edges if node[0] in ("out", "push") and node not in read}
     row: dict[Node, int] = {}
     for node in sorted(edges, key=lambda each: column[each]):  # as near as possible to the boxes that it reads
         taken = {row[each] for each in row if column[each] == column[node]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from headrace.cli import pipeline as commands
 from headrace.cli.main import main
 from headrace.pipelines import tasks
 from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.picture import as_picture, guarantee
 
 FILE = """\
 name: tolls
@@ -146,6 +149,20 @@ def test_plan_prints_graph_state_and_problems(
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == ["tolls.yaml: flows.by_gate: no"]
     assert found["sinks"]["by_gate"] == {"mode": "update", "guarantee": "at least once"}
+
+
+def test_a_backend_is_drawn_behind_its_topic(folder: Path) -> None:
+    """Without the query of its URL, which may hold a secret."""
+    file = folder / "tolls.yaml"
+    sink = "topic: by_gate, key: gate, delivery: exactly_once, backend: {url: 'http://localhost:9/in?token=s3cret'}"
+    file.write_text(FILE.replace("topic: by_gate, key: gate", sink))
+    spec = load_pipeline(file, check=True)
+    picture = as_picture(spec)
+    assert "http://localhost:9/in<" in picture
+    assert "s3cret" not in picture
+    places = dict(re.findall(r"<title>(.*?)</title><rect class=\"\w+\" x=\"(\d+)\"", picture))
+    assert int(places["topic by_gate"]) < int(places["http://localhost:9/in"])
+    assert guarantee(spec.flows["by_gate"]) == "exactly once, and its backend at least once"
 
 
 def test_test_compares_rows_and_shows_the_difference(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import pyarrow
 import pytest
 
 from headrace.config.internal_topics import BATCHES_TOPIC
@@ -53,8 +54,19 @@ def make(kafka: Any) -> Callable[..., BatchTransactions]:
     return of
 
 
-def records(topic: str, *values: str) -> list[Any]:
-    return [(topic, None, value.encode(), None) for value in values]
+HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
+
+
+def table(*records: tuple[Any, ...]) -> Any:
+    """Return records (topic, key, value, headers) as Spark gives them."""
+    types = {"topic": pyarrow.string(), "key": pyarrow.binary(), "value": pyarrow.binary(), "headers": HEADERS}
+    columns = zip(*records, strict=True) if records else ([], [], [], [])
+    arrays = [pyarrow.array(values, kind) for values, kind in zip(columns, types.values(), strict=True)]
+    return pyarrow.table(arrays, names=list(types))
+
+
+def records(topic: str, *values: str) -> Any:
+    return table(*((topic, None, value.encode(), None) for value in values))
 
 
 def visible(site: Any, topic: str) -> list[str]:
@@ -66,9 +78,10 @@ def test_a_batch_and_its_number_become_visible_together(site: Any, topic: Any, m
     first, second = topic(), topic()
     batches = make("headrace.test." + first)
     assert batches.open() is None
-    batches.write(0, [(first, b"k", b"v", [("h", b"1"), ("n", None)]), (second, None, None, None)])
+    headers = [{"key": "h", "value": b"1"}, {"key": "n", "value": None}]
+    batches.write(0, table((first, b"k", b"v", headers), (second, None, None, None)))
     batches.write(1, records(first, "w"))
-    batches.write(2, [])
+    batches.write(2, table())
     site.wait_until(lambda: len(site.records(first)) == 2, "both batches")
     (found, other), (tombstone,) = site.records(first), site.records(second)
     assert (found.key, found.value, found.headers) == (b"k", b"v", [("h", b"1"), ("n", None)])
@@ -108,7 +121,7 @@ def test_a_refused_record_keeps_its_whole_batch_out(site: Any, topic: Any, make:
     batches = make()
     batches.open()
     with pytest.raises(RecordTooLarge, match=small):
-        batches.write(0, [*records(name, "a"), (small, None, os.urandom(5000), None)])
+        batches.write(0, table((name, None, b"a", None), (small, None, os.urandom(5000), None)))
     assert batches.open() is None
     batches.write(0, records(name, "b"))
     site.wait_until(lambda: visible(site, name) == ["b"], "the second attempt alone")
@@ -119,22 +132,22 @@ def test_a_batch_larger_than_the_queue_waits_for_it(site: Any, topic: Any, make:
     name = topic(4)
     batches = make()
     batches.open()
-    batches.write(0, ((name, None, bytes(900_000), None) for _ in range(250)))
+    batches.write(0, table(*[(name, None, bytes(900_000), None)] * 250))
     site.wait_until(lambda: len(site.records(name)) == 250, "250 records")
 
 
-def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any) -> None:
+def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka has aborted its transaction by then."""
     name = topic()
     batches = make(seconds=2.0)
     batches.open()
 
-    def slow() -> Any:
-        yield from records(name, "a")
+    def slow(point: str) -> None:
         time.sleep(15)
 
+    monkeypatch.setattr(batch_transactions, "reach", slow)
     with pytest.raises(TransactionAborted, match=r"transaction_timeout_seconds of the sink is 2: raise it"):
-        batches.write(0, slow())
+        batches.write(0, records(name, "a"))
     assert batches.open() is None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final
 
 import confluent_kafka
@@ -32,9 +32,6 @@ _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 _CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
 """Errors of records that failed only because another one did."""
 _SETTINGS: Final = ProducerConfig(linger_seconds=0.02, batch_bytes=262_144, compression="lz4")
-
-BatchRecord = tuple[str, bytes | None, bytes | None, Any]
-"""Topic, key, value and headers."""
 
 
 class BatchTransactions:
@@ -86,8 +83,12 @@ class BatchTransactions:
         self._client = client
         return number
 
-    def write(self, number: int, records: Iterable[BatchRecord]) -> None:
+    def write(self, number: int, rows: Any) -> None:
         """Write a batch: its records and the number of the next batch become visible together.
+
+        Args:
+            number: Number of the batch.
+            rows: Arrow table with the columns `topic`, `key`, `value` and `headers`.
 
         Raises:
             HeadraceError: It failed, and the producer is closed. Whether it was written shows the next `open`.
@@ -98,7 +99,7 @@ class BatchTransactions:
         try:
             with ClientErrors():
                 client.begin_transaction()
-                for topic, key, value, headers in records:
+                for topic, key, value, headers in _records(rows):
                     topics.add(topic)
                     while True:
                         try:
@@ -192,3 +193,10 @@ class BatchTransactions:
         finally:
             consumer.close()
         return found.offset if found.offset >= 0 else None
+
+
+def _records(rows: Any) -> Iterator[tuple[str, bytes | None, bytes | None, Any]]:
+    for batch in rows.to_batches():
+        columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value", "headers"))
+        for topic, key, value, headers in zip(*columns, strict=True):
+            yield topic, key, value, headers and [(each["key"], each["value"]) for each in headers]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -18,31 +18,19 @@ from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.postgres import PostgresBatches
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 
-if TYPE_CHECKING:
-    from headrace.config.kafka import KafkaConfig
-
 _RETRY_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 _QUERY_ID = "sql.streaming.queryId"
 
 
-class BatchTarget(Protocol):
-    """Where batches are written."""
-
-    def open(self) -> int | None:
-        """End what a predecessor left open, and return the number of the next batch; None if there is none."""
-
-    def write(self, number: int, rows: Any) -> None:
-        """Write an Arrow table and the number of the next batch together. After an error it is opened again."""
-
-    def poll(self) -> None:
-        """Do what is due between batches; called often, from another thread."""
-
-
 class ExactlyOnceSink:
-    """Writes the micro-batches of one flow, for `foreachBatch`."""
+    """Writes the micro-batches of one flow, for `foreachBatch`, to a target.
 
-    def __init__(self, flow: str, make: Callable[[str], BatchTarget], checkpoint: Path, *, accepts: bool) -> None:
+    `open` of a target ends what a predecessor left open and returns the number of the next batch, or None. `write`
+    writes an Arrow table together with the next number. `poll` does what is due between batches, on another thread.
+    """
+
+    def __init__(self, flow: str, make: Callable[[str], Any], checkpoint: Path, *, accepts: bool) -> None:
         """Prepare.
 
         Args:
@@ -55,7 +43,7 @@ class ExactlyOnceSink:
         planned = (int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit())
         self._tried = max(planned, default=-1)
         """The last batch that may have been written."""
-        self._target: BatchTarget | None = None
+        self._target: Any = None
         self._next: int | None = None
         """The next batch by the target."""
         self._is_open = False
@@ -111,7 +99,6 @@ class ExactlyOnceSink:
         )
 
     def _write(self, number: int, rows: Any) -> None:
-        assert self._target
         try:
             self._target.write(number, rows)
         except HeadraceError:
@@ -121,36 +108,18 @@ class ExactlyOnceSink:
         self._next = number + 1
 
 
-class _KafkaBatches:
-    """Batches of records (columns `topic`, `key`, `value`, `headers`) as transactions of Kafka."""
-
-    def __init__(self, kafka: KafkaConfig, name: str, timeout_seconds: float) -> None:
-        from headrace.kafka.batch_transactions import BatchTransactions  # only drivers with such a sink load the client
-
-        self._transactions = BatchTransactions(kafka, name, timeout_seconds)
-        self.open, self.poll = self._transactions.open, self._transactions.poll
-
-    def write(self, number: int, rows: Any) -> None:
-        self._transactions.write(number, _records(rows))
-
-
-def _records(rows: Any) -> Iterator[Any]:
-    for batch in rows.to_batches():
-        columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value", "headers"))
-        for topic, key, value, headers in zip(*columns, strict=True):
-            yield topic, key, value, headers and [(each["key"], each["value"]) for each in headers]
-
-
 def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
     """Return what writes the micro-batches of a flow in this process; None if its sink is not exactly-once."""
     sink, prefix = plan.spec.running[name].sink, plan.spec.group(name)
     if not isinstance(sink, PostgresSink) and not (isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"):
         return None
 
-    def make(query: str) -> BatchTarget:
+    def make(query: str) -> Any:
         if isinstance(sink, PostgresSink):
             return PostgresBatches(sink, f"{prefix}.{query}")
+        from headrace.kafka.batch_transactions import BatchTransactions  # only drivers with such a sink load the client
+
         assert plan.kafka
-        return _KafkaBatches(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
+        return BatchTransactions(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
 
     return ExactlyOnceSink(name, make, plan.checkpoint(name), accepts=sink.accept_unknown_batch)

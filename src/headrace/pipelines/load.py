@@ -33,14 +33,26 @@ def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[Pipeli
         PipelineInvalid: See `load_pipeline`; or two files have the same pipeline name.
     """
     found: dict[str, tuple[Path, PipelineSpec]] = {}
+    problems: list[str] = []
     for path in paths:
-        spec = load_pipeline(path, check=check)
+        try:
+            spec = load_pipeline(path, check=check)
+        except PipelineInvalid as cause:
+            problems.append(cause.description)
+            continue
         if spec.name in found:
-            raise PipelineInvalid(
+            problems.append(
                 f"{path}: name: {spec.name} is the name of {found[spec.name][0]} too, so they would share "
                 "checkpoints: give each pipeline a name of its own"
             )
         found[spec.name] = path, spec
+    if problems:
+        raise PipelineInvalid("\n".join(problems))
+    writers: dict[str, str] = {}
+    for path, spec in found.values():
+        for topic in {topic for flow in spec.flows.values() for topic in flow.sink.topics}:
+            if (first := writers.setdefault(topic, spec.name)) != spec.name:
+                log.warning("%s: writes to topic %s, as pipeline %s does, which mixes rows", path, topic, first)
     return [spec for _, spec in found.values()]
 
 

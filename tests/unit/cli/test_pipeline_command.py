@@ -89,9 +89,15 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
         "tolls.yaml:5: views.heavy: reads the column sents, which is not there: did you mean cents?"
         in found["problems"][0]
     )
-    (folder / "other.yaml").write_text(FILE)
-    (folder / "tolls.yaml").write_text(FILE)
+    (folder / "other.yaml").write_text(FILE.replace("gate, count", "gat, count"))
     assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
+    shown = capsys.readouterr().err
+    assert "tolls.yaml:5: views.heavy" in shown
+    assert "other.yaml:8: flows.by_gate.sql: reads the column gat" in shown
+    for name in ("tolls.yaml", "other.yaml"):
+        (folder / name).write_text(FILE)
+    assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
+    assert "other.yaml: name: tolls is the name of tolls.yaml too" in capsys.readouterr().err
 
 
 def test_validate_imports_neither_pyspark_nor_the_kafka_client_of_the_runs() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.load import load_pipeline, load_pipelines
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 
@@ -104,6 +104,16 @@ def test_two_flows_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: py
     file.write_text(f"name: p\nsources: {{a: {{topic: a, schema: x INT}}}}\nflows:\n  one: {flow}\n  two: {flow}\n")
     load_pipeline(file, check=True)
     assert caplog.messages == [f"{file}:5: flows.two.sink: writes to out, as flow one does, which mixes rows"]
+
+
+def test_two_pipelines_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As two flows of one file are."""
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for file in files:
+        flows = "{f: {sql: SELECT x FROM t, sink: {topic: out}}}"
+        file.write_text(f"name: {file.stem}\nsources: {{t: {{topic: t, schema: x INT}}}}\nflows: {flows}\n")
+    load_pipelines(files)
+    assert caplog.messages == [f"{files[1]}: writes to topic out, as pipeline a does, which mixes rows"]
 
 
 def test_references_in_options_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

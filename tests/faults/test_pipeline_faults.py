@@ -224,11 +224,11 @@ def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: flo
         async with scene.running() as run:
             scene.send(20 * BATCH)
             await until(lambda: run.status()["flows"]["copy"]["input_records"] >= 2 * BATCH, run)
-            kafka.pause(0)
+            kafka.pause(1)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                kafka.resume(0)
+                kafka.resume(1)
             await scene.caught_up(run)
             return int(run.status()["restarts"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headrace.cli.options import MOMENT
 from headrace.cli.output import collected_warnings, counted, output_option, print_json, print_rows, progress
 from headrace.cli.pipeline_control import COMMANDS
 from headrace.config.model import HeadraceConfig
+from headrace.control.selection import milliseconds
 from headrace.errors import HeadraceError, PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
 
@@ -170,7 +172,7 @@ async def show(
     name: str,
     limit: int,
     records: int,
-    start: float | None,
+    start: datetime | None,
     watch: bool,
     cluster: ClusterSettings,
     output: str,
@@ -189,7 +191,7 @@ async def show(
                 spec = load_pipeline(file, check=True)
                 known = [*spec.sources, *spec.views, *spec.flows]
                 kafka = spec.cluster(cluster.kafka)
-                slices = await _slices(spec, _known(name, known), kafka, records, start)
+                slices = await slices_of(spec, _known(name, known), kafka, records, start)
                 task = DriverTask(kind="show", name=name, limit=limit, slices=slices)
                 rows = (await driver.ask(file, spec, kafka, task, cluster.registry))["rows"]
             except HeadraceError as problem:
@@ -204,7 +206,7 @@ async def show(
                 )
 
 
-async def _slices(spec: Any, name: str, kafka: Any, records: int, start: float | None) -> dict[str, Any]:
+async def slices_of(spec: Any, name: str, kafka: Any, records: int, start: datetime | None) -> dict[str, Any]:
     """Return where reading begins and ends in each topic of a part."""
     from headrace.kafka import Admin
     from headrace.pipelines.graph import paths_read
@@ -213,10 +215,11 @@ async def _slices(spec: Any, name: str, kafka: Any, records: int, start: float |
     read = [spec.sources[each].topics for kind, each in paths_read(spec, [name]) if kind == "sources"]
     for topic in {topic for topics in read for topic in topics}:
         offsets = await admin.topic_offsets(topic, "Read")
-        since = await admin.offsets_since(offsets, round(start * 1000)) if start is not None else {}
-        slices[topic] = {
-            at.partition: (since.get(at, max(first, end - records)), end) for at, (first, end) in offsets.items()
-        }
+        since = await admin.offsets_since(offsets, milliseconds(start)) if start else None
+        firsts = {at: max(first, end - records) for at, (first, end) in offsets.items()}
+        if since is not None:  # a partition without records since then is left out of the answer
+            firsts = {at: min(since.get(at, end), end) for at, (_, end) in offsets.items()}
+        slices[topic] = {at.partition: (firsts[at], end) for at, (_, end) in offsets.items()}
     return slices
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from headrace.pipelines import tasks
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.picture import as_picture, guarantee
+from headrace.records import TopicPartition
 
 FILE = """\
 name: tolls
@@ -214,3 +216,25 @@ def test_a_change_of_a_file_is_seen_and_other_files_are_not(folder: Path) -> Non
         return found
 
     assert asyncio.run(seen()) == ["code.py", "tolls.yaml", "heavy.sql"]
+
+
+def test_the_newest_records_are_read_or_those_since_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition without records since then has an empty slice; an offset behind the end is the end."""
+    at = [TopicPartition("passages", number) for number in range(3)]
+
+    class FakeAdmin:
+        def __init__(self, kafka: object) -> None: ...
+
+        async def topic_offsets(self, topic: str, right: str) -> dict[TopicPartition, tuple[int, int]]:
+            return {at[0]: (0, 5), at[1]: (3, 50), at[2]: (0, 9)}
+
+        async def offsets_since(self, partitions: object, timestamp_ms: int) -> dict[TopicPartition, int]:
+            assert timestamp_ms == 1_767_225_600_000
+            return {at[1]: 20, at[2]: 10}
+
+    monkeypatch.setattr("headrace.kafka.Admin", FakeAdmin)
+    spec, since = load_pipeline(folder / "tolls.yaml"), datetime(2026, 1, 1, tzinfo=UTC)
+    newest = asyncio.run(commands.slices_of(spec, "by_gate", None, 10, None))
+    assert newest == {"passages": {0: (0, 5), 1: (40, 50), 2: (0, 9)}}
+    later = asyncio.run(commands.slices_of(spec, "by_gate", None, 10, since))
+    assert later == {"passages": {0: (5, 5), 1: (20, 50), 2: (9, 9)}}

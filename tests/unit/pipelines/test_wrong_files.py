@@ -71,9 +71,16 @@ RIGHT = [
     ("SELECT struct(plate, cents).cents AS c, named_struct('x', 1).x AS x FROM passages", "append"),
     ("SELECT gate, count(*) AS n FROM passages GROUP BY gate HAVING n > 3", "update"),
     ("SELECT max_by(plate, at) AS newest, approx_count_distinct(plate) AS n FROM passages", "update"),
-    ("SELECT session_window.end AS e, count(*) AS n FROM passages GROUP BY session_window(at, '5 minutes')", "update"),
+    (
+        "SELECT session_window.end AS e, count(*) AS n FROM passages GROUP BY session_window(at, '5 minutes')",
+        "complete",
+    ),
     ("SELECT a.plate FROM passages AS a JOIN (SELECT plate AS q FROM plates) AS b ON a.plate = b.q", "append"),
-    ("SELECT row_number() OVER (ORDER BY owner) AS r, owner FROM owners", "append"),
+    (
+        "SELECT p.plate, o.r FROM passages AS p JOIN "
+        "(SELECT row_number() OVER (ORDER BY owner) AS r, plate FROM owners) AS o ON p.plate = o.plate",
+        "append",
+    ),
     ("SELECT p.plate, o.owner FROM passages AS p LEFT JOIN owners AS o ON p.plate = o.plate", "append"),
 ]
 

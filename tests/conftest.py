@@ -57,6 +57,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _group_of(item: pytest.Item, unit: Path) -> str:
     """Return the name of the tests that run one after the other in one worker; empty if the test stands alone."""
+    if "pipeline" in item.nodeid and unit not in item.path.parents:
+        return "spark"  # three drivers at a time take more processors and memory than a small machine has
     if "kafka_three" in getattr(item, "fixturenames", ()):
         return "three-brokers"  # they break the brokers they share
     if unit in item.path.parents or item.path.parent.name == "faults":

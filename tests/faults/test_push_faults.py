@@ -21,7 +21,7 @@ from headrace.testing import Answer, Fault, Received, RecordingBackend
 from tests.faults.push_scene import PARTITIONS, SAME_MEMBER, SHORT_SESSION, Hostile, PushScene, write
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
-DELEGATED = ("redrive.", "replay.", "seek.")
+DELEGATED = ("redrive.", "replay.", "seek.", "batch.")
 """Points on ways that a record takes only when somebody asks for it; they have tests of their own."""
 POINTS = sorted(
     name

@@ -99,7 +99,7 @@ def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
         return
     sql = " ".join(query.sql or "" for query in (*spec.views.values(), *spec.flows.values()))
     shuffled = spec.driver.shuffle_partitions if re.search(r"\b(group\s+by|distinct)\b", sql, re.IGNORECASE) else 0
-    needed = shuffled + sum(partitions[topic] for flow in spec.flows for topic in topics_read(spec, flow))
+    needed = shuffled + sum(partitions[topic] for flow in spec.running for topic in topics_read(spec, flow))
     cores = spec.driver.cores or os.cpu_count() or 1
     if needed > cores:
         raise EnvironmentProblem(
@@ -129,8 +129,8 @@ def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             yield ("views", name), "has the name of a source: SQL cannot distinguish them, rename one of them"
         elif name.removesuffix("_corrupt") in spec.sources:
             yield ("views", name), "has the name of the corrupt records of a source: rename it"
-    for name in spec.running.keys() - spec.flows.keys():
-        if name in spec.flows:
+    for source in spec.sources:
+        if (name := f"{source}-corrupt") in spec.flows and spec.running[name] is not spec.flows[name]:
             yield ("flows", name), "has the name of the flow that writes the corrupt records of a source: rename it"
 
 

@@ -307,3 +307,10 @@ def test_no_reference_is_replaced_outside_of_the_login(tmp_path: Path) -> None:
     """SQL may hold a dollar and a brace."""
     spec = load(tmp_path, GOOD.replace("arr_delay > 15", "carrier = '${x}'"))
     assert "${x}" in spec.views["late"].sql
+
+
+def test_a_flow_does_not_replace_the_quarantine_of_a_source(tmp_path: Path) -> None:
+    """Both have one name, and one of them would never run."""
+    text = GOOD.replace('arr_delay DOUBLE"}', 'arr_delay DOUBLE", corrupt: quarantine}')
+    [problem] = problems(tmp_path, text.replace("late_by_carrier:", "flights-corrupt:"))
+    assert "flows.flights-corrupt: has the name of the flow that writes the corrupt records" in problem

@@ -311,6 +311,6 @@ def test_no_reference_is_replaced_outside_of_the_login(tmp_path: Path) -> None:
 
 def test_a_flow_does_not_replace_the_quarantine_of_a_source(tmp_path: Path) -> None:
     """Both have one name, and one of them would never run."""
-    text = GOOD.replace('arr_delay DOUBLE"}', 'arr_delay DOUBLE", corrupt: quarantine}')
+    text = GOOD.replace("{topic: flights,", "{topic: flights, corrupt: quarantine,")
     [problem] = problems(tmp_path, text.replace("late_by_carrier:", "flights-corrupt:"))
     assert "flows.flights-corrupt: has the name of the flow that writes the corrupt records" in problem

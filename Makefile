@@ -21,10 +21,12 @@ demo: env        ## The whole story on one machine, ending with a table of exact
 	$(BIN)/headrace demo
 
 test: env        ## Unit, integration and fault tests, real Kafka and Spark included
+	$(BIN)/headrace pipeline prepare
 	$(BIN)/pytest tests -n 3 --dist loadgroup
 	$(BIN)/pytest --secured @tests/secured.txt -n 3 --dist loadgroup
 
 test-long: env   ## The longer fault tests (tests/LONG.md)
+	$(BIN)/headrace pipeline prepare
 	$(BIN)/pytest tests --long -n 3 --dist loadgroup
 	$(BIN)/pytest --secured tests/integration tests/conformance -n 3 --dist loadgroup
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from headrace.testing.secured import SecuredCluster
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("short", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=500)
+
+# A JVM of a test ends before code that is compiled well has paid.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 
 # Whoever starts the tests in the background may have it ignored, and the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.connection import config_option, find_settings
-from headrace.cli.output import print_json, print_rows
+from headrace.cli.output import install_progress, print_json, print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.errors import InvalidRequest
 from headrace.pipelines.checkpoints import discard
@@ -42,6 +42,21 @@ def _change(endpoint: Endpoint, word: str, text: str) -> click.Command:
         _print([api.call(endpoint, name=name)], output)
 
     return command
+
+
+@click.command()
+def prepare() -> None:
+    """Fetch Spark's Kafka connector, and store what Spark's JVM loads, so that drivers start in half the time.
+
+    It takes about a minute and 200 MB, once for each installation. Run it when an image is built.
+
+    Example: headrace pipeline prepare
+    """
+    from headrace.pipelines.prepare import prepare as prepare_pipelines
+
+    with install_progress() as progress:
+        prepare_pipelines(progress)
+    click.echo("ready")
 
 
 @click.group()
@@ -100,6 +115,7 @@ def _print(found: list[Mapping[str, Any]], output: str) -> None:
 COMMANDS: Final = (
     status,
     checkpoint,
+    prepare,
     _change(PipelineEndpoints.pause, "pause", "Pause a pipeline after its micro-batches, also over restarts."),
     _change(PipelineEndpoints.resume, "resume", "Start a pipeline again that is paused, stopped, failed or finished."),
     _change(PipelineEndpoints.stop, "stop", "Stop a pipeline after its micro-batches, until Headrace starts again."),

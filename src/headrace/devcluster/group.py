@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -196,12 +197,12 @@ class JavaGroup(ServerGroup):
 
     def install(self, progress: Progress | None = None) -> None:
         self._program = self._find_program(progress)
-        self._program.prepare_archive(self._try_out, progress)
+        self._program.archive.make(self._try_out, progress)
 
-    def _try_out(self, program: JavaProgram, scratch: Path) -> None:
+    def _try_out(self, flags: Sequence[str], scratch: Path) -> None:
         """Run another group of this kind in a scratch folder, for the archive of its classes."""
         trial = type(self)(scratch)
-        trial._program = program
+        trial._program = self._program._replace(archive_flags=flags)
         try:
             trial.launch()
             trial.wait_ready()

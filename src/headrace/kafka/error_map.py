@@ -13,10 +13,10 @@ from headrace.records import OutgoingRecord
 
 
 class ClientErrors:
-    """Raises a `KafkaError` that a call of the client raises as a `KafkaException`.
+    """Raises what a call of the client raises when a fatal error and a delivery report meet as a `KafkaException`.
 
-    It does so if a fatal error and a delivery report meet in one call. `KafkaError` is no class of exceptions, so no
-    `except` with a class catches it, not even with `BaseException`.
+    That is a `KafkaError`, which is no class of exceptions, so no `except` with a class catches it, not even with
+    `BaseException`; or a `SystemError` of the report's callback, because of the `KafkaException` of the fatal error.
     """
 
     def __enter__(self) -> None:
@@ -25,6 +25,8 @@ class ClientErrors:
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         if isinstance(error, confluent_kafka.KafkaError):
             raise confluent_kafka.KafkaException(error) from None
+        if isinstance(error, SystemError) and isinstance(error.__cause__, confluent_kafka.KafkaException):
+            raise error.__cause__ from None
 
 
 _KIND = {

@@ -10,13 +10,14 @@ import re
 import sys
 from collections.abc import AsyncIterator, Collection, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.errors import EnvironmentProblem, PipelineInvalid
-from headrace.jvm import ensure_artifacts, find_java
+from headrace.jvm import ClassArchive, Progress, ensure_artifacts, find_java
 from headrace.lifecycle import ChildProcess, Deadline, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
@@ -38,8 +39,9 @@ _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATE
 class Toolchain(NamedTuple):
     """Java and the jars that were found."""
 
-    java_home: Path
     jars: tuple[Path, ...]
+    archive: ClassArchive
+    """What the JVM of that Java has loaded once; `headrace pipeline prepare` makes it."""
 
     def environment(self, scratch: Path, hidden: Collection[str] = ()) -> dict[str, str]:
         """Return the environment of a driver process whose temporary files go to `scratch`, without `hidden` values."""
@@ -53,7 +55,12 @@ class Toolchain(NamedTuple):
         }
         # The launcher is a JVM of its own that lives for a second: compile little, so that it starts sooner.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-        return {**own, "JAVA_HOME": str(self.java_home), "TMPDIR": str(scratch), "SPARK_LAUNCHER_OPTS": launcher}
+        return {
+            **own,
+            "JAVA_HOME": str(self.archive.java.home),
+            "TMPDIR": str(scratch),
+            "SPARK_LAUNCHER_OPTS": launcher,
+        }
 
 
 def require_spark() -> None:
@@ -91,15 +98,17 @@ def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
     return specs
 
 
-async def find_toolchain() -> Toolchain:
+async def find_toolchain(progress: Progress | None = None) -> Toolchain:
     """Return Java and the jars; the first call of a user downloads ten megabytes.
 
     Raises:
         EnvironmentProblem: Java is missing or too old, or a jar cannot be had.
     """
     java = await run_blocking(find_java, _JAVA_VERSION, for_spark=True)
-    folder = await run_blocking(ensure_artifacts, "spark")
-    return Toolchain(java.home, tuple(sorted(folder.glob("*.jar"))))
+    folder = await run_blocking(ensure_artifacts, "spark", progress)
+    spark = find_spec("pyspark")
+    archive = ClassArchive(java, folder, str(spark and spark.origin))
+    return Toolchain(tuple(sorted(folder.glob("*.jar"))), archive)
 
 
 _MAX_EVENT_BYTES = 67_108_864

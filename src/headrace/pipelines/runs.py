@@ -263,6 +263,7 @@ class PipelineRun(Service):
                     kafka=self._kafka.model_copy(update={"security": in_use}) if self._spec.has_transactions else None,
                     folder=self._folder,
                     jars=toolchain.jars,
+                    java_flags=toolchain.archive.flags,
                 )
                 return plan, toolchain, security
         return None

@@ -26,6 +26,9 @@ from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain,
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.sql import in_plain_words
 
+_QUICK = ("-XX:TieredStopAtLevel=1",)
+"""A task is over before code that is compiled well has paid."""
+
 
 class TaskDriver(Service):
     """A driver process that keeps its Spark session from task to task, and that no run of a pipeline knows."""
@@ -79,6 +82,7 @@ class TaskDriver(Service):
             security=security.options,
             folder=self._folder,
             jars=self._toolchain.jars,
+            java_flags=(*_QUICK, *self._toolchain.archive.flags),
             task=task,
         )
         if self._driver and self._session == (spec.driver, security):

@@ -121,6 +121,13 @@ def test_an_error_that_is_no_exception_is_raised_as_one() -> None:
     assert raised.value.args[0].code() == ClientError._FENCED
 
 
+def test_an_error_of_a_report_gives_way_to_the_fatal_error() -> None:
+    """The client meets the fatal error first, and then cannot call the report's callback."""
+    fatal = confluent_kafka.KafkaException(ClientError(ClientError._FENCED, "fenced by the test", fatal=True))
+    with pytest.raises(confluent_kafka.KafkaException, match="fenced by the test"), ClientErrors():
+        raise SystemError("a callback returned a result with an exception set") from fatal
+
+
 @needs_old_python
 async def test_a_thread_that_ends_by_it_does_not_end_unseen() -> None:
     """Its owner learns of it, as of every exception."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
+from headrace.jvm import ClassArchive, Java
 from headrace.pipelines import runs
 from headrace.pipelines.process import Toolchain
 from tests.pipeline_bench import Bench, Test
@@ -28,7 +29,7 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
                 start = staticmethod(bench.start_driver)
 
             async def toolchain() -> Toolchain:
-                return Toolchain(Path("java"), ())
+                return Toolchain((), ClassArchive(Java(Path("java"), Path("java/bin/java"), 17, ""), Path("jars")))
 
             async def at_once(function: Callable[[], Any]) -> Any:
                 return function()

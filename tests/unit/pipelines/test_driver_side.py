@@ -12,6 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Row
 
 from headrace.errors import PipelineInvalid
+from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.progress import to_event
@@ -143,6 +144,10 @@ def test_a_full_heap_is_told_with_the_setting() -> None:
     assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
 
 
+def java(home: str) -> ClassArchive:
+    return ClassArchive(Java(Path(home), Path(home, "bin/java"), 17, ""), Path("/jars"))
+
+
 def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither another installation of Spark nor a secret of Headrace reaches the driver."""
     monkeypatch.setenv("SPARK_HOME", "/opt/other")
@@ -150,7 +155,7 @@ def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "other")
     monkeypatch.setenv("FLAT_KEY", "-----BEGIN PRIVATE KEY-----@s3cret@-----END PRIVATE KEY-----")
     monkeypatch.setenv("KAFKA_JAAS", 'a.PlainLoginModule required username="u" password="s3cret";')
-    found = Toolchain(Path("/java"), ()).environment(Path("/scratch"), {"s3cret"})
+    found = Toolchain((), java("/java")).environment(Path("/scratch"), {"s3cret"})
     assert not {"SPARK_HOME", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
     assert "s3cret" not in str(found)
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")

@@ -61,6 +61,8 @@ class DriverPlan(Section):
     """The pipeline's own folder: checkpoints, lock file, temporary files."""
     jars: tuple[Path, ...]
     """The Kafka connector."""
+    java_flags: tuple[str, ...] = ()
+    """Further flags of the JVM, such as those of its class-data archive."""
     task: DriverTask = DriverTask()
     """The work to do."""
 

@@ -21,7 +21,7 @@ from headrace.pipelines.checkpoints import locked
 from headrace.pipelines.driver.plan import DriverPlan
 
 _JVM_GONE_SECONDS = 0.5
-_JVM_END_SECONDS = 10.0
+_JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
 _SETTINGS = Path(__file__).with_name("spark.properties")
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -106,5 +106,6 @@ def _java_options(plan: DriverPlan) -> str:
     # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
     # collector takes the least memory of all, and on two cores as little time as any.
     # A core file would hold secrets.
-    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash"
-    return " ".join([flags, *(f'"-D{name}={value}"' for name, value in options.items())])
+    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash -Xlog:cds=off"
+    further = [*(f"-D{name}={value}" for name, value in options.items()), *plan.java_flags]
+    return " ".join([flags, *(f'"{flag}"' for flag in further)])

@@ -1,0 +1,60 @@
+"""Makes a machine ready for pipelines: the jars of Spark's Kafka connector, and the class-data archive of its JVM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import EnvironmentProblem
+from headrace.jvm import Progress
+from headrace.lifecycle import Deadline, Service, SystemClock
+from headrace.pipelines.connector import ConnectorSecurity
+from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
+from headrace.pipelines.spec import PipelineSpec
+
+_END_SECONDS = 120.0
+# Typical work, so that its classes are in the archive: JSON of a topic, an aggregate with state, a streaming query.
+_PIPELINE = {
+    "name": "prepare",
+    "sources": {"events": {"topic": "events", "schema": "name STRING, value INT"}},
+    "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM events GROUP BY name", "sink": {"topic": "sums"}}},
+}
+_TASK = wire.DriverTask(
+    kind="trial", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
+)
+
+
+def prepare(progress: Progress | None = None) -> None:
+    """Fetch the jars and make the archive, unless they are there. It takes about half a minute, once.
+
+    Raises:
+        EnvironmentProblem: pyspark, Java or a jar is missing, or Spark does not start.
+    """
+    require_spark()
+    toolchain = asyncio.run(find_toolchain(progress))
+    toolchain.archive.make(lambda flags, scratch: asyncio.run(_exercise(toolchain, flags, scratch)), progress)
+
+
+async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -> None:
+    spec, owner = PipelineSpec.model_validate(_PIPELINE), Service("preparation")
+    plan = wire.DriverPlan(
+        spec=spec,
+        bootstrap_servers="localhost:1",
+        folder=scratch,
+        jars=toolchain.jars,
+        java_flags=(*flags,),
+        task=_TASK,
+    )
+    driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
+    answer: wire.DriverEvent | None = None
+    async for event in driver.events():
+        if isinstance(event, wire.Answered | wire.Failed):
+            answer = event
+            break
+    await driver.stop(Deadline(SystemClock(), _END_SECONDS))
+    await owner.stop()
+    if not isinstance(answer, wire.Answered):
+        reason = answer.text if isinstance(answer, wire.Failed) else driver.last_output()
+        raise EnvironmentProblem(f"Spark does not run on this machine: {reason}")

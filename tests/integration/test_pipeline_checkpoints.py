@@ -15,6 +15,9 @@ from confluent_kafka.admin import AdminClient
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.pipelines.checkpoints import discard
+from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.tasks import TaskDriver
 from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = pytest.mark.heavy
@@ -75,6 +78,13 @@ def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(kafka: Any, topic: An
         shutil.rmtree(folder / "checkpoints")
         assert "it was deleted" in await outcome(counting("edited", source, out, fits), settings, tmp_path)
         assert await rows(settings, out) == written
+        checkpoint = tmp_path / "copy/checkpoints/f"
+        async with TaskDriver.opened() as driver:
+            spec = PipelineSpec.model_validate(counting("edited", source, out, fits))
+            task = DriverTask(kind="state", checkpoint=checkpoint, limit=3)
+            [store] = (await driver.ask(tmp_path / "file", spec, settings, task))["stores"]
+        assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
+        assert store["shown"][0]["value"] == {"count": newest[store["shown"][0]["key"]["carrier"]]}
         discard(folder, "f")
         assert not await outcome(counting("edited", source, out, fits), settings, tmp_path, 326)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -204,6 +205,58 @@ def test_once_takes_what_is_there_and_goes_on_later(kafka: Any, topic: Any, tmp_
 
     produce_flights(kafka.bootstrap_servers, source, range(5))
     asyncio.run(main())
+
+
+@pytest.mark.long
+def test_a_backlog_of_ten_millions_is_read_in_bounded_batches(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """No micro-batch takes more than `max_records`, each record counts once, and the driver with its JVM stays below
+    2 GiB whatever waits."""
+    backlog, most = 10_000_000, 500_000
+    source, out = topic(4), topic()
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    spec = {
+        "name": "backlog",
+        "trigger": {"once": True, "max_records": most},
+        "sources": {"flights": {"topic": source, "schema": "id INT"}},
+        "flows": {
+            "f": {"sql": "SELECT id, count(*) AS n FROM flights GROUP BY id", "sink": {"topic": out, "key": "id"}}
+        },
+    }
+
+    async def main() -> None:
+        seen = {-1: 0}
+        most_bytes = 0
+        async with running(spec, settings, tmp_path) as run:
+            end = time.monotonic() + 540
+            while run.status()["state"] != "finished":
+                assert time.monotonic() < end, run.status()
+                flow = run.status()["flows"]["f"]
+                seen[flow["batch_id"]] = flow["input_records"]
+                if pid := run.status()["driver_pid"]:
+                    most_bytes = max(most_bytes, sum(map(resident_bytes, in_group(pid))))
+                await asyncio.sleep(0.1)
+            assert read(run, "f") == backlog
+        batches = sorted(seen.items())
+        assert len(batches) > backlog / most / 2
+        assert all(
+            records - before <= most * (batch - last)
+            for (last, before), (batch, records) in itertools.pairwise(batches)
+        )
+        assert 0 < most_bytes < 2 << 30
+        newest = {row["id"]: row["n"] for _, row in await rows(settings, out)}
+        assert (len(newest), sum(newest.values())) == (10, backlog)
+
+    values = [b'{"id": %d}' % number for number in range(10)]
+    for _ in range(20):  # each fits the producer's queue
+        produce(kafka.bootstrap_servers, source, (values[number % 10] for number in range(backlog // 20)))
+    asyncio.run(main())
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 async def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any, Final
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.connection import config_option, find_settings
+from headrace.cli.connection import ClusterSettings, config_option, find_settings, kafka_options
 from headrace.cli.output import install_progress, print_json, print_rows
+from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import InvalidRequest
 from headrace.pipelines.checkpoints import discard
 from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.spec import PipelineSpec
 from headrace.web.endpoint import Endpoint
 from headrace.web.routes.pipelines import PipelineEndpoints
 
@@ -59,6 +62,45 @@ def prepare() -> None:
     click.echo("ready")
 
 
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("flow")
+@click.option("--limit", type=click.IntRange(0), default=10, show_default=True, help="Rows of each store at most.")
+@kafka_options
+async def state(file: Path, flow: str, limit: int, cluster: ClusterSettings, output: str) -> None:
+    """Show what a flow keeps between micro-batches: its stores, their number of rows, and some rows with their keys.
+
+    It reads the checkpoint and changes nothing; the pipeline may run meanwhile.
+
+    Example: headrace pipeline state tolls.yaml by_gate
+    """
+    from headrace.pipelines.driver.plan import DriverTask
+    from headrace.pipelines.tasks import TaskDriver
+
+    spec, _, checkpoint = _checkpoint_of(file, flow, cluster.file)
+    async with TaskDriver.opened() as driver:
+        task = DriverTask(kind="state", checkpoint=checkpoint, limit=limit)
+        stores = (await driver.ask(file, spec, KafkaConfig(), task))["stores"]
+    if output == "json":
+        print_json(stores)
+        return
+    print_rows([{name: each[name] for name in each if name != "shown"} for each in stores], output, "no state")
+    for row in (row for store in stores for row in store["shown"]):
+        click.echo(f"{json.dumps(row['key'])} {json.dumps(row['value'])}")
+
+
+def _checkpoint_of(file: Path, flow: str, settings: HeadraceConfig | None) -> tuple[PipelineSpec, Path, Path]:
+    """Return the pipeline of a file, its folder, and the folder of a flow's checkpoint."""
+    spec = load_pipeline(file)
+    if flow not in spec.running:
+        raise InvalidRequest(f"{file} has no flow {flow}: there are {', '.join(spec.running)}")
+    folder = ((settings or HeadraceConfig()).state_dir / "pipelines" / spec.name).absolute()
+    checkpoint = folder / "checkpoints" / flow
+    if not checkpoint.exists() and not (folder / "plans" / f"{flow}.json").exists():
+        raise InvalidRequest(f"{folder} has no checkpoint of flow {flow}: -c names the file with another state_dir")
+    return spec, folder, checkpoint
+
+
 @click.group()
 def checkpoint() -> None:
     """Discard the checkpoint of a flow.
@@ -79,12 +121,7 @@ def discard_(file: Path, flow: str, yes: bool, config: Path | None) -> None:
 
     Example: headrace pipeline checkpoint discard tolls.yaml by_gate
     """
-    spec, settings = load_pipeline(file), find_settings(config) or HeadraceConfig()
-    if flow not in spec.running:
-        raise InvalidRequest(f"{file} has no flow {flow}: there are {', '.join(spec.running)}")
-    folder = (settings.state_dir / "pipelines" / spec.name).absolute()
-    if not (folder / "checkpoints" / flow).exists() and not (folder / "plans" / f"{flow}.json").exists():
-        raise InvalidRequest(f"{folder} has no checkpoint of flow {flow}: -c names the file with another state_dir")
+    _, folder, _ = _checkpoint_of(file, flow, find_settings(config))
     question = f"Flow {flow} will begin without its checkpoint and state in {folder}. Its rows may come again. Discard?"
     if yes or click.confirm(question, abort=True):
         discard(folder, flow)
@@ -114,6 +151,7 @@ def _print(found: list[Mapping[str, Any]], output: str) -> None:
 
 COMMANDS: Final = (
     status,
+    state,
     checkpoint,
     prepare,
     _change(PipelineEndpoints.pause, "pause", "Pause a pipeline after its micro-batches, also over restarts."),

@@ -11,6 +11,7 @@ flows:
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +24,7 @@ from headrace.config.section import Count, PositiveSeconds, Seconds, Section, To
 from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink
-from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource
+from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource, Options
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
@@ -157,18 +158,51 @@ class FlowSpec(QuerySpec):
         return self.dead_letter_topic or f"{self.sink.topics[0]}.dlq"
 
 
-class DriverSpec(Section):
-    """The resources of the Spark driver process."""
+_OF_OTHERS = {
+    "spark.app.name": "name",
+    "spark.master": "driver.master",
+    "spark.driver.memory": "driver.heap_bytes",
+    "spark.sql.shuffle.partitions": "driver.shuffle_partitions",
+}
+_MAY_BE_SECRET = re.compile(r"(?i)secret|password|token|credential|access\.?key")
 
+
+def _check_settings(settings: Options) -> Options:
+    for name in settings:
+        if not name.startswith("spark."):
+            raise ValueError(f"{name} is no setting of Spark: their names begin with `spark.`")
+        if name in _OF_OTHERS:
+            raise ValueError(f"{name} is set by {_OF_OTHERS[name]}: write that instead")
+        if _MAY_BE_SECRET.search(name):
+            raise ValueError(f"{name} may hold a secret, which process lists would show: give it to Spark by a file")
+    return settings
+
+
+class DriverSpec(Section):
+    """The resources of the Spark driver process, and the cluster whose executors work for it."""
+
+    master: Annotated[str, Field(pattern=r"^(local(\[.+\])?|spark://.+|yarn|k8s://.+)$")] | None = None
+    """Master of the cluster: `spark://host:port`, `yarn` or `k8s://...`. When absent, all tasks run in the driver. The
+    folder of the pipeline file and `state_dir` must have the same path on all nodes, and `headrace` be installed."""
+    settings: Annotated[Options, AfterValidator(_check_settings)] = {}
+    """Further settings of Spark, by its names, such as `spark.executor.memory`."""
+    python_files: list[str] = []
+    """Python files, zips or wheels for all executors, relative to the pipeline file. Those in its folder are sent in
+    any case."""
     heap_bytes: Annotated[int, Field(ge=536_870_912)] = 1_073_741_824
     """Java heap of the process, in which all flows of the pipeline run."""
     cores: Count | None = None
-    """Tasks that run at the same time; the machine's cores when absent."""
+    """Tasks that run at the same time; all cores of the machine or of the cluster when absent."""
     shuffle_partitions: Count = 2
     """Parts into which aggregates and joins are split. It cannot change while a flow with state has a checkpoint."""
     stall_seconds: PositiveSeconds = 300.0
     """A flow that ends no micro-batch and no task for so long is reported in readiness; after twice the time its
     driver is replaced."""
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether tasks run in other processes than the driver."""
+        return not (self.master or "local").startswith("local")
 
 
 class PipelineKafka(Section):

@@ -214,3 +214,49 @@ def test_what_a_further_start_would_meet_again_is_not_tried(text: str, error: st
     assert "STREAM_FAILED" not in event.text
     assert "'x'" not in event.text
     assert failure_event(RuntimeError("Timed out waiting for a node assignment"), "flows.f").retriable
+
+
+def test_a_cluster_gets_jars_secrets_and_settings() -> None:
+    """Executors have what the driver has; nothing is bound to loopback; settings of the file are added or win."""
+    own = {"spark.executor.memory": "4g", "spark.jars": "/x.jar", "spark.driver.extraJavaOptions": "-Dx=1"}
+    driver = {"master": "spark://h:7077", "cores": 8, "settings": own | {"spark.speculation": True}}
+    base = plan()
+    spec = PipelineSpec.model_validate({**base.spec.model_dump(), "driver": driver})
+    secret = {"kafka.sasl.jaas.config": "${file:secrets.properties:sasl.jaas.config}"}
+    found = settings(base.model_copy(update={"spec": spec, "security": secret}))
+    assert (found["spark.master"], found["spark.cores.max"], found["spark.executor.memory"]) == (
+        "spark://h:7077", "8", "4g"
+    )  # fmt: skip
+    assert found["spark.jars"] == "/j/a.jar,/j/b.jar,/x.jar"
+    assert found["spark.files"] == "/s/p/secrets.properties"
+    assert "FileConfigProvider" in found["spark.executor.extraJavaOptions"]
+    assert "UseSerialGC" in found["spark.driver.extraJavaOptions"]
+    assert found["spark.driver.extraJavaOptions"].endswith(" -Dx=1")
+    assert found["spark.speculation"] == "true"
+    assert "127.0.0.1" not in found.values()
+    assert "spark.files" not in settings(plan())
+
+
+@pytest.mark.parametrize(
+    ("driver", "problem"),
+    [
+        ({"settings": {"spark.ssl.keyPassword": "x"}}, "may hold a secret, which process lists would show"),
+        ({"settings": {"spark.hadoop.fs.s3a.access.key": "x"}}, "may hold a secret"),
+        ({"settings": {"spark.driver.memory": "4g"}}, "is set by driver.heap_bytes"),
+        ({"settings": {"executor.memory": "4g"}}, "their names begin with `spark.`"),
+        ({"master": "mesos://h"}, "should match pattern"),
+    ],
+)
+def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], problem: str) -> None:
+    """Each problem names what to write instead."""
+    with pytest.raises(ValueError, match=problem):
+        PipelineSpec.model_validate({**plan().spec.model_dump(), "driver": driver})
+
+
+def test_executors_without_the_package_are_named() -> None:
+    """Spark shows the trace of a Python worker, which does not say what to do."""
+    event = failure_event(
+        PySparkException("PythonException: ModuleNotFoundError: No module named 'headrace'"), "flows.f"
+    )
+    assert (event.error, event.retriable) == ("PACKAGE_MISSING", False)
+    assert "spark.pyspark.python" in event.text

@@ -20,6 +20,10 @@ _LOSS_ADVICE = (
     "failOnDataLoss: false in the options of the source; to keep more next time, raise the topic's retention"
 )
 _DATA_ADVICE = "The same records would fail again: use try_cast, try_divide or a filter in SQL"
+_PACKAGE_ADVICE = (
+    "The executors' Python has no headrace: install the driver's version on every node, or name another Python by "
+    "spark.pyspark.python in driver.settings"
+)
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _LASTING = (
     (
@@ -36,6 +40,7 @@ _LASTING = (
         "CHECKPOINT_UNUSABLE",
         RESTORE,
     ),
+    (re.compile(r"No module named .headrace"), "PACKAGE_MISSING", _PACKAGE_ADVICE),
     (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
 )
 """Errors of a running flow that a further start would meet again: how to know them, their name, and what to do."""

@@ -1,10 +1,11 @@
-"""What Spark freezes in the checkpoint of a flow, read from its analysed plan."""
+"""The checkpoint of a flow: what Spark freezes in it, read from the analysed plan, and the state it keeps."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.pipelines.checkpoints import Frozen
 from headrace.pipelines.driver.plan import DriverPlan
@@ -37,7 +38,31 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
 def _described(part: object) -> str:
     """Return the kind of a source or sink, and what it reads or writes."""
     found = ((kind, getattr(part, kind, None)) for kind in _KINDS)
-    return next((f"{kind} {value}" for kind, value in found if value is not None), "another stream")
+    for kind, value in found:
+        if value is not None:
+            return f"{kind} {value}" if isinstance(value, str | int) else kind  # a section may hold a secret
+    return "another stream"
+
+
+def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
+    """Return the state that a checkpoint keeps, as its newest micro-batch left it: for each store its operator, how
+    many rows it has, and some of them."""
+    checkpoint, found = str(plan.task.checkpoint), []
+    for store in spark.read.format("state-metadata").load(checkpoint).collect():
+        reader = spark.read.format("statestore").option("operatorId", store.operatorId)
+        if "Join" in store.operatorName:  # each side has two stores, which Spark reads as one
+            side, _, kind = store.stateStoreName.partition("-")
+            if kind != "keyToNumValues":
+                continue
+            reader = reader.option("joinSide", side)
+        else:
+            reader = reader.option("storeName", store.stateStoreName)
+        rows = reader.load(checkpoint)
+        lines = rows.select("key", "value").limit(plan.task.limit).toJSON().collect()
+        shown = [json.loads(str(line)) for line in lines]
+        about = {"operator": store.operatorName, "store": store.stateStoreName, "partitions": store.numPartitions}
+        found.append({**about, "batch": store.maxBatchId, "rows": rows.count(), "shown": shown})
+    return {"stores": found}
 
 
 class _Walk:

@@ -25,11 +25,14 @@ Rows = list[dict[str, Any]]
 class DriverTask(Section):
     """The work of one request. Only `run` writes to sinks and checkpoints."""
 
-    kind: Literal["run", "describe", "show", "trial"] = "run"
+    kind: Literal["run", "describe", "show", "trial", "state"] = "run"
     """`run` runs the flows, and no request follows it. `describe` resolves columns and state. `show`
-    returns rows of a slice of the topics, `trial` those for given rows of the sources."""
+    returns rows of a slice of the topics, `trial` those for given rows of the sources, `state` the rows
+    that a checkpoint keeps."""
     name: str = ""
     """The source, view or flow to show."""
+    checkpoint: Path = Path()
+    """The checkpoint whose state is shown."""
     limit: int = 10
     """Rows to show at most."""
     slices: dict[str, dict[int, tuple[int, int]]] = {}
@@ -186,6 +189,8 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
 
 REGISTRY = "headrace.schema_registry"
 """Name of the settings of the schema registry in the secrets file."""
+SECRETS_FILE = "secrets.properties"
+"""Name of the file with secrets, in the working folders of the driver and of executors."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
 REFUSED = re.compile(

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from headrace.pipelines.checkpoints import locked
-from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.plan import SECRETS_FILE, DriverPlan
+from headrace.pipelines.driver.sources import texts
 
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
 _SETTINGS = Path(__file__).with_name("spark.properties")
+_LOOPBACK = "127.0.0.1"
+_PROVIDERS = "org.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.FileConfigProvider"
+_LISTS = {"extraJavaOptions": " ", "extraClassPath": os.pathsep, "spark.jars": ",", "spark.files": ","}
+"""Ends of settings that are added to those of Headrace, with what separates them."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
@@ -42,9 +48,10 @@ def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[
     Waits as long as another process uses the pipeline's folder; `on_wait` is called with its name before.
     """
     # Spark's Python workers otherwise run whatever `python3` is on the PATH.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(plan.spec.driver.settings.get("spark.pyspark.python", sys.executable))
     os.environ["SPARK_LOCAL_DIRS"] = str(plan.scratch)
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if not plan.spec.driver.on_cluster:
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
     with locked(plan.folder, on_wait) as lock:
         shutil.rmtree(plan.scratch, ignore_errors=True)
         plan.scratch.mkdir(parents=True)
@@ -55,6 +62,7 @@ def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[
             gateway.jvm.System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token_url)
         context = SparkContext(conf=conf, gateway=gateway)
         try:
+            _send_code(context, plan)
             yield SparkSession(context)
         except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
             raise _ended_jvm(gateway.proc) or cause from cause
@@ -82,10 +90,10 @@ def settings(plan: DriverPlan) -> dict[str, str]:
     """Return Spark's settings for a plan: Spark's name to text."""
     driver = plan.spec.driver
     lines = [line for line in _SETTINGS.read_text().splitlines() if line and not line.startswith("#")]
-    return {
+    found = {
         **dict(line.split("=", 1) for line in lines),
         "spark.app.name": f"headrace.{plan.spec.name}",
-        "spark.master": f"local[{driver.cores or '*'}]",
+        "spark.master": driver.master or f"local[{driver.cores or '*'}]",
         "spark.driver.memory": f"{driver.heap_bytes // 1024}k",
         "spark.driver.extraClassPath": os.pathsep.join(map(str, plan.jars)),
         "spark.driver.extraJavaOptions": _java_options(plan),
@@ -94,6 +102,30 @@ def settings(plan: DriverPlan) -> dict[str, str]:
         # Between two tasks a file of the pipeline may change, and workers keep the modules that they have imported.
         "spark.python.worker.reuse": str(plan.task.kind == "run").lower(),
     }
+    if driver.on_cluster:
+        found = {name: value for name, value in found.items() if value != _LOOPBACK}
+        found["spark.jars"] = ",".join(map(str, plan.jars))
+        found["spark.executor.extraJavaOptions"] = f"-D{_PROVIDERS}"
+        if any(SECRETS_FILE in value for value in plan.security.values()):
+            found["spark.files"] = str(plan.folder / SECRETS_FILE)  # executors have it in their working folder
+        if driver.cores:
+            found["spark.cores.max"] = str(driver.cores)
+    for name, value in texts(driver.settings).items():
+        separator = next((each for end, each in _LISTS.items() if name.endswith(end)), None)
+        found[name] = f"{found[name]}{separator}{value}" if separator and name in found else value
+    return found
+
+
+def _send_code(context: SparkContext, plan: DriverPlan) -> None:
+    """Give the Python workers the modules in the pipeline's folder, and what the file names."""
+    modules = sorted(plan.spec.folder.glob("*.py")) if plan.spec.folder and plan.task.kind == "run" else []
+    if modules:
+        with zipfile.ZipFile(plan.scratch / "pipeline.zip", "w") as archive:
+            for module in modules:
+                archive.write(module, module.name)
+        context.addPyFile(str(plan.scratch / "pipeline.zip"))
+    for name in plan.spec.driver.python_files:
+        context.addPyFile(plan.path(name))
 
 
 def _java_options(plan: DriverPlan) -> str:
@@ -101,7 +133,7 @@ def _java_options(plan: DriverPlan) -> str:
         "headrace.log": plan.folder / "spark.log",
         "log4j2.configurationFile": _LOGGING.as_uri(),
         "java.io.tmpdir": plan.scratch,
-        "org.apache.kafka.automatic.config.providers": "org.apache.kafka.common.config.provider.FileConfigProvider",
+        **dict([_PROVIDERS.split("=")]),
     }
     # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
     # collector takes the least memory of all, and on two cores as little time as any.

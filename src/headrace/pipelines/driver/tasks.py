@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
+from headrace.pipelines.driver.fingerprint import kept_rows
 from headrace.pipelines.driver.records import BROKEN, with_rules
 from headrace.pipelines.driver.sinks import rows_of_flow
 from headrace.pipelines.driver.sources import register_source
@@ -47,7 +48,9 @@ def answer_requests(spark: SparkSession, plan: wire.DriverPlan, requests: IO[str
 def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
     before = set(sys.modules)
     try:
-        return wire.Answered({"describe": _describe, "show": _show, "trial": _trial}[plan.task.kind](spark, plan))
+        return wire.Answered(
+            {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind](spark, plan)
+        )
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
     except (Py4JNetworkError, OSError):

@@ -45,13 +45,11 @@ class FlowStatus(msgspec.Struct, rename="camel"):
     state_rows: int | None = None
     """Rows kept between micro-batches; None before the first one has ended."""
     state_bytes: int | None = None
-    """Memory that they take."""
     watermark: str | None = None
     """Event time behind which rows are late; None without a watermark."""
     received_per_second: float | None = None
     """Records that arrived per second since the micro-batch before."""
     batch_seconds: float | None = None
-    """Duration of the last micro-batch."""
     last_error: str = ""
 
 

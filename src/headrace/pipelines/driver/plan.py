@@ -149,7 +149,6 @@ class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
     state_rows: int | None = None
     """Rows kept between micro-batches; None without a stateful operator."""
     state_bytes: int | None = None
-    """Memory that they take."""
     watermark: str | None = None
 
 

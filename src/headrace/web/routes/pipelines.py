@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from headrace.web.endpoint import ADMINISTER, SEE, Call, CallNote, Endpoint, may
 
 _PIPELINES = "/adm/pipelines"
 _PIPELINE = f"{_PIPELINES}/{{name}}"
+_END = "End a pipeline's driver after its micro-batches, until it is resumed"
+_changes = functools.partial(Endpoint, rule=ADMINISTER, errors=(NotFound,))
 
 
 class Pipelines(msgspec.Struct):
@@ -36,46 +39,19 @@ class PipelineEndpoints:
     async def show(self, call: Call[None, None]) -> PipelineStatus:
         return self._run(call).report()
 
-    @Endpoint(
-        "POST",
-        f"{_PIPELINE}/pause",
-        "pausePipeline",
-        "End a pipeline's driver after its micro-batches, until it is resumed, also over restarts",
-        ADMINISTER,
-        errors=(NotFound,),
-        audited="pause",
-    )
+    @_changes("POST", f"{_PIPELINE}/pause", "pausePipeline", f"{_END}, also over restarts", audited="pause")
     async def pause(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        await run.hold("paused")
+        await (run := self._audited_run(call)).hold("paused")
         return run.report()
 
-    @Endpoint(
-        "POST",
-        f"{_PIPELINE}/resume",
-        "resumePipeline",
-        "Start a pipeline again that is paused, stopped, failed or finished",
-        ADMINISTER,
-        errors=(NotFound,),
-        audited="resume",
-    )
-    async def resume(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        run.resume()
-        return run.report()
-
-    @Endpoint(
-        "POST",
-        f"{_PIPELINE}/stop",
-        "stopPipeline",
-        "End a pipeline's driver after its micro-batches, until it is resumed or this process starts again",
-        ADMINISTER,
-        errors=(NotFound,),
-        audited="stop",
-    )
+    @_changes("POST", f"{_PIPELINE}/stop", "stopPipeline", f"{_END} or this process starts again", audited="stop")
     async def stop(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        await run.hold("stopped")
+        await (run := self._audited_run(call)).hold("stopped")
+        return run.report()
+
+    @_changes("POST", f"{_PIPELINE}/resume", "resumePipeline", "Start a pipeline that does not run", audited="resume")
+    async def resume(self, call: Call[None, None]) -> PipelineStatus:
+        (run := self._audited_run(call)).resume()
         return run.report()
 
     def _visible(self, call: Call[Any, Any]) -> Mapping[str, PipelineRun]:

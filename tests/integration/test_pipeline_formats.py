@@ -77,11 +77,12 @@ async def test_values_of_many_schemas_are_rows_and_rows_are_values(
 ) -> None:
     """Two schemas in one micro-batch, a third while the pipeline runs; bad values go to the dead letter topic with the
     reason; times, decimals and bytes come back exactly; rows that do not fit a sink's schema become dead letters."""
-    source, avro, proto, plain, text = topic(2), topic(), topic(), topic(), topic()
+    source, avro, proto, plain, text, handled = topic(2), topic(), topic(), topic(), topic(), topic()
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     first = register(source, schema())
     second = register(source, schema(GATE))
     (tmp_path / "out.avsc").write_text(schema(GATE))
+    (tmp_path / "fares.py").write_text("def handler(context, event):\n    return str(event.body['fare'])\n")
     register(proto, PROTO, "PROTOBUF")
     register(plain, json.dumps(JSON), "JSON")
     file = tmp_path / "formats.yaml"
@@ -104,6 +105,10 @@ flows:
   text:
     sql: SELECT concat(k, ' ', id) AS line FROM flights
     sink: {{topic: {text}, value_format: string}}
+  handled:
+    handler: fares:handler
+    reads: [flights]
+    sink: {{topic: {handled}}}
 """
     )
     spec = load_pipeline(file, check=True)
@@ -121,6 +126,7 @@ flows:
         await until(lambda: all(read(run, flow) == 11 for flow in spec.flows), run)
         assert run.status()["restarts"] == 0
         await until(lambda: run.status()["flows"]["plain"]["broken_rules"] == {"failed": 1}, run)
+        await until(lambda: run.status()["flows"]["handled"]["broken_rules"] == {"failed": 4}, run)
     written = {int(each.key or b""): each.value or b"" for each in await records_of(settings, avro)}
     expected = {n: row(n, gate=f"g{n}" if n > 2 else None) for n in range(7)}
     found = {n: of_second.decode_python(unframe(value)[1]) for n, value in written.items()}
@@ -141,6 +147,11 @@ flows:
     assert {each.value for each in await records_of(settings, text)} == {b"k%d %d" % (n, n) for n in range(6)} | {
         b"k0 6"
     }
+    assert {each.value for each in await records_of(settings, handled)} == {b"%d.10" % n for n in range(7)}
+    dead = {
+        each.value: dict(each.headers)["headrace.dlq.error"] for each in await records_of(settings, f"{handled}.dlq")
+    }
+    assert dead == {**dict.fromkeys(bad, b"DecodeError"), None: b"TypeError"}
     corrupt = {each.value: dict(each.headers) for each in await records_of(settings, f"{source}.dlq")}
     assert corrupt.keys() == {*bad}
     reasons = {value: (headers["headrace.dlq.reason"] or b"").decode() for value, headers in corrupt.items()}

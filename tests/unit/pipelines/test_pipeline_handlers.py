@@ -218,11 +218,12 @@ def test_drop_counts_and_writes_nothing(call: Call) -> None:
     assert [(row["topic"], row["failed"]) for row in rows] == [("out", False), (None, True)]
 
 
-def test_fail_names_the_record_and_not_its_value(call: Call) -> None:
-    """The task fails, and with it the micro-batch."""
+def test_fail_names_the_record_and_not_its_value(call: Call, capfd: pytest.CaptureFixture[str]) -> None:
+    """The task fails, and with it the micro-batch; standard error has the traceback."""
     with pytest.raises(FunctionError, match=r"in-3-101 failed with ValueError after 2 attempts") as caught:
         call(FAILS, b"1", b"2", on_error="fail", attempts=2)
     assert "two" not in str(caught.value)
+    assert "ValueError: two" in capfd.readouterr().err
 
 
 def test_batches_and_the_record_that_is_to_blame(call: Call) -> None:

@@ -27,6 +27,7 @@ from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import compile_schema
 from headrace.formats.sql_types import sql_columns
 from headrace.functions import wire
+from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import to_json
 from headrace.lifecycle import SystemClock
 from headrace.pipelines.driver.plan import REGISTRY, DriverPlan
@@ -107,6 +108,7 @@ class FailurePolicy(NamedTuple):
         """
         if self.on_error == "fail":
             what = f"{record.topic}-{record.partition}-{record.offset}" if has_origin else "a row"
+            print_line("error", f"{what} failed: {reply.stack or reply.reason}", {})  # in driver.err only
             raise FunctionError(f"{what} failed with {reply.error} after {attempts} attempts, and on_error is fail")
         if self.on_error == "drop":
             return None, None, None, None, True

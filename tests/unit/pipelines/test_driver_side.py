@@ -54,7 +54,8 @@ def report(**values: Any) -> dict[str, Any]:
         },
         "sources": [source],
     }
-    return fields | values
+    found = fields | values
+    return found | {"sources": [{"description": "KafkaV2[Subscribe[t]]"} | source for source in found["sources"]]}
 
 
 def test_the_driver_meets_nothing_of_its_parent() -> None:
@@ -84,6 +85,19 @@ def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> N
     first = {"endOffset": '{"t": {"0": 5}}', "latestOffset": "null"}
     second = {"endOffset": '{"t": {"0": 4, "1": 1}}', "latestOffset": "null"}
     assert to_event("f", report(sources=[first, second])).positions == {"t": {0: 4, 1: 1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset"), [("RateStreamV2[rowsPerSecond=20]", "5"), ("FileStreamSource[a]", '{"logOffset":1}')]
+)
+def test_other_sources_have_no_offsets_of_topics(kind: str, offset: str) -> None:
+    """Spark counts seconds or files there. With a topic beside them, the lag is the topic's."""
+    other = {"description": kind, "endOffset": offset, "latestOffset": offset}
+    event = to_event("f", report(sources=[other]))
+    assert (event.positions, event.lag_records) == ({}, None)
+    topic = {"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 8}}'}
+    event = to_event("f", report(sources=[other, topic]))
+    assert (event.positions, event.lag_records) == ({"t": {0: 5}}, 3)
 
 
 def test_an_idle_report_names_the_batch_that_ended() -> None:

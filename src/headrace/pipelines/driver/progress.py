@@ -84,6 +84,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         name: count for kind in (RULES, FAILED) if kind in observed for name, count in observed[kind].asDict().items()
     }
     sources = [row for name, row in observed.items() if name not in (RULES, FAILED, LATE)]
+    topics = [source for source in progress["sources"] if source["description"].startswith("Kafka")]
     operators = progress["stateOperators"]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
@@ -95,8 +96,8 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         tombstone_records=sum(row["tombstones"] for row in sources),
         late_records=observed[LATE]["late"] if LATE in observed else 0,
         broken_rules={name: count for name, count in rules.items() if count},
-        lag_records=_lag(progress["sources"]),
-        positions=_positions(progress["sources"]),
+        lag_records=_lag(topics) if topics else None,
+        positions=_positions(topics),
         received_per_second=progress["inputRowsPerSecond"],
         batch_seconds=None if idle else progress["durationMs"]["triggerExecution"] / 1000,
         dropped_rows=sum(each["numRowsDroppedByWatermark"] for each in operators),

@@ -80,6 +80,7 @@ def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(kafka: Any, topic: An
         assert await rows(settings, out) == written
         checkpoint = tmp_path / "copy/checkpoints/f"
         async with TaskDriver.opened() as driver:
+            (tmp_path / "file").write_text("{}")
             spec = PipelineSpec.model_validate(counting("edited", source, out, fits))
             task = DriverTask(kind="state", checkpoint=checkpoint, limit=3)
             [store] = (await driver.ask(tmp_path / "file", spec, settings, task))["stores"]

@@ -47,6 +47,7 @@ def _described(part: object) -> str:
 def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
     """Return the state that a checkpoint keeps, as its newest micro-batch left it: for each store its operator, how
     many rows it has, and some of them."""
+    _ = spark.streams.active  # begins what the stores report to, which a session without queries lacks
     checkpoint, found = str(plan.task.checkpoint), []
     for store in spark.read.format("state-metadata").load(checkpoint).collect():
         reader = spark.read.format("statestore").option("operatorId", store.operatorId)

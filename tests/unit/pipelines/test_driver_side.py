@@ -39,7 +39,7 @@ def plan(**trigger: Any) -> DriverPlan:
 
 def report(**values: Any) -> dict[str, Any]:
     source = {"endOffset": '{"t": {"0": 5, "1": 7}}', "latestOffset": '{"t": {"0": 9, "1": 7}, "u": {"0": 2}}'}
-    fields = {
+    fields: dict[str, Any] = {
         "batchId": 3,
         "numInputRows": 12,
         "processedRowsPerSecond": 6.5,

@@ -75,7 +75,7 @@ heap. Values are JSON objects of 100 bytes in 8 partitions. "Work" is the time i
         begin = time.time()
         done = subprocess.run(self.command(file), stdout=subprocess.PIPE, check=True, text=True, cwd=file.parent)
         [flow] = json.loads(done.stdout)["flows"].values()
-        return self.timed(begin, target) | {"records": flow["input_records"], "work": flow["batch_seconds"]}
+        return self.timed(begin, target) | {"records": flow["input_records"], "work": flow["worked_seconds"]}
 
     def timed(self, begin: float, target: str) -> dict[str, float]:
         whole = time.time() - begin

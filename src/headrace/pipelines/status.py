@@ -50,6 +50,9 @@ class FlowStatus(msgspec.Struct, rename="camel"):
     received_per_second: float | None = None
     """Records that arrived per second since the micro-batch before."""
     batch_seconds: float | None = None
+    """Duration of the last micro-batch."""
+    worked_seconds: float = 0.0
+    """Duration of all micro-batches."""
     last_error: str = ""
 
 
@@ -146,7 +149,9 @@ class RunStatus:
             flow.state_rows, flow.state_bytes = event.state_rows, event.state_bytes
         flow.watermark = event.watermark or flow.watermark
         flow.received_per_second = event.received_per_second
-        flow.batch_seconds = flow.batch_seconds if event.batch_seconds is None else event.batch_seconds
+        if event.batch_seconds is not None:
+            flow.batch_seconds = event.batch_seconds
+            flow.worked_seconds += event.batch_seconds
         labels = {"pipeline": self.pipeline, "flow": event.flow}
         for name, metric in _GAUGES.items():
             if getattr(flow, name) is not None:

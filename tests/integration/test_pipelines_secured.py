@@ -111,17 +111,22 @@ def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, st
 
 
 def pipeline(folder: Path, name: str, source: str, sink: str, **more: Any) -> Path:
+    """Write a pipeline with two sinks: one of Spark's connector, one of the driver's own transactional producer."""
     file = folder / f"{name}.yaml"
     sources = {"a": {"topic": source, "schema": "id INT"}}
+    exact = {"topic": f"{sink}-exact", "delivery": "exactly_once"}
     flows = {"copy": {"sql": "SELECT id FROM a", "sink": {"topic": sink}}}
+    flows["exact"] = {"sql": "SELECT id FROM a", "sink": exact}
     file.write_text(yaml.safe_dump({"name": name, "sources": sources, "flows": flows, **more}))
     return file
 
 
 def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[AclBinding]:
-    """Return the rights that `docs/security-rights.md` lists for a pipeline, for these names."""
-    names = {"orders": source, "weights": sink, "headrace.scale.copy": group}
-    return [row._replace(name=names[row.name]).binding(user, "") for row in rows_of("Pipelines")]
+    """Return the rights that `docs/security-rights.md` lists for a pipeline with both sinks, for these names."""
+    both = ("Pipelines", "Pipelines with exactly-once sinks")
+    names = {"orders": source, "weights": f"{sink}*", "headrace.scale.copy": f"{group}*"}
+    names |= {"headrace.scale.copy.*": f"{group}*"}
+    return [row._replace(name=names.get(row.name, row.name)).binding(user, "") for row in rows_of(*both)]
 
 
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
@@ -130,9 +135,9 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     """A user with a strange password and no right but those it needs: rows arrive, the password is in the secrets
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
     servers, user = kafka_secured.cluster.bootstrap_servers, "hidden"
-    source, sink, group = "hidden-in", "hidden-out", "headrace.hidden.copy"
-    kafka_secured.cluster.create_topic(source, 2)
-    kafka_secured.cluster.create_topic(sink, 2)
+    source, sink, group = "hidden-in", "hidden-out", "headrace.hidden."
+    for topic in (source, sink, f"{sink}-exact"):
+        kafka_secured.cluster.create_topic(topic, 2)
     set_password(servers, user, FIRST)
     grant(
         servers,
@@ -152,7 +157,8 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
         env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
     )
-    assert ids(servers, sink, 100) == list(range(100))
+    for topic in (sink, f"{sink}-exact"):
+        assert ids(servers, topic, 100) == list(range(100))
     folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
@@ -167,7 +173,8 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.replace(secret)
     until(lambda: "its driver starts again" in process.output, process)
     produce(servers, source, range(100, 200))
-    assert ids(servers, sink, 200) == list(range(200))
+    for topic in (sink, f"{sink}-exact"):
+        assert ids(servers, topic, 200) == list(range(200))
     for where, text in spark_sees(folder, process):
         assert SECOND not in text, where
     assert process.terminate() == 0
@@ -178,11 +185,12 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
 def test_certificates_and_tokens_are_enough_for_spark(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path, way: str
 ) -> None:
-    """Source and sink connect with a PEM certificate, and with tokens of a server whose authority only the file has."""
+    """Source and sinks connect with a certificate, and with tokens of a server whose authority only the file has."""
     servers, source, sink = kafka_secured.cluster.bootstrap_servers, f"in-{way.lower()}", f"out-{way.lower()}"
     kafka_secured.cluster.create_topic(source, 1)
     produce(servers, source, range(10))
     kafka = kafka_secured.certificate() if way == "certificate" else kafka_secured.login(way)
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
-    assert ids(servers, sink, 10) == list(range(10))
+    for topic in (sink, f"{sink}-exact"):
+        assert ids(servers, topic, 10) == list(range(10))

@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "short")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plug-in that gives each group to one worker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="a long test: run it with --long")
     unit = Path(__file__).parent / "unit"
@@ -61,6 +62,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _group_of(item: pytest.Item, unit: Path) -> str:
     """Return the name of the tests that run one after the other in one worker; empty if the test stands alone."""
+    if item.get_closest_marker("xdist_group"):
+        return ""  # it names its group itself
     if "pipeline" in item.nodeid and unit not in item.path.parents:
         return "spark"  # three drivers at a time take more processors and memory than a small machine has
     if "kafka_three" in getattr(item, "fixturenames", ()):

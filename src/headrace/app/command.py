@@ -39,11 +39,6 @@ class CommandProcess:
     def __init__(self, config: HeadraceConfig, by: str, redrive_to: Target) -> None:
         """Make it; nothing is started or contacted.
 
-        Args:
-            config: Names the cluster, and the consumers to whose topics dead letters may go back.
-            by: Who runs the command.
-            redrive_to: Where redrives send dead letters.
-
         Raises:
             ConfigError: A client property is not allowed.
             FunctionInvalid: A function file is not usable.

@@ -34,13 +34,8 @@ def jobs_of(
     """Return the service that runs jobs, to start after all that carries records, and its endpoints.
 
     Args:
-        context: The process.
-        table: Holds the jobs.
-        consumers: The consumers that run here, by name.
-        internal: The internal topics.
         of_command: Whether a command waits for its jobs: they need no lease, a failure ends them, and a dry run may
             take any time.
-        redrive_to: Where redrives send dead letters.
     """
     config, admin, clock = context.config, context.admin, context.clock
     audited = context.audited_produce("STREAMING_PRODUCER")

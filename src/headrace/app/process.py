@@ -301,7 +301,6 @@ def run(config: HeadraceConfig, *, announce: Callable[[str], None]) -> int:
     """Run everything the configuration names, in the foreground.
 
     Args:
-        config: What to run.
         announce: Takes the one line `ready http=...` when everything answers.
 
     Returns:

@@ -32,11 +32,6 @@ class RetryPath:
         """Make everything but the pump; nothing is started.
 
         Args:
-            context: The process.
-            name: Name of the consumer.
-            group: Its consumer group.
-            topics: Those that it names.
-            delivery: Its settings.
             destination: Where its records are delivered, those of retry topics too.
             dead_letters: Where records go after the last retry topic.
         """

@@ -51,11 +51,6 @@ class Api:
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
         """Prepare; nothing is contacted.
 
-        Args:
-            url: Base URL.
-            token: Sent as `Authorization: Bearer`; empty sends none.
-            limit_seconds: Longest wait for an answer.
-
         Raises:
             click.UsageError: The URL is not one of a server.
         """
@@ -78,10 +73,8 @@ class Api:
         """Send a request to an endpoint and return the JSON of the answer.
 
         Args:
-            endpoint: The endpoint.
             body: Sent as JSON; None for an empty object, or for nothing where the method has no body.
             query: Query parameters; those that are None are left out.
-            parameters: Parts of the path.
 
         Raises:
             EnvironmentProblem, HeadraceError: See `request`.
@@ -158,12 +151,7 @@ class CommandApi(Api):
 
 @contextlib.contextmanager
 def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[CommandApi]:
-    """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved.
-
-    Args:
-        cluster: Where Kafka is, and the file.
-        redrive_to: Where redrives send dead letters.
-    """
+    """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved."""
     from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
 
     for quiet in ("control.jobs", "lifecycle.supervisor"):  # what ends a job is printed

@@ -113,7 +113,6 @@ def connection_problem(cause: OSError | None, section: str = "") -> str:
     """Return why there is no connection to an HTTP server, in words that name the next step.
 
     Args:
-        cause: What the attempt raised.
         section: Section of the settings `url` and `tls`, with a dot at its end; empty for none.
     """
     match cause:

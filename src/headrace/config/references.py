@@ -174,14 +174,6 @@ class FileReferences:
     def __init__(
         self, file: Path | None, folder: Path, environ: Mapping[str, str], report: Callable[[KeyPath, str], None]
     ) -> None:
-        """Prepare.
-
-        Args:
-            file: The file; None if there is only the environment.
-            folder: What relative paths start from.
-            environ: Values of `${env:}`.
-            report: Takes the path and the sentence of a problem.
-        """
         self._file = file
         self.folder = folder
         """What relative paths start from."""

@@ -33,8 +33,6 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
 
     Args:
         settings: As they were sent; in a file they are below the consumer's name.
-        allowed: What the operator allows.
-        shared: Properties of every Kafka client.
 
     Raises:
         InvalidRequest: Every problem, with the name of its setting.

@@ -35,9 +35,6 @@ async def examine(
     """Return every precondition of these requirements on one cluster, each once.
 
     Args:
-        admin: Administration of the cluster.
-        required: What is read, and where dead letters go.
-        creates_topics: Whether dead letter topics that are missing will be created.
         dead_letters: Administration of the cluster that dead letters go to; None for the same.
 
     Raises:

@@ -118,7 +118,6 @@ class EndedOffsets:
 
         Args:
             ended: Partition of the dead letter topic to offsets.
-            headers: Who ended them and why, for people who read the topic.
         """
         by_block: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for partition, offsets in ended.items():

@@ -34,8 +34,6 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
     A partition without a committed offset counts from its first record. A topic that is gone is left out.
 
     Args:
-        admin: Administration of the cluster.
-        group: The group.
         topics: Topics it reads; it may have committed nothing there yet.
 
     Raises:

@@ -218,7 +218,6 @@ class Redrive:
 
         Args:
             stop: Set to end early, with what has ended saved.
-            on_progress: Called with the offsets that are done and all there are.
 
         Raises:
             InvalidRequest: Records are no dead letters, the window is none, or nothing matches.

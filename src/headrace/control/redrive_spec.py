@@ -42,11 +42,8 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return what is written for a dead letter, with the partition that it would have.
 
         Args:
-            record: The dead letter.
-            topic: Where it goes.
             own: Headers its record had when it failed.
             origin: What its headers say.
-            now: Seconds since the epoch.
         """
         if self.kind == "quarantine":
             position = f"{record.topic}:{record.partition}:{record.offset}"

@@ -245,8 +245,6 @@ class Run:
         """Deliver the window.
 
         Args:
-            pump: Delivers.
-            source: Reads for the pump.
             save: Saves progress and says whether that succeeded; it is called again if not.
             stop: Set to end the run early.
             check: Raises if the run cannot continue.

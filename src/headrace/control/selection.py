@@ -163,7 +163,6 @@ def parse_time(text: str, now_seconds: float | None = None) -> datetime:
     """Return the point in time that a text names: ISO 8601, UTC where no zone is given.
 
     Args:
-        text: The text.
         now_seconds: The present time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
 
     Raises:

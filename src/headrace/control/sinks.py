@@ -73,7 +73,6 @@ class RestoredDelivery:
         """Prepare.
 
         Args:
-            inner: Where the records are delivered.
             selects: Says of a record of the dead letter topic whether it is to be delivered.
             is_origin: Says of a topic whether dead letters may name it as their origin.
             epoch_of: Returns the live epochs of the records' original partitions.

@@ -83,12 +83,7 @@ class BlockedKeys:
     """Which records wait in a retry topic, and writing that they wait."""
 
     def __init__(self, table: EntryTable, most_records: int = _MOST_RECORDS) -> None:
-        """Prepare.
-
-        Args:
-            table: Holds an entry for each record that waits.
-            most_records: Limit of records that wait, because each process keeps all of them in memory.
-        """
+        """Prepare; each process keeps `most_records` in memory."""
         self._table = table
         self._keys: dict[tuple[TopicPartition, bytes | None], dict[int, int]] = {}
         self._most_records, self._records = most_records, 0
@@ -229,13 +224,7 @@ class KeyOrder:
     def __init__(
         self, inner: Destination, blocked: BlockedKeys, delay: Callable[[Sequence[DeadLetter]], Awaitable[Any]]
     ) -> None:
-        """Prepare.
-
-        Args:
-            inner: Takes the other records.
-            blocked: The blocked keys.
-            delay: Writes records to the retry topic, as if they had failed.
-        """
+        """Prepare; `delay` writes records to the retry topic, as if they had failed."""
         self._inner = inner
         self._blocked = blocked
         self._delay = delay
@@ -295,17 +284,7 @@ class StaleEntries(Service):
         clock: Clock,
         late_seconds: float,
     ) -> None:
-        """Prepare.
-
-        Args:
-            name: Name of the service.
-            blocked: The blocked keys.
-            lanes: The source partitions of this process.
-            ends: Returns the ends of the retry topic.
-            committed: Returns what is committed there.
-            clock: Time.
-            late_seconds: How long a write of a process that died may still succeed.
-        """
+        """Prepare; `ends` and `committed` are of the retry topic. A dead process may write for `late_seconds`."""
         super().__init__(name)
         self._blocked, self._lanes, self._clock = blocked, lanes, clock
         self._ends, self._committed, self._late_seconds = ends, committed, late_seconds

@@ -85,16 +85,7 @@ class Breaker:
         later: Callable[[float, Callable[[], None]], object],
         wake: Callable[[], None],
     ) -> None:
-        """Begin closed.
-
-        Args:
-            name: Name of the pump, for texts.
-            delivery: First and longest pause, and the most deliveries at a time.
-            clock: Time.
-            chance: Jitter of the pauses.
-            later: Calls something after so many seconds.
-            wake: Is called when deliveries may begin again.
-        """
+        """Begin closed; `later` calls something after so many seconds, `wake` when deliveries may begin again."""
         self.limit = AdaptiveLimit(delivery.max_in_flight)
         self._name, self._retry = name, delivery.retry
         self._clock, self._chance, self._later, self._wake = clock, chance, later, wake
@@ -169,8 +160,6 @@ class Breaker:
         """Record that the destination did not take a delivery.
 
         Args:
-            attempt_id: The id of the attempt.
-            why: The failure, as text.
             wait_seconds: The pause that the destination asks for.
 
         Returns:
@@ -191,10 +180,7 @@ class Breaker:
         """Record that the destination answered.
 
         Args:
-            attempt_id: The id of the attempt.
-            ended: Records that succeeded.
             failures: First failures; the same again, as after a rebalance, takes no second token.
-            why: The last failure, as text.
 
         Returns:
             Whether the failed records are to blame; else they are to be kept as they are.

@@ -111,12 +111,7 @@ class AdaptiveLimit:
             self.concurrency = int(self._allowed)
 
     def cut(self, attempt_id: int, newest: int) -> None:
-        """Halve the limit because a delivery was refused; one that began before the last cut changes nothing.
-
-        Args:
-            attempt_id: Number of the delivery.
-            newest: Number of the delivery that began last.
-        """
+        """Halve the limit because a delivery was refused, unless it began before the last cut; `newest` began last."""
         if attempt_id > self._cut_at:
             self._cut_at = newest
             self._allowed = max(1.0, min(self._allowed, self.in_flight) / 2)

@@ -67,11 +67,6 @@ def last_error(replies: Sequence[Reply]) -> str:
 def pause_seconds(failures: int, retry: RetryConfig, chance: random.Random) -> float:
     """Return a pause: exponential, capped, with full jitter.
 
-    Args:
-        failures: Failures so far, 1 or more.
-        retry: First and longest pause.
-        chance: Source of the jitter.
-
     Source: "full jitter" of the AWS architecture blog, "Exponential Backoff and Jitter".
     """
     ceiling = ceiling_seconds(failures, retry)

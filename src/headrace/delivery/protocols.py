@@ -176,8 +176,6 @@ class OnEnded(Protocol):
         """Record the end of records.
 
         Args:
-            records: As they are in their original topic.
-            size_bytes: Their size together.
             how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
             replies: The reply for each record, if it was not delivered; its `error` is the reason of a skip by hand.
             replay: Id of the job that delivers them again; else empty.

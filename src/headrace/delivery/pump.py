@@ -53,15 +53,8 @@ class Pump(Service):
         """Prepare.
 
         Args:
-            name: Name of the service.
-            group: The consumer group.
-            destination: Where records are delivered.
             dead_letters: Writes what failed for good; without it a partition stops at such a record.
-            delivery: Order, size of deliveries, attempts.
-            clock: Time.
-            chance: Jitter of pauses.
             shares_with: Another pump with the same destination: they share its breaker and limit.
-            hooks: What else it calls or is.
         """
         super().__init__(name)
         hooks = hooks or PumpHooks()
@@ -228,7 +221,6 @@ class Pump(Service):
         """Take an explicit acknowledgement; return why that is not possible, empty if it is.
 
         Args:
-            partition: Of the record.
             offset: Of the record; what has ended already may be acknowledged again.
             up_to: Whether it counts for the delivered records before it, too.
         """

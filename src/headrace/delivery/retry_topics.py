@@ -54,10 +54,7 @@ class RetryTopics:
         """Prepare.
 
         Args:
-            group: Group of the consumer the records come from.
-            retry: Delays, deadline, and what counts as failed for good.
             produce: Writes records; returns an error for each that failed.
-            clock: For due times.
             dead_letters: Where records go after the last retry topic; without it their partition is stalled.
             blocked: Keys whose order is kept across the delay.
         """

@@ -30,8 +30,6 @@ class AckTracker:
         """Begin at what the group has committed; records that the offset map has ended are not open again.
 
         Args:
-            epoch: Of the assignment.
-            committed: By the group.
             window: Records by which `to_commit` stays behind what has ended.
         """
         self.epoch = epoch
@@ -121,7 +119,6 @@ class AckTracker:
         """Take the explicit acknowledgement of a record that has begun or ended.
 
         Args:
-            offset: Of the record.
             up_to: Whether it counts for the delivered records before it, too.
             in_flight: Offsets before it in its own delivery, in flight; they end with that, if they succeed.
 

@@ -36,7 +36,6 @@ class AvroCodec:
         """Compile a schema; keep the codec, because compiling takes about a millisecond.
 
         Args:
-            text: The schema.
             references: Texts of schemas with types that it names, each after those that it names itself.
             plain_unions: Whether JSON has the values of unions without the branch's name.
 

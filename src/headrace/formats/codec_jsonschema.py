@@ -24,10 +24,6 @@ class JsonSchemaCodec(JsonCodec):
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         """Compile a schema.
 
-        Args:
-            text: The schema.
-            references: Texts of the schemas that it refers to, by name.
-
         Raises:
             SchemaInvalid: The text is no JSON schema, or refers to an unknown one.
         """

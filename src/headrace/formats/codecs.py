@@ -94,10 +94,7 @@ class Codecs:
         """Return the codec of a request.
 
         Args:
-            choice: Format and schema of the request.
-            default_format: The format when it names none.
             subject: The subject by the topic's name: `<topic>-key` or `<topic>-value`.
-            rules: The configuration.
 
         Raises:
             InvalidRequest: No such format; or the subject takes its name from a schema, and none is given.

@@ -72,13 +72,7 @@ class SchemaRegistry:
     """Looks schemas up and registers them; for use on one loop."""
 
     def __init__(self, settings: SchemaRegistryConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
-        """Prepare; connections are opened when needed, so the registry may be down.
-
-        Args:
-            settings: Its address and login.
-            clock: Time.
-            tls: Context of `https` connections; the system's authorities when None.
-        """
+        """Prepare; connections are opened when needed, so the registry may be down."""
         self._settings, self._tls = settings, tls
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
@@ -138,12 +132,7 @@ class SchemaRegistry:
         return found
 
     async def texts_of(self, references: Iterable[Reference], found: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the texts of all referenced schemas by name, each after those that it refers to; raises as `by_id`.
-
-        Args:
-            references: Of the schema.
-            found: Known texts; the others are added.
-        """
+        """Return the texts of all referenced schemas by name, each after those that it refers to; raises as `by_id`."""
         found = {} if found is None else found
         for reference in references:
             if reference.name not in found:

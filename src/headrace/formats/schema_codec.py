@@ -31,7 +31,6 @@ def compile_schema(
 
     Args:
         schema_type: `AVRO`, `JSON` or `PROTOBUF`.
-        text: The schema.
         references: Texts of the referenced schemas by name, each after those that it refers to itself.
         message: Of a Protobuf schema: full name of the message type to write; None for the first.
         plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.

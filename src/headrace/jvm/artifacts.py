@@ -89,7 +89,6 @@ def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
 
     Args:
         name: `kafka`, `spark` or `registry`: a lock file in the folder of this module.
-        progress: Gets the progress of the download, if there is one.
 
     Raises:
         EnvironmentProblem: The repository does not answer or lacks a file, a checksum differs, the disk is full, or jgo

@@ -53,8 +53,6 @@ def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> st
     """Return what is missing and the command that gives it, as one sentence.
 
     Args:
-        kind: The kind of resource that Kafka refuses.
-        kafka: How the client is set.
         needed: What the request needs. One of another kind counts if none is of this kind: a producer without
             any topic to write to is refused on the cluster.
     """

@@ -84,8 +84,6 @@ class Commits:
         """Prepare.
 
         Args:
-            name: The consumer's, for the log.
-            clock: For the pause before a repetition.
             epoch_of: The epochs of the present assignment, updated by the consumer.
             acknowledged: Called with the partitions of each acknowledged commit, and their epochs.
             problems: Gets a refused commit, until one is acknowledged.

@@ -65,10 +65,6 @@ class CompactedTable(Service, Generic[T]):
 
         Args:
             admin: Of the cluster that holds the topic.
-            topic: It is created if it does not exist.
-            values: How values are encoded.
-            produce: Writes entries.
-            clock: For the pauses between attempts.
             optional: Name of what the table serves, if the process is ready without that. It is off while the topic
                 does not exist and cannot be created.
         """
@@ -352,8 +348,6 @@ async def read_back(
     """Read the committed records of a compacted topic once, in the order of the log.
 
     Args:
-        admin: Of the cluster that holds the topic.
-        topic: The topic, which must exist.
         since_ms: Timestamp of the oldest record to read (ms since the epoch).
         settled: Whether to wait for open transactions, as those of a lost process, until they are ended.
 

@@ -381,10 +381,7 @@ class Subscription(Service):
         """Prepare.
 
         Args:
-            name: Name of the service.
             consumer: It reads `topics` already.
-            admin: Of its cluster.
-            clock: For the pauses.
             topics: Topics that are always read.
             fits: Whether another topic is read as well; None for no other topic. Not called for Kafka's own topics.
         """

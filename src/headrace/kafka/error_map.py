@@ -140,9 +140,7 @@ def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, 
     """Return our error for a client's error.
 
     Args:
-        cause: What the client reported.
         doing: What was attempted, as the start of a sentence: "produce to orders".
-        kafka: How the client is set.
         needed: Rights that this needs; the error names those that are missing.
     """
     error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause

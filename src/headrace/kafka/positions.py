@@ -166,8 +166,6 @@ class PositionResolver:
         """Prepare.
 
         Args:
-            policy: Where a group starts, and what it does about missing offsets.
-            clock: For the pauses.
             report: Takes the problem of a partition for readiness; an empty one when it is solved.
             ask_store: None if Kafka keeps the offsets.
             stall: Takes the problem of a partition that waits for a seek.

@@ -260,7 +260,6 @@ class Producer(Service):
         """Write records without waiting.
 
         Args:
-            records: What to write.
             done: Called once on the loop, with one result per record; must not raise.
             partitions: How many the records' topic has, if that is known.
             size_bytes: What the records count for; by default counted here.

@@ -67,14 +67,7 @@ class Reachability(Service):
     def __init__(
         self, kafka: KafkaConfig, clock: Clock, name: str = "kafka", report: Callable[[str], None] | None = None
     ) -> None:
-        """Prepare; no broker is contacted.
-
-        Args:
-            kafka: The cluster.
-            clock: Time.
-            name: Name of the service.
-            report: Called with a sentence when an outage begins, lasts and ends; by default it is logged.
-        """
+        """Prepare; `report` gets a sentence when an outage begins, lasts and ends, which is logged by default."""
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
         """The addresses, as they are configured."""

@@ -94,11 +94,8 @@ async def read_records(
     """Read partitions from given offsets, in batches, in offset order inside each partition.
 
     Args:
-        kafka: The cluster.
-        starts: The partitions to read, each with its first offset.
         ends: Partition to the offset to stop before. None follows the partitions without an end, and yields an empty
             list whenever no record arrived for a moment.
-        properties: Further properties of the client.
 
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
@@ -172,12 +169,8 @@ async def read_slice(
     """Return the first records of a range of offsets, and the offset to read next.
 
     Args:
-        kafka: The cluster.
-        partition: The partition.
         span: The first offset, and the one to stop before: the end of the partition, or less.
-        count: Records at most.
         max_bytes: Bytes of keys and values. A first record that is larger is returned alone.
-        isolation_level: Kafka's `isolation.level`.
         limit_seconds: When to return what has been received.
 
     Raises:

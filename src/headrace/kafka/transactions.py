@@ -305,7 +305,6 @@ class TransactionalProducers(Service):
         """Write records as one transaction.
 
         Args:
-            records: One or more.
             receipt: Makes a last record, in the same transaction, from the offsets of the others.
             group: Offsets that are committed in the same transaction. `CommitRefused` means that the member is gone.
 

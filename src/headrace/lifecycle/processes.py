@@ -92,8 +92,6 @@ class ChildProcess:
         """Start `command` in its own process group, dying with this process.
 
         Args:
-            owner: The service it belongs to.
-            name: For messages and logs.
             command: Program and arguments; never a shell line.
             on_exit: Called once on the loop with the exit code (negative: the signal that ended it).
             options: Of `asyncio.create_subprocess_exec` (`pass_fds`, `env`, `stdout`, `cwd`, `limit`, ...).

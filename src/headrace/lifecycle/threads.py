@@ -65,7 +65,6 @@ class OwnedThread:
         """Prepare a thread.
 
         Args:
-            name: Shown in stack dumps.
             run: Runs on the thread; returns soon after the event it is given is set.
             on_death: Called on the loop if `run` raises.
         """

@@ -100,7 +100,6 @@ def locked(folder: Path, on_wait: Callable[[str], None] | None = None) -> Iterat
     """Hold the lock on a pipeline's folder.
 
     Args:
-        folder: The folder.
         on_wait: Called with the owner of the lock before waiting for it. Without it, a lock that is taken is an error.
 
     Raises:

@@ -60,7 +60,6 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     """Return the pipeline that a file describes.
 
     Args:
-        path: The file.
         check: Also check its SQL, and log what may be wrong with it.
 
     Raises:

@@ -55,9 +55,7 @@ class Authenticator:
         """Return the principal of a request.
 
         Args:
-            headers: Of the request, by lower-case name.
             certificate: The client's, as `ssl.SSLSocket.getpeercert` gives it.
-            address: Where the client calls from.
             wait: Whether the answer to a wrong token may be delayed. If not, a delay refuses every token.
 
         Raises:

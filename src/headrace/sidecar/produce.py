@@ -141,11 +141,6 @@ class ProduceService:
     async def prepare(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
         """Prepare a request.
 
-        Args:
-            topic: Name as in the path.
-            body: JSON text of the request.
-            ids: Headers of the request.
-
         Raises:
             RequestError: The request cannot be served; nothing was sent.
             FormatError: A key or value does not fit, or its schema is not usable; nothing was sent.
@@ -201,7 +196,6 @@ class ProduceService:
         """Give prepared records to Kafka's client without waiting.
 
         Args:
-            prepared: The records; there may be none.
             done: Called once on the event loop, with one result per record; must not raise.
 
         Raises:

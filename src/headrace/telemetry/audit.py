@@ -157,8 +157,6 @@ class Audit(Service):
         """Audit the records of one request.
 
         Args:
-            records: The records that were sent.
-            results: One per record.
             size_bytes: What the records count for; by default counted here.
             audit_type: `PRODUCER`, or `STREAMING_PRODUCER` for what a function or a job writes.
         """
@@ -198,9 +196,6 @@ class Audit(Service):
         """Audit records that ended.
 
         Args:
-            who: Who consumed them.
-            records: The records that ended.
-            size_bytes: Bytes of these records.
             how: `delivered`, or how they ended otherwise.
             ends: What was reported of each, if they did not end well and anything was reported; else empty.
         """
@@ -252,7 +247,6 @@ class Audit(Service):
         Args:
             action: What was done: `pause`, `redrive`, `register`.
             target: What it was done to, as people name it: `reactive orders`, `orders.dlq`, `job 7`.
-            reason: What the caller gave as its reason.
             outcome: `SUCCESS`, or `FAILURE` where it was accepted and did not finish.
         """
         self._put_one("CONTROL", outcome, action=action[:300], target=target[:300], reason=reason[:1000])

@@ -126,14 +126,7 @@ def key_text(how: str) -> KeyText:
 def written_notes(
     common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
 ) -> Iterator[RangeNote]:
-    """Yield a note for each record that was written.
-
-    Args:
-        common: The fields that all notes share.
-        key_of: Shows keys.
-        records: The records that were sent.
-        results: One per record.
-    """
+    """Yield a note for each record that was written."""
     for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
         if isinstance(result, Produced):
             correlation, traceability, _ = _ids_of(record.headers)
@@ -190,9 +183,6 @@ def consumed_notes(
     """Yield a note for each record that ended.
 
     Args:
-        common: The fields that all notes share.
-        key_of: Shows keys.
-        records: The records that ended.
         ends: What was reported of each, if they did not end well and anything was reported.
     """
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):

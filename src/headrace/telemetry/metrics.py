@@ -136,8 +136,6 @@ class Metrics(Collector):
         """Show the counts of a pump or a flow; several of one consumer are added up.
 
         Args:
-            kind: `reactive`, `function` or `pipeline`.
-            consumer: Its name.
             read: Returns the counts; called when `/metrics` is read.
         """
         self._deliveries[kind, consumer].append(read)

@@ -131,7 +131,6 @@ class Forwarder:
         """Serve a request of an instance here or in the process that has it.
 
         Args:
-            app: Serves it here.
             scope, receive, send: Of the request.
             key: Group and name of the instance; those in the path when None.
             body: The request's body, if it was read already.

@@ -179,13 +179,7 @@ class WebService(Service):
 
 
 async def serve_alone(application: AsgiApp, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve one application until SIGTERM or SIGINT, and let requests in progress end.
-
-    Args:
-        application: What answers every path.
-        host: Where it listens.
-        port: 0 for a free one.
-        announce: Called with the URL once it listens.
+    """Serve one application until SIGTERM or SIGINT, and let requests in progress end; port 0 takes a free one.
 
     Raises:
         PortTaken: Another program listens there.

@@ -20,9 +20,6 @@ def history_headers(group: str, error: str, reason: Column, *, origin: bool = Fa
     """Return the headers of a dead letter that say why it is one.
 
     Args:
-        group: Group of the flow that gives up.
-        error: Name of the error.
-        reason: Text for people.
         origin: Whether the row has the columns of a Kafka record, so that the dead letter can name it.
     """
     now = f.date_format(f.current_timestamp(), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")

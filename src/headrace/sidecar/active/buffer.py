@@ -56,7 +56,6 @@ class RecordBuffer:
 
         Args:
             max_bytes: Bytes of keys and values. A first record that is larger is returned alone.
-            max_records: At least 1.
         """
         taken: list[Record] = []
         size = 0

@@ -43,14 +43,11 @@ class Client:
         """Prepare; no connection is opened.
 
         Args:
-            url: Where requests are posted.
             timeout_seconds: Time of one request as a whole, the opening of a connection included.
             max_answer_bytes: Largest body of an answer.
-            headers: Sent with every request.
             tls: Context of `https` connections; the system's authorities when None.
             token: Goes with every request; one that is refused (401) is replaced once, and the request repeated.
             forbidden: Says why an IP address must not be connected to, or nothing; called before every connection.
-            what: What the server is, for error texts.
         """
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -76,7 +73,6 @@ class Client:
         """Return the answer to a request; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
-            body: What is sent.
             headers: Headers of this request. Control and other than ASCII characters in values are percent-encoded;
                 left out are names that are no HTTP names, that say how a request is read, or that are set for every
                 request.

@@ -68,14 +68,7 @@ def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]
 def array_of(
     delivery: Delivery, records: RecordBatch, keys: Sequence[str | None], values: Sequence[str | None]
 ) -> bytes:
-    """Return records as a JSON array.
-
-    Args:
-        delivery: What they belong to.
-        records: Some or all of its records.
-        keys: Their keys as JSON text.
-        values: Their values as JSON text.
-    """
+    """Return records as a JSON array; `keys` and `values` are JSON texts."""
     partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
     prefix = f'{{"topic":{topic},"partition":{partition},"offset":'
     # A record's id begins like all others of the delivery, and without one of its own it is its correlation id too.

@@ -36,16 +36,7 @@ class HttpDestination(Service):
         clock: Clock,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare; connections are opened when needed.
-
-        Args:
-            name: Name of the service.
-            backend: Where, how, with which limits.
-            retry: Which statuses blame the backend as a whole.
-            payloads: Decodes keys and values.
-            clock: Converts a date in `Retry-After`.
-            tls: Context of `https` connections; the system's authorities when None.
-        """
+        """Prepare; connections are opened when needed."""
         super().__init__(name)
         self.client = client_of(backend, clock, tls)
         self._results = backend.mode == "results"
@@ -124,7 +115,6 @@ def retry_after_seconds(value: str, now: float) -> float | None:
 
     Args:
         value: The header: whole seconds or an HTTP date. Anything else, and what is not in the future, is no help.
-        now: Seconds since the epoch.
     """
     text = value.strip()
     if text.isascii() and text.isdigit():

@@ -61,7 +61,6 @@ async def stream_records(
 
     Args:
         instance: No other read of it is served meanwhile.
-        entries: Writes the records.
         scope, send: Of the request.
         events: Whether to send server-sent events instead of lines.
         until: When the caller's credentials expire.

@@ -18,8 +18,6 @@ A leaf exists only where a caller acts differently. A message names what failed,
 the next step; it never carries a secret or a record's value.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 

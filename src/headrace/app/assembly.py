@@ -1,7 +1,5 @@
 """Makes the consumers of a configuration: reactive consumers, functions and pipelines, with the services they need."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """The HTTP application inside one command: it opens no port, starts no consumer, and keeps its jobs in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What all parts of one process share: its configuration, clock, Kafka clients, codecs, metrics and audit."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import socket

@@ -1,7 +1,5 @@
 """Replays, jobs and dead letters of one process, with their endpoints."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from typing import Any

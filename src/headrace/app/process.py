@@ -1,7 +1,5 @@
 """One process: its services in the order they start."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Registered consumers in one process: made like those of the file, each started and stopped on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The retry topics of a consumer: the writer of failed records, and the pump that delivers them when they are due."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headrace.app.context import ProcessContext

@@ -1,7 +1,5 @@
 """Which topics a configuration reads and writes, for the checks of durability and of registrations."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.config.internal_topics import InternalTopics

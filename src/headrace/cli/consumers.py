@@ -1,7 +1,5 @@
 """`headrace consumers`: the instances of active consumers in one process, over the HTTP API."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

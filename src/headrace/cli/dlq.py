@@ -1,7 +1,5 @@
 """`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them through the application."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """`headrace jobs` and `headrace replay`, over the HTTP API; and following a job until it has ended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Options that several commands have, and the types of their values."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

@@ -1,7 +1,5 @@
 """`headrace pipeline`: check, compile, plan, show and test a pipeline file, and run it in the foreground."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Commands on pipelines that run, and on their checkpoints; `headrace pipeline` has them."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Mapping

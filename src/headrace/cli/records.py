@@ -1,7 +1,5 @@
 """`headrace produce` and `headrace consume`: lines of text become records, and records lines of text."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

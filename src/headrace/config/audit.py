@@ -1,7 +1,5 @@
 """The settings of the audit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, get_args, get_origin

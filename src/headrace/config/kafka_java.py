@@ -1,7 +1,5 @@
 """Security properties of Java's Kafka clients, light-4j's files and librdkafka, translated into `kafka.security`."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import re

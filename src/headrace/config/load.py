@@ -3,8 +3,6 @@
 Order: defaults, file, environment. Only `config` interprets the file and its references.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

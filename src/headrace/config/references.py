@@ -3,8 +3,6 @@
 Source: `${NAME:default}` is the placeholder of light-4j files; the colon after the name starts the default.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

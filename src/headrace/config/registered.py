@@ -1,7 +1,5 @@
 """The settings of one registration: checked like those of the file, and shown without their secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

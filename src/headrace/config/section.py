@@ -3,8 +3,6 @@
 Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and refuses unknown keys.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable

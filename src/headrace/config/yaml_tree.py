@@ -4,8 +4,6 @@ Safe against hostile files: no tags that build objects, a limit on size, depth a
 aliases are followed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A request for several partitions is refused as a whole if one of them is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 

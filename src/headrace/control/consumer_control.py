@@ -8,8 +8,6 @@ run again. A crash between the commit of a seek and its outcome in the table rep
 records delivered in between are delivered again, and none is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import uuid

@@ -1,7 +1,5 @@
 """The status of a consumer for people: how far it is, and why it does not move."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Redrive, drop and quarantine as jobs: one run over a dead letter topic each, which resumes at what is left."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ No group is joined and nothing is committed. Where a page ends is a cursor, whic
 request, so no process remembers a client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

@@ -1,7 +1,5 @@
 """Dead letter topics: which there are, and how many dead letters each holds, by offsets alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """Examines a cluster for the preconditions of the guarantees: for `headrace doctor`, and when a process starts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 

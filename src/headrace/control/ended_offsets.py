@@ -6,8 +6,6 @@ A writer that was stopped while another took over writes a block as it knew it. 
 records. Compaction keeps the last one, and waits long enough for the next writer to merge them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections import defaultdict

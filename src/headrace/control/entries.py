@@ -6,8 +6,6 @@ seek/<consumer>/<topic>/<partition>/<id>           a command; the process that f
 skip/<consumer>/<topic>/<partition>/<id>           and then removes it
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime

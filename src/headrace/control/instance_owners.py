@@ -6,8 +6,6 @@ Of several processes that create the same instance, the first in the log has it.
 The instances of one that has lost its lease are marked as gone. It closes them when it reads that, if it still runs.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import Callable

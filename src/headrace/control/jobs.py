@@ -6,8 +6,6 @@ whose status is old is taken over by any process that has what it needs. A statu
 late one of an earlier run is ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

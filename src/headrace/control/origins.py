@@ -4,8 +4,6 @@ A redrive writes with the rights of its caller, and the dead letter names the to
 consumer reads, or a retry topic of that consumer. And the consumer must write its dead letters to the topic read here.
 """
 
-from __future__ import annotations
-
 from headrace.config.internal_topics import InternalTopics, Kind, Owner
 from headrace.config.section import fits_any
 from headrace.delivery.dead_letter import Origin

@@ -1,7 +1,5 @@
 """The preconditions of the guarantees: judges what Kafka reports of brokers, topics and groups. Asks nothing itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """A service that works towards the desired state in the control table."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any

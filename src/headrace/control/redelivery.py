@@ -5,8 +5,6 @@ after its delivery is judged, so a call that dies repeats dead letters and loses
 those of light-4j kafka-sidecar.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -4,8 +4,6 @@ The records of a delivery are written, and saved as ended after that. A run that
 `REPEATS_AT_MOST` dead letters again. With `exactly_once` both are one transaction, and nothing is sent twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """What a redrive does with dead letters, and what it reports: the parts that are stored and sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

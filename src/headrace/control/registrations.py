@@ -5,8 +5,6 @@ of a group go to the registration that comes first in the log. Every process rea
 A process whose entry comes too late removes it again and reports the conflict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

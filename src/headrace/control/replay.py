@@ -3,8 +3,6 @@
 Its progress is saved with the job. A redrive to a consumer is the same job over dead letters, which it saves as ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Requests for replays, checked and made into jobs. Nothing starts unless all of it can."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

@@ -4,8 +4,6 @@ A run is a `WindowSource`, a pump and a sink, which is the pump's destination. I
 the offsets and maps that a group would commit. A restart repeats at most what was handed over and not saved.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

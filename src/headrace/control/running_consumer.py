@@ -1,7 +1,5 @@
 """A consumer that runs in this process, as live control, replays, redrives, redelivery and the doctor need it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Where a run delivers to: another topic, or a backend or function as if the records had just been read."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence

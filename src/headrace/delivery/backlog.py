@@ -9,8 +9,6 @@ that is slow alone is slow until a delivery with it is fast. The usual time is l
 size, or of a few records. These are tried now and then when all others are slow.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence

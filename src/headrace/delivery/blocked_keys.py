@@ -13,8 +13,6 @@ After a crash a record is delivered again. It has ended before if it has no entr
 one: the later one would not wait otherwise.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -16,8 +16,6 @@ failed than succeeded that the destination is to blame, as after a bad deploy: t
 succeeds nothing is dead-lettered.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """What the parts of one pump share: its settings, its counters, and what is delivered together."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Sized

@@ -3,8 +3,6 @@
 Key, value and the record's own headers stay byte for byte; the history is in headers of Headrace.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime

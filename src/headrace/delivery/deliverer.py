@@ -4,8 +4,6 @@ Partitions take turns, and a busy one leaves slots for those that have nothing i
 created when there is something to begin and no other is free, and ends when there is nothing to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

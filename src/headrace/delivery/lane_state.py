@@ -12,8 +12,6 @@ DRAINING     do not begin    the seek that waits; empty before a revoke
 FENCED       do not begin    the seek that waits for its commit; results of deliveries in flight are ignored
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 

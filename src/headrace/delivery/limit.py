@@ -1,7 +1,5 @@
 """How many deliveries a destination gets at a time, learned from its answers, and how many records per second."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque

@@ -1,7 +1,5 @@
 """Changes of a partition's position on request: seeks and skips, each with a commit that Kafka acknowledges."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

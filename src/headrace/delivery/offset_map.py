@@ -4,8 +4,6 @@ With it a restart repeats only what had not ended. Every map of at most `SPAN_OF
 4,096 characters, in any pattern, so no map is ever left out.
 """
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib

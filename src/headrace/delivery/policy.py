@@ -1,7 +1,5 @@
 """The retry policy: decides what becomes of each record of a delivery, and how long a retry waits."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

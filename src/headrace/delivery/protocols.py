@@ -4,8 +4,6 @@ The core knows neither Kafka nor HTTP. A consumer of Kafka implements `Source` a
 function implement `Destination`; the writer of dead letters and the retry topics implement `DeadLetterWriter`.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

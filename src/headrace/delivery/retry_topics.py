@@ -4,8 +4,6 @@ Key, value and the record's own headers stay byte for byte; its origin and due t
 records of a topic wait equally long, so they are due in the order of the topic.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The status of a pump while it runs, and the settings that can be changed then."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Only offsets that were delivered count: compaction, aborted transactions and mar
 holes, and a hole has ended as soon as a higher record was delivered.
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence, Set

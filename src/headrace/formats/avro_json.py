@@ -6,8 +6,6 @@ With plain unions (light-4j's `useNoWrappingAvro`) the object is left out, and t
 Schemas here are parsed: names are full, a type is text, a list (union) or a dict.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final

@@ -3,8 +3,6 @@
 A payload has no framing of the registry. Function workers and Spark drivers import this module, so it must stay light.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

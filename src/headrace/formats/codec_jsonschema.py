@@ -3,8 +3,6 @@
 `$schema` selects the draft, 4 to 2020-12; the default is 2020-12. A payload has no framing of the registry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A payload is the message indexes of the Confluent wire format, then Protobuf's b
 and that many numbers as zigzag varints; one zero byte means `[0]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

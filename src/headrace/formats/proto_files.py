@@ -1,7 +1,5 @@
 """Compiles Protobuf's schema text to descriptors, with protoc as a library instead of a process."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import importlib

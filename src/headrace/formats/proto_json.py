@@ -3,8 +3,6 @@
 It is as strict as the mapping allows and five times faster than the library's parser; its errors never hold a value.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 from typing import Any, Final, NamedTuple

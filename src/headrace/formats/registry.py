@@ -5,8 +5,6 @@ found" expire after `latest_seconds`. Concurrent callers of one key share one re
 expired answers are used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

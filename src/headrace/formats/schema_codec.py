@@ -3,8 +3,6 @@
 Function workers import this module, so it must stay light.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The columns that a registered schema has in SQL, in the words of `CREATE TABLE`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 

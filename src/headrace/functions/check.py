@@ -1,7 +1,5 @@
 """What a check of a function file finds beyond its values: the handler, without an import, and advice on numbers."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import importlib.util

@@ -4,8 +4,6 @@ Each trigger has one transactional producer, and one transaction at a time. So t
 two open transactions, whichever worker has the partition. Source: KIP-98, KIP-447.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

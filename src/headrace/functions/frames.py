@@ -1,7 +1,5 @@
 """The frames that a worker has received and not answered, and how far it is with them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import mmap

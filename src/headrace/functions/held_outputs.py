@@ -1,7 +1,5 @@
 """The outputs and dead letters of an exactly-once trigger, held until the offsets of their records are committed."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Collection, Iterable, Sequence

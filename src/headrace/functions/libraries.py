@@ -4,8 +4,6 @@ Workers run with the interpreter of Headrace, and find this folder before its li
 loaded by then, so a version that the function pins cannot break its connection to the parent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -3,8 +3,6 @@
 Triggers that share their workers share all series but those of handled events.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy

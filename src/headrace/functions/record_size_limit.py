@@ -1,7 +1,5 @@
 """The limit of `fetchMax`: larger records do not reach the workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headrace.delivery.protocols import Delivery, Destination, Reply

@@ -1,7 +1,5 @@
 """Reload of a function: its workers are replaced by ones with the present files, at a request or after a change."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

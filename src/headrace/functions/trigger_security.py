@@ -1,7 +1,5 @@
 """TLS and login of a Kafka trigger: Nuclio's attributes, annotations and mounted secrets, as one `KafkaSecurity`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

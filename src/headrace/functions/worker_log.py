@@ -1,7 +1,5 @@
 """Output of workers and exceptions of handlers, in the log of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 Source: JEP 350 (archive written at exit), JEP 341 (default archive of the JDK).
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence

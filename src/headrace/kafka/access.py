@@ -1,7 +1,5 @@
 """Rights that Kafka's access rules (ACLs) do not give, in words: operation, resource, principal and fix."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Sequence

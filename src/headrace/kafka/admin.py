@@ -1,7 +1,5 @@
 """One cluster: asks for and changes topics, groups and offsets. Every call has a time limit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Commits of one group member: the newest offset per partition, one request at a time, only for assigned partitions."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The order of the log is the order of changes, so every process comes to the same entries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ The client names no cause when it refuses a broker's certificate, nor when a lis
 Then a TLS handshake with the same address finds the cause. It sends no login and no request.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import socket

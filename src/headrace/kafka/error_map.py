@@ -1,7 +1,5 @@
 """Translates the client's errors to those of `errors.py`; used where a client call can fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import confluent_kafka

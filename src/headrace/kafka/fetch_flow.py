@@ -8,8 +8,6 @@ other half goes to the partitions that fill it first. So a partition without pro
 addition to its own part, and the other partitions continue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from headrace.config.consumers import FlowControl

@@ -4,8 +4,6 @@ The member of a group of the lease's name that is assigned the one partition of 
 killed process loses it when its session in the group ends, and a process that was suspended checks before it continues.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

@@ -1,7 +1,5 @@
 """What crosses between the loop and a consumer's thread: calls in both directions, and problems."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

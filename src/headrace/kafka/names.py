@@ -4,8 +4,6 @@ Source: Kafka's `Topic.validate`. The client takes a subscribed name with a lead
 request must never reach it unchecked.
 """
 
-from __future__ import annotations
-
 import re
 
 from headrace.errors import InvalidRequest

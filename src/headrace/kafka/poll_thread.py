@@ -4,8 +4,6 @@ It never waits for a backend or a handler. When too many records are in flight, 
 poll, so that the group membership never depends on a destination. Only on revoke it waits for the loop, with a limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -4,8 +4,6 @@ The client resets no position by itself. Everything here is used on the consumer
 a time limit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple

@@ -4,8 +4,6 @@ Kafka refuses a whole batch that is larger than its topic allows. The client fil
 topics, and never splits a refused batch. Source: the topic's `max.message.bytes` and `segment.bytes`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The properties of each kind of client, and the clients' log: the only file with librdkafka's names."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -6,8 +6,6 @@ administrative client go to the controller, which may be the broker that is down
 `rd_kafka_metadata`.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

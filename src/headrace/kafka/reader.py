@@ -1,7 +1,5 @@
 """Reads partitions without a group: no membership, no commits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

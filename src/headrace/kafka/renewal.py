@@ -4,8 +4,6 @@ One thread per cluster looks at the files (`Reachability`). It connects a client
 Once a broker has answered that client, the others follow, each on the thread that owns it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

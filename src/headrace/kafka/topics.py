@@ -1,7 +1,5 @@
 """Topics of the cluster: how many partitions each has, and creating those that only Headrace writes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Mapping

@@ -6,8 +6,6 @@ lost or sent twice. If there is one, the client is replaced: the broker then ref
 Source: KAFKA-17754, KIP-890.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

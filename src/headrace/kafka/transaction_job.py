@@ -1,7 +1,5 @@
 """A transaction that waits or is being written: its records, the offsets that belong to it, and its outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

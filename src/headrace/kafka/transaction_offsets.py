@@ -3,8 +3,6 @@
 Source: KIP-447.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple

@@ -10,8 +10,6 @@ of them fails, each is written again alone. A request ends in one of three ways:
 Source: KIP-98; KIP-447 for the offsets of a consumer group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

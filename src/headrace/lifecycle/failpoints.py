@@ -5,8 +5,6 @@ Its value is a list such as `commit.before=crash@3,dead_letter.before=delay:0.5`
 the first time it waits for half a second. Each point acts once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

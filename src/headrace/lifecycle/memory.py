@@ -3,8 +3,6 @@
 glibc keeps freed memory below a block that is still in use, so a process would keep the size of its largest burst.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,7 +1,5 @@
 """Service groups that start and stop at run time. A crash in one group does not stop the others."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence

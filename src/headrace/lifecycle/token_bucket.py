@@ -1,7 +1,5 @@
 """Limits how often something may happen: the one limiter of rates in Headrace."""
 
-from __future__ import annotations
-
 from headrace.lifecycle.clock import Clock
 
 

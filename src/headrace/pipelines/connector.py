@@ -4,8 +4,6 @@ Spark sees references (`${file:secrets.properties:NAME}`), so no plan, log or ch
 replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

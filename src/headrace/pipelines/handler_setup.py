@@ -1,7 +1,5 @@
 """From the handler of a flow to the settings with which a function's worker, or a Python worker of Spark, runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The lineage of a pipeline as text and as a picture: topics, sources, views, flows and sinks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter

@@ -1,7 +1,5 @@
 """Makes a machine ready for pipelines: the jars of Spark's Kafka connector, and the class-data archive of its JVM."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

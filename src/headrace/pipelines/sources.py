@@ -1,7 +1,5 @@
 """The sources of a pipeline: Kafka topics, files, a counter for trials, and static tables."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag

@@ -3,8 +3,6 @@
 A token selects one of them by `kid`; keys inside tokens are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Authenticated callers, and their scopes."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 from collections.abc import Collection

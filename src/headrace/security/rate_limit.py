@@ -1,7 +1,5 @@
 """Limits how often one caller may send requests, and how many of them may be unanswered."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """TLS 1.2 or newer for the listener and for HTTP clients; changed files are read again."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validates signed tokens (RFC 7519), with fixed algorithms and each key bound to one of them (RFC 8725)."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any, Final

@@ -6,8 +6,6 @@ failed for certain is not remembered, so it may be sent again. One whose outcome
 outcome of its transaction is known. Processes that run at the same time do not see each other's entries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Every record is encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 

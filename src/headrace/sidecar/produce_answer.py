@@ -1,7 +1,5 @@
 """The answer to a produce request: an entry per record, and the status of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 

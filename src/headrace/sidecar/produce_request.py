@@ -1,7 +1,5 @@
 """The body of a produce request: its types, its parser, and all checks that come before the encoding."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from array import array

@@ -4,8 +4,6 @@ Lines in flight are bounded: `feed` returns when more fit, and its caller reads 
 A bad line fails alone, because the lines after it are not known yet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

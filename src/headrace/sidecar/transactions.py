@@ -1,7 +1,5 @@
 """`POST /transactions`: records of several topics, all visible at read_committed or none."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Notes of the audit: their fields, and how the notes of many records are made."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Source: ASGI specification 3.0, HTTP connection scope.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import difflib

@@ -9,8 +9,6 @@ has the instance counts records as delivered when that number is what it has sen
 process disappears before, the connection ends without it, and the records return to the instance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -5,8 +5,6 @@ credentials and its topic are cached. The application serves all others, and rep
 path has no errors of its own. Both give the same answers, byte for byte.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

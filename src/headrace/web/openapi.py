@@ -3,8 +3,6 @@
 Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A page in a browser can make the browser send requests to loopback, under its ow
 listener's. So an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -4,8 +4,6 @@ It accepts all waiting connections in each turn of the event loop. uvloop's own 
 does since 1.45 (its pull request 3696): with long turns a thousand clients would wait for seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Explicit acknowledgements in the worker: sent for the handler, answered by the parent."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING

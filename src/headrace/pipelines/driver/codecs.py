@@ -4,8 +4,6 @@ Schemas are found by the ids in the values, so a micro-batch may have several, a
 Python workers import this module, and ask the schema registry themselves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

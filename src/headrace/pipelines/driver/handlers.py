@@ -4,8 +4,6 @@ Spark's Python workers import this module. Each of them runs the handler of one 
 module and `init_context` are loaded once per process.
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Rows as Kafka records: key, value, headers and topic, and the history of dead letters."""
 
-from __future__ import annotations
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 

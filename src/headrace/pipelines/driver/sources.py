@@ -1,7 +1,5 @@
 """Sources as tables: records of topics as rows, files, made rows, static tables."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

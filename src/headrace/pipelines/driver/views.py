@@ -1,7 +1,5 @@
 """Queries as DataFrames: SQL over the sources and views that are registered, and Python functions."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Records of one instance that were fetched and not delivered yet."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections import deque

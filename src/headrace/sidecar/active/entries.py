@@ -4,8 +4,6 @@ A record that cannot be decoded becomes an entry with its coordinates, its raw b
 the records behind it.
 """
 
-from __future__ import annotations
-
 import base64
 import bisect
 import itertools

@@ -4,8 +4,6 @@ A record is delivered when the answer of a read was written completely. Until th
 delivered records are committed: by `commit`, or with auto commit when the next read confirms them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The instances of this process: created, found, listed, and closed when they are idle."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

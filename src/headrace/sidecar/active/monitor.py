@@ -1,7 +1,5 @@
 """What clients read of instances: counted, audited, and shown to operators."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence

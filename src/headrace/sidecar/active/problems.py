@@ -1,7 +1,5 @@
 """Why partitions of an instance are not read, and how long Kafka may take, for the answers to its client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The bodies and queries of active consumers, under their documented names and those of light-4j's wire."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """The settings of an instance, and what it reads."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Names are resolved for every connection, redirects are never followed, nothing i
 Source: RFC 9110, RFC 9112.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import socket

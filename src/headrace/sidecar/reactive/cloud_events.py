@@ -4,8 +4,6 @@ Source: CloudEvents 1.0.2 with its JSON format, HTTP binding and Kafka binding; 
 Tracing.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Source: RFC 9112.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, cast

@@ -3,8 +3,6 @@
 Source: light-4j kafka-sidecar, `/consumers` (the fields of a record, and the array of results).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import repeat

@@ -1,7 +1,5 @@
 """The offsets of a group, requested from a backend that keeps them with its own data."""
 
-from __future__ import annotations
-
 from typing import Annotated
 from urllib.parse import urlencode
 

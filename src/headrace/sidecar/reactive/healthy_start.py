@@ -1,7 +1,5 @@
 """Starts a consumer when its backend is ready, where `backend.health` is set."""
 
-from __future__ import annotations
-
 import logging
 
 from headrace.config.backend import BackendHealth

@@ -1,7 +1,5 @@
 """A backend as a destination: a POST per delivery over kept-alive connections, a reply per record."""
 
-from __future__ import annotations
-
 import functools
 import ssl
 from collections.abc import Callable, Sequence

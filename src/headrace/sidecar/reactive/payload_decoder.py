@@ -1,7 +1,5 @@
 """Decodes stored keys and values for requests, by the formats of the consumer."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

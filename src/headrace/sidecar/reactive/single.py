@@ -3,8 +3,6 @@
 Source: W3C Trace Context; light-4j (the names of the id headers).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

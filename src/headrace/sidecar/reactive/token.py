@@ -3,8 +3,6 @@
 Source: RFC 6749 sections 2.3.1, 4.4 and 5; RFC 6750 section 2.1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re

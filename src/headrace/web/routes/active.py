@@ -3,8 +3,6 @@
 Both the documented names of fields and those of the light-4j kafka-sidecar's wire are taken.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

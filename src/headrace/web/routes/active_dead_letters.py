@@ -3,8 +3,6 @@
 Source: light-4j kafka-sidecar, its handlers of these operations.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import time

@@ -3,8 +3,6 @@
 Source: WHATWG HTML, server-sent events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence

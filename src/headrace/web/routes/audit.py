@@ -1,7 +1,5 @@
 """`POST /consumers/active/audit`: clients report how they processed the records that they fetched."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Final
 

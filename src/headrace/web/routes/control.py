@@ -1,7 +1,5 @@
 """`/adm/reactive-consumers` and `/adm/consumers`: status of what runs here, and control of what pushes."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Sequence

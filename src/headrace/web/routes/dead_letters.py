@@ -1,7 +1,5 @@
 """Dead letters to read, and `/consumers/deadLetter/reactive`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 

@@ -1,7 +1,5 @@
 """The API document of every endpoint, and a page that shows it."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`/adm/functions`: how many processes a function needs, also while none runs it, and reload of its files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Health of the process and of its services, and metrics."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Literal

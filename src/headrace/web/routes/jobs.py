@@ -1,7 +1,5 @@
 """Jobs, and replays and dead letter runs that start jobs."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import msgspec

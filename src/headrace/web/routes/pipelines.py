@@ -1,7 +1,5 @@
 """`/adm/pipelines`: status of the pipelines of this process, pause, resume and stop."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

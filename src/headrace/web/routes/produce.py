@@ -4,8 +4,6 @@ A value is written byte for byte, with its Content-Type as a record header. Key 
 headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, NUL) need the JSON request.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -3,8 +3,6 @@
 The answer begins before the body has ended; so a client reads while it sends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

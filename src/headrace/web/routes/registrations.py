@@ -1,7 +1,5 @@
 """`/reactive-consumers`: consumers that teams register, change and remove. Each team sees its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Literal

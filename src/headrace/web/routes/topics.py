@@ -1,7 +1,5 @@
 """`/topics`: records of a partition for tools, read without an instance or a group."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Sequence

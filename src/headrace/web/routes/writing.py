@@ -1,7 +1,5 @@
 """Requests that are written as one transaction each: `POST /transactions`, and those with an `Idempotency-Key`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Final

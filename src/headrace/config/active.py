@@ -1,8 +1,6 @@
 """The settings of active consumers."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,7 +43,7 @@ class ActiveConsumersConfig(Section):
     """Group membership and fetching; an instance may override a part."""
 
     @model_validator(mode="after")
-    def _shared(self) -> ActiveConsumersConfig:
+    def _shared(self) -> Self:
         if self.consumer.instance_id:
             raise ValueError(
                 "consumer.instance_id is set, and every instance would be that member: take it out, and send "

@@ -1,13 +1,11 @@
 """Backends: where reactive consumers deliver, and how."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -103,7 +101,7 @@ class ClientTls(Section):
     """Password of the key, if it has one."""
 
     @model_validator(mode="after")
-    def _complete(self) -> ClientTls:
+    def _complete(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("needs certificate and key together: set both, or none")
         return self
@@ -208,7 +206,7 @@ class BackendConfig(Section):
     assigned partition, with `group`, `topic`, `partition` and `epoch`; it answers `{"offset": n}`, null for none."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> BackendConfig:
+    def _consistent(self) -> Self:
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
             why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
             if why:

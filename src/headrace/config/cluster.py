@@ -1,8 +1,6 @@
 """The processes of one deployment that forward requests to each other."""
 
-from __future__ import annotations
-
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -40,7 +38,7 @@ class ClusterConfig(Section):
     """Requests that are forwarded to one process at the same time; one more is answered 503."""
 
     @model_validator(mode="after")
-    def _complete(self) -> ClusterConfig:
+    def _complete(self) -> Self:
         if not self.peers:
             return self
         if self.url is None:

@@ -1,11 +1,9 @@
 """Reactive consumers: topics, order, batches, retries, dead letters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -99,7 +97,7 @@ class RetryConfig(Section):
     There it has `attempts` again, a delay apart, and its key is blocked until it has ended."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> RetryConfig:
+    def _consistent(self) -> Self:
         if self.keep_key_order and len(self.tiers) != 1:
             raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
         if self.tiers and self.last_retry:
@@ -248,7 +246,7 @@ class ReactiveConsumerConfig(PushConfig):
     """Where records are delivered."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> ReactiveConsumerConfig:
+    def _consistent(self) -> Self:
         if not self.topics and not self.topic_patterns:
             raise ValueError("reads nothing: write topics, or topic_patterns")
         topics = frozenset(self.topics)

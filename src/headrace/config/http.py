@@ -1,9 +1,7 @@
 """The HTTP listener, and who may call."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -55,7 +53,7 @@ class SecurityConfig(Section):
     """Requests of one principal that are not answered yet, at most; one more is answered 429."""
 
     @model_validator(mode="after")
-    def _complete(self) -> SecurityConfig:
+    def _complete(self) -> Self:
         jwt = self.jwt
         if self.mode == "jwt" and not (jwt.issuer and jwt.audience and bool(jwt.jwks_url) != bool(jwt.jwks_file)):
             raise ValueError("mode is jwt: set jwt.issuer, jwt.audience, and one of jwt.jwks_url and jwt.jwks_file")
@@ -78,7 +76,7 @@ class TlsConfig(Section):
     """Authorities whose client certificates are accepted; with it, every client needs one."""
 
     @model_validator(mode="after")
-    def _complete(self) -> TlsConfig:
+    def _complete(self) -> Self:
         if (self.certificate is None) != (self.key is None) or (self.client_ca and not self.certificate):
             raise ValueError("needs certificate and key together: set both, or nothing of tls")
         return self

@@ -1,7 +1,5 @@
 """How to reach Kafka and the schema registry."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import difflib
@@ -9,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 
@@ -159,7 +157,7 @@ class KafkaConfig(Section):
         return not brokers or {each.strip() for each in brokers} == set(re.split(r"\s*,\s*", self.bootstrap_servers))
 
     @model_validator(mode="after")
-    def _one_choice_of_suites(self) -> KafkaConfig:
+    def _one_choice_of_suites(self) -> Self:
         if "ssl.cipher.suites" in self.properties and self.security.tls and self.security.tls.min_version == "1.3":
             raise ValueError(
                 "has properties.ssl.cipher.suites, which are of TLS 1.2, and security.tls.min_version 1.3: remove one"
@@ -187,7 +185,7 @@ class SchemaRegistryConfig(Section):
     _password_text: str = PrivateAttr(default="")
     _folder: Path = PrivateAttr(default=Path())
 
-    def read_from(self, folder: Path, password: str) -> SchemaRegistryConfig:
+    def read_from(self, folder: Path, password: str) -> Self:
         """Return this, able to read its password again: a text with references, and what their paths start from."""
         found = self.model_copy()
         found._folder, found._password_text = folder, password
@@ -201,7 +199,7 @@ class SchemaRegistryConfig(Section):
         return self.password.get_secret_value()
 
     @model_validator(mode="after")
-    def _transport_fits(self) -> SchemaRegistryConfig:
+    def _transport_fits(self) -> Self:
         if self.tls != ClientTls() and not self.secure:
             raise ValueError("tls is set and url is not https: correct one of them")
         return self

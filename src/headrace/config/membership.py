@@ -3,10 +3,8 @@
 The table of consumer keys defines which client property each setting becomes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -102,7 +100,7 @@ class ConsumerConfig(Section):
     """The client's `fetch.error.backoff.ms`: how long a partition is not fetched after a fetch of it has failed."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> ConsumerConfig:
+    def _consistent(self) -> Self:
         self.client_properties({})
         return self
 

@@ -1,9 +1,7 @@
 """The model of `headrace.yaml`; parsing, checks, JSON Schema and the reference page are made from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -89,7 +87,7 @@ class HeadraceConfig(Section):
         return http
 
     @model_validator(mode="after")
-    def _check_client_properties(self) -> HeadraceConfig:
+    def _check_client_properties(self) -> Self:
         for name, consumer in self.reactive_consumers.items():
             try:
                 consumer.consumer.client_properties(self.kafka.properties)
@@ -98,7 +96,7 @@ class HeadraceConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_consumer_per_group_and_topic(self) -> HeadraceConfig:
+    def _one_consumer_per_group_and_topic(self) -> Self:
         owner: dict[tuple[str, str], str] = {}
         for name, consumer in self.reactive_consumers.items():
             for topic in (*consumer.topics, *consumer.retry.tier_topics(consumer.group)):
@@ -111,7 +109,7 @@ class HeadraceConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _no_dead_letter_cycle(self) -> HeadraceConfig:
+    def _no_dead_letter_cycle(self) -> Self:
         dlqs_of: dict[str, set[str]] = {}
         for consumer in self.reactive_consumers.values():
             for topic in consumer.topics if consumer.dead_letter.enabled else ():

@@ -1,8 +1,6 @@
 """Producing over HTTP."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
@@ -115,7 +113,7 @@ light-4j sidecar's clients need it."""
         return self.request_timeout_seconds or min(30.0, third)
 
     @property
-    def lasting(self) -> ProducerConfig:
+    def lasting(self) -> Self:
         """The same, with `acks: all` and idempotence: dead letters and results need both."""
         if self.acks == "all" and self.idempotence:
             return self

@@ -3,11 +3,9 @@
 A URL has one accepted spelling. A URL that two parsers could read differently is refused (RFC 3986, section 7).
 """
 
-from __future__ import annotations
-
 import re
 from ipaddress import ip_address
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -120,7 +118,7 @@ class RegisteredBackend(BackendConfig):
     """A backend of a registration; its URLs, and the addresses its host resolves to, must be allowed."""
 
     @model_validator(mode="after")
-    def _on_the_list(self, info: ValidationInfo) -> RegisteredBackend:
+    def _on_the_list(self, info: ValidationInfo) -> Self:
         settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
         own = urlsplit(self.url)
         paths = {"health.path": self.health.path if self.health else "", "offsets_path": self.offsets_path}
@@ -157,7 +155,7 @@ class RegistrationConfig(ReactiveConsumerConfig):
     """Where records are delivered."""
 
     @model_validator(mode="after")
-    def _within_limits(self, info: ValidationInfo) -> RegistrationConfig:
+    def _within_limits(self, info: ValidationInfo) -> Self:
         settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
         for name, value, bound in (
             ("max_in_flight", self.max_in_flight, settings.limits.max_in_flight),

@@ -5,12 +5,10 @@ and numbers keep every digit. Callers store null as null bytes (a tombstone, or 
 Function workers import this module, so it must stay light.
 """
 
-from __future__ import annotations
-
 import binascii
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, Self
 
 import msgspec
 
@@ -51,7 +49,7 @@ class Misfit(Exception):
         self.text = text
         self.path = ""
 
-    def under(self, step: str) -> Misfit:
+    def under(self, step: str) -> Self:
         """Return this misfit as seen one level further up."""
         self.path = step + self.path
         return self

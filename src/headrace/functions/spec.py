@@ -4,13 +4,11 @@ Unknown keys are warnings, because Nuclio ignores them and unmodified files must
 Where Nuclio's documentation and code disagree, the documented default counts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -187,7 +185,7 @@ class KafkaAttributes(_Part):
     """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> KafkaAttributes:
+    def _consistent(self) -> Self:
         pairs = (("heartbeat_interval", "session_timeout"), ("max_wait_handler", "rebalance_timeout"))
         for shorter, longer in pairs:
             if getattr(self, shorter) >= getattr(self, longer):
@@ -326,7 +324,7 @@ class KafkaTrigger(Trigger):
         return self.kafka.group
 
     @model_validator(mode="after")
-    def _consistent(self) -> KafkaTrigger:
+    def _consistent(self) -> Self:
         if self.allocation == "key":  # with upTo, an acknowledgement would end records that other workers keep
             own = {"ordering": "key", "explicit_ack_ends": "one"}
             self.__dict__.update({name: own[name] for name in own.keys() - self.model_fields_set})
@@ -417,7 +415,7 @@ class FunctionSpec(_Part):
     """Its trigger of kind `http`."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> FunctionSpec:
+    def _consistent(self) -> Self:
         least, most = self.replica_bounds
         if least > most:
             raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")

@@ -1,7 +1,5 @@
 """Child processes: started by exec with an explicit command, in their own process group, dying with their parent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -12,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from headrace.lifecycle.clock import Deadline
 from headrace.lifecycle.service import Service
@@ -88,7 +86,7 @@ class ChildProcess:
     @classmethod
     async def start(
         cls, owner: Service, name: str, command: Sequence[str], on_exit: Callable[[int], object], **options: Any
-    ) -> ChildProcess:
+    ) -> Self:
         """Start `command` in its own process group, dying with this process.
 
         Args:

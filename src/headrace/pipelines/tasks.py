@@ -1,7 +1,5 @@
 """The asking side of tasks: a driver process in a temporary folder, which answers commands and tests."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import difflib
@@ -10,7 +8,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -43,7 +41,7 @@ class TaskDriver(Service):
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def opened(cls, *, debug: bool = False) -> AsyncIterator[TaskDriver]:
+    async def opened(cls, *, debug: bool = False) -> AsyncIterator[Self]:
         """Give a driver, whose process starts with the first task; with `debug` its errors have Spark's stack traces.
 
         Raises:

@@ -3,11 +3,9 @@
 The next part is read when the last one was taken, so a slow client slows down the other process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
-from typing import Final
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 import httptools
@@ -33,7 +31,7 @@ class PeerConnection:
         self._is_complete = False
 
     @classmethod
-    async def open(cls, url: str, tls: ssl.SSLContext | None) -> PeerConnection:
+    async def open(cls, url: str, tls: ssl.SSLContext | None) -> Self:
         """Connect to a process."""
         parts = urlsplit(url)
         context = tls if parts.scheme == "https" else None

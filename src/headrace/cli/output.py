@@ -24,6 +24,11 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def print_result(value: Any, text: str, output: str) -> None:
+    """Print a result: as JSON, or the text for people."""
+    print_json(value) if output == "json" else click.echo(text)
+
+
 def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> None:
     """Print rows that have the same keys: a JSON array, or columns under the keys; `empty` if there are none."""
     if output == "json":

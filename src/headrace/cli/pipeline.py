@@ -11,7 +11,15 @@ import click
 
 from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.options import MOMENT
-from headrace.cli.output import collected_warnings, counted, output_option, print_json, print_rows, progress
+from headrace.cli.output import (
+    collected_warnings,
+    counted,
+    output_option,
+    print_json,
+    print_result,
+    print_rows,
+    progress,
+)
 from headrace.cli.pipeline_control import COMMANDS
 from headrace.config.model import HeadraceConfig
 from headrace.control.selection import milliseconds
@@ -73,10 +81,7 @@ async def _run_once(spec: Any, cluster: ClusterSettings, settings: HeadraceConfi
         await one.stop()
     if status["state"] == "failed":
         raise PipelineInvalid(status["reason"])
-    if output == "json":
-        print_json(status)
-    else:
-        click.echo(f"{spec.name}: finished")
+    print_result(status, f"{spec.name}: finished", output)
     return 0
 
 
@@ -119,10 +124,8 @@ def compile_(file: Path, flow: str | None, output: str) -> None:
 
     spec = load_pipeline(file)
     found = {name: resolved_sql(spec, name) for name in ([_known(flow, list(spec.flows))] if flow else spec.flows)}
-    if output == "json":
-        print_json(found)
-    else:
-        click.echo("\n\n".join(sql if flow else f"-- flow {name}\n{sql};" for name, sql in found.items()))
+    text = "\n\n".join(sql if flow else f"-- flow {name}\n{sql};" for name, sql in found.items())
+    print_result(found, text, output)
 
 
 @pipeline.command()
@@ -146,11 +149,9 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
     async with TaskDriver.opened(debug=_debug()) as driver:
         found = await driver.ask(file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry)
         problems = [driver.sentence(file, problem) for problem in found["problems"]]
-    if output == "json":
-        sinks = {name: {"mode": flow.sink.mode, "guarantee": guarantee(flow)} for name, flow in spec.flows.items()}
-        print_json({"ok": not problems, "parts": found["parts"], "sinks": sinks, "problems": problems})
-    else:
-        click.echo(as_text(spec, found["parts"]))
+    sinks = {name: {"mode": flow.sink.mode, "guarantee": guarantee(flow)} for name, flow in spec.flows.items()}
+    result = {"ok": not problems, "parts": found["parts"], "sinks": sinks, "problems": problems}
+    print_result(result, as_text(spec, found["parts"]), output)
     if problems:
         raise PipelineInvalid("\n".join(problems))
 

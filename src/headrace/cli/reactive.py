@@ -18,7 +18,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.options import MOMENT, with_options
-from headrace.cli.output import counted, print_json, print_rows
+from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import ConfigError, HeadraceError
@@ -180,10 +180,7 @@ def cancel(consumer: str, command: str, api: Api, output: str) -> None:
     Example: headrace reactive cancel orders 5f2b0c6d7e81
     """
     answer = api.call(ControlEndpoints.cancel, name=consumer, id=command)
-    if output == "json":
-        print_json(answer)
-    else:
-        click.echo(f"cancelled for {', '.join(answer['partitions'])}")
+    print_result(answer, f"cancelled for {', '.join(answer['partitions'])}", output)
 
 
 @reactive.command()

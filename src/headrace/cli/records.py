@@ -13,7 +13,7 @@ import msgspec
 from headrace.app.context import make_registry
 from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
-from headrace.cli.output import counted, print_json, progress
+from headrace.cli.output import counted, print_result, progress
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
 from headrace.control.selection import read_window, window
@@ -81,10 +81,8 @@ async def produce(
     except BaseException:
         click.echo(f"{counted(acknowledged, 'record')} acknowledged in {topic}, then it stopped:", err=True)
         raise
-    if output == "json":
-        print_json({"topic": topic, "acknowledged": acknowledged})
-    else:
-        click.echo(f"{counted(acknowledged, 'record')} acknowledged in {topic}")
+    text = f"{counted(acknowledged, 'record')} acknowledged in {topic}"
+    print_result({"topic": topic, "acknowledged": acknowledged}, text, output)
 
 
 async def encoder(codecs: Codecs, name: str, subject: str) -> Encode:

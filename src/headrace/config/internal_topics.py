@@ -53,7 +53,6 @@ class InternalTopics:
     """The internal topics of one configuration and of the registered consumers."""
 
     def __init__(self, config: HeadraceConfig, triggers: Iterable[Owner] = ()) -> None:
-        """Take the consumers of the configuration, and the triggers of its functions."""
         self._state = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
         self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
         self._registered: list[Owner] = []

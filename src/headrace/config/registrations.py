@@ -31,11 +31,7 @@ class _UrlParts(NamedTuple):
 
 
 def _parse(url: str) -> _UrlParts:
-    """Return the parts of a URL.
-
-    Raises:
-        ValueError: Two parsers could read its spelling differently.
-    """
+    """Return the parts of a URL; a spelling that two parsers could read differently is a ValueError."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     spelt = (f"[{host}]" if ":" in host else host) + ("" if parts.port is None else f":{parts.port}")

@@ -70,7 +70,6 @@ class Scan:
     """Reads a dead letter topic in one order, until a limit."""
 
     def __init__(self, admin: Admin, topic: str, ended: EndedOffsets, clock: Clock, options: ScanOptions) -> None:
-        """Prepare; nothing is read yet."""
         self._admin, self._topic, self._ended, self._clock = admin, topic, ended, clock
         self._options = options
         self._newest = options.order == "newest"

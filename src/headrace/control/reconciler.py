@@ -15,7 +15,6 @@ class Reconciler(Service):
     """Runs `reconcile` after every change of the entries that it watches, and again after the pause it returns."""
 
     def __init__(self, name: str, table: CompactedTable[Any], clock: Clock) -> None:
-        """Prepare; `table` has the desired state."""
         super().__init__(name)
         self.table = table
         self._clock = clock

@@ -351,11 +351,7 @@ class Redrive:
         return items
 
     async def _send(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Write items and return those that have ended.
-
-        Raises:
-            KafkaError: A record is not acknowledged; the others have ended.
-        """
+        """Write items and return those that have ended; raises the error of one that is not acknowledged."""
         assert self._lease
         await self._lease.check()
         reach("redrive.submitted")
@@ -381,11 +377,7 @@ class Redrive:
         return results
 
     async def _transact(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Write items and that they have ended in one transaction.
-
-        Raises:
-            KafkaError: The transaction failed, or it is not known whether it did.
-        """
+        """Write items and that they have ended in one transaction; raises if it is not known to be committed."""
         assert self._session and self._lease
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]

@@ -159,11 +159,7 @@ class ReplayJob:
         return counts
 
     def _message(self, reached: Progress, *, resumed: bool) -> str:
-        """Return what is to be said of the whole window.
-
-        Raises:
-            InvalidRequest: It was a redrive, and no dead letter was selected.
-        """
+        """Return what is to be said of the whole window; a redrive that selected nothing is an InvalidRequest."""
         counts, topic = self._counts(reached), self._spec.window.topic
         unproved = counts.pop("unproved", 0)  # which are passed, too
         nothing = counts.get("passed") == sum(counts.values())

@@ -39,7 +39,6 @@ class AdaptiveLimit:
     """
 
     def __init__(self, most: int) -> None:
-        """Begin at the upper bound."""
         self.concurrency = most
         """Deliveries in flight at most, now."""
         self.in_flight = 0

@@ -160,11 +160,7 @@ class RetryTopics:
     async def _delay(
         self, dead_letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
     ) -> dict[int, HeadraceError]:
-        """Write records to their retry topics, and before that the entries that block their keys.
-
-        Returns:
-            Why records are not written, by index.
-        """
+        """Write the entries that block their keys, then records to their retry topics; return by index what failed."""
         records = {index: dead_letters[index].record for index in levels}
         keyed = [index for index, record in records.items() if record.key is not None]
         entries: dict[int, int] = {}

@@ -13,7 +13,6 @@ class RecordSizeLimit:
     """
 
     def __init__(self, destination: Destination, most_bytes: int) -> None:
-        """Limit the bytes of key and value."""
         self._destination, self._most_bytes = destination, most_bytes
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:

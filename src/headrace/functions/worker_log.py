@@ -31,7 +31,6 @@ class WorkerOutput(asyncio.Protocol):
     """The reading end of a worker's standard output and error. It is always read, so that no handler waits for it."""
 
     def __init__(self, label: str) -> None:
-        """Log under this label."""
         self.ended = asyncio.Event()
         """Set when every process that could write has ended."""
         self._label = label
@@ -122,7 +121,6 @@ class FailureLog:
     """Logs the exceptions of one function. A kind is a class of exception and the line that raised it."""
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Log under this name."""
         self._name, self._clock = name, clock
         self._silent_until: dict[tuple[str, str], float] = {}
 

@@ -422,11 +422,7 @@ class Admin:
             self._client.poll(0)  # serves `error_cb`, and the client's log
 
     async def _reach(self, doing: str, limit_seconds: float) -> None:
-        """Wait until a broker answers, so that a client that is refused ends early.
-
-        Raises:
-            KafkaUnavailable: The brokers refuse the client, or none answers within the limit.
-        """
+        """Wait until a broker answers, so that a client that is refused ends early."""
         loop, attempt = asyncio.get_running_loop(), _FIRST_ATTEMPT_SECONDS
         began = loop.time()
         while True:

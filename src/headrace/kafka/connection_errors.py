@@ -119,7 +119,6 @@ class ConnectionErrors:
     """The errors that the clients of one cluster report while no broker answers; for any thread."""
 
     def __init__(self, kafka: KafkaConfig) -> None:
-        """Prepare; no broker is contacted."""
         self._kafka = kafka
         self._last: ConnectionProblem | None = None
         self._none_left = False

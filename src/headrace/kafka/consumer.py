@@ -205,12 +205,7 @@ class Consumer(Service):
         return await self._answered(lambda poll, answer: poll.seek(partition, epoch, to, answer))
 
     async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
-        """Run a command on the thread and return its answer.
-
-        Raises:
-            KafkaUnavailable: The thread has ended before it answered.
-            KafkaError: The answer is an error.
-        """
+        """Run a command on the thread and return its answer, or raise it if it is an error."""
         poll, thread = self._poll, self._thread
         assert poll
         assert thread

@@ -334,11 +334,7 @@ class Producer(Service):
         await super().stop()
 
     def _client_of(self, topic: str) -> Producer:
-        """Return the producer for a topic: this one, or that for batches as small as the topic wants them.
-
-        Raises:
-            ProducerQueueFull: It is another than before, and records of the topic are in flight: order would be lost.
-        """
+        """Return the producer of a topic; another one is refused while records are in flight, for their order."""
         size = self._admin.batch_limits.of(topic, self._settings.batch_bytes) or 0
         if 0 < size < _LEAST_BATCH_BYTES:
             size = 1

@@ -116,7 +116,6 @@ class ClientReplacement(ClientSecurity[C]):
     """The replacement of a producer's client: the new one gets nothing before the old one is empty."""
 
     def __init__(self, security: KafkaSecurity, make: Callable[[], C]) -> None:
-        """Take what is in use, before the first client is made."""
         super().__init__(security, make)
         self.held: list[Any] | None = None
         """What waits for the new client; None while the present one is used."""

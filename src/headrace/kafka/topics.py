@@ -122,7 +122,6 @@ class TopicCreator(Service):
     """Creates internal topics, and repeats until all exist; readiness names one that does not, and the reason."""
 
     def __init__(self, admin: Admin, topics: Iterable[InternalTopic], clock: Clock, name: str = "topics") -> None:
-        """Prepare; `name` is that of the service."""
         super().__init__(name)
         self._admin = admin
         self._missing = list(topics)

@@ -37,7 +37,6 @@ class Deadline:
     """A point in time that callers pass on, so that all layers share one limit."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
-        """End `seconds` from now."""
         self._clock = clock
         self._end = clock.monotonic() + seconds
 

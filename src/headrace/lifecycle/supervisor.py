@@ -45,7 +45,6 @@ class Supervisor:
     """
 
     def __init__(self, services: Sequence[Service], clock: Clock, drain_seconds: float) -> None:
-        """Take the services in start order, and the time limit of a drain."""
         self._services = list(services)
         self._clock = clock
         self._drain_seconds = drain_seconds

@@ -278,12 +278,7 @@ class PipelineRun(Service):
             await self._admin.ensure_topic_like(topic, like)
 
     async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
-        """Run a driver process to its end. Returns if it had finished or was stopped.
-
-        Raises:
-            PipelineInvalid: Spark does not accept the pipeline.
-            DriverLost: The process ended otherwise.
-        """
+        """Run a driver process to its end. Returns if it had finished or was stopped, raises why it ended otherwise."""
         if self._stopping:
             return
         self._status.driver_started(renewed=self._renewing)

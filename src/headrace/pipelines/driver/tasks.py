@@ -192,11 +192,7 @@ def _streamed(spark: SparkSession, plan: wire.DriverPlan, name: str, frame: Data
 
 
 def _typed(spark: SparkSession, plan: wire.DriverPlan, given: wire.Rows, schema: StructType, where: str) -> list[str]:
-    """Return rows as JSON texts, written as Spark writes values of these types.
-
-    Raises:
-        PipelineInvalid: A row has another column, or a value of another type.
-    """
+    """Return rows as JSON texts, as Spark writes values of these types; PipelineInvalid for a row that does not fit."""
     known = schema.fieldNames()
     if unknown := sorted({name for row in given for name in row} - set(known)):
         raise PipelineInvalid(

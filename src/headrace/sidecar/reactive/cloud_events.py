@@ -111,11 +111,7 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
 
 
 def _parse(value: bytes) -> CloudEvent:
-    """Read an event in the JSON format.
-
-    Raises:
-        DecodeError: It is none.
-    """
+    """Read an event in the JSON format; DecodeError if it is none."""
     try:
         members = _decode(_valid_json(value))
         attributes = {n: _decode_any(raw) for n, raw in members.items() if n not in ("data", "data_base64")}

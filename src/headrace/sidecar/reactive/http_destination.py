@@ -34,7 +34,6 @@ class HttpDestination(Service):
         clock: Clock,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare; connections are opened when needed."""
         super().__init__(name)
         self.client = client_of(backend, clock, tls)
         self._results = backend.mode == "results"
@@ -72,12 +71,7 @@ class HttpDestination(Service):
         return [replies[offset] for offset in records.offsets]
 
     def _replies(self, answer: Answer, sent: RecordBatch) -> list[Reply]:
-        """Say what an answer means.
-
-        Raises:
-            DestinationUnavailable: It speaks of the backend and not of the records.
-            DestinationRefused: It is a success, and not as agreed.
-        """
+        """Say what an answer means; raises if it speaks of the backend as a whole, or is not as agreed."""
         status = answer.status
         if status < 300:
             return replies_of(answer.body, sent) if self._results else [ACK] * len(sent)

@@ -122,11 +122,7 @@ def _positions(instance: ActiveInstance) -> _Positions:
 
 
 def _event_id(positions: _Positions) -> str:
-    """Return the id of an event.
-
-    Raises:
-        InstanceState: It would be too long.
-    """
+    """Return the id of an event; InstanceState if it would be too long."""
     text = _encode(positions).decode()
     if len(text) > _MOST_ID_BYTES:
         raise InstanceState(

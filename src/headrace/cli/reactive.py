@@ -195,7 +195,7 @@ def register(file: Path, api: Api, output: str) -> None:
     Example: headrace reactive register team.yaml
     """
     problems = Problems()
-    tree, _ = read_tree(read_text(file, ConfigError, "Name another file"), str(file), problems)
+    tree = read_tree(read_text(file, ConfigError, "Name another file"), str(file), problems)
     found = tree.get("reactive_consumers") if isinstance(tree, dict) else None
     if not isinstance(found, dict) or not found:
         problems.add(str(file), (), "names no reactive_consumers: write them as in headrace.yaml")

@@ -1,7 +1,7 @@
 """The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
@@ -54,9 +54,8 @@ _TABLES = {
 def explain(
     errors: list[ErrorDetails],
     tree: Any,
-    locations: Mapping[KeyPath, str],
-    reported: set[KeyPath],
     problems: Problems,
+    reported: Collection[KeyPath] = (),
     model: type[Section] = HeadraceConfig,
     hidden: Collection[KeyPath] = (),
 ) -> None:
@@ -72,7 +71,7 @@ def explain(
         if shown in seen:  # a union reports once per kind of value it would take
             continue
         seen.add(shown)
-        problems.add(location_of(path, locations), shown, _sentence(error, path, model))
+        problems.add(problems.location_of(path), shown, _sentence(error, path, model))
         # A value where a section belongs may be a whole login.
         if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error", "model_type"):
             problems.found[-1] += _quoted(path, tree)
@@ -124,13 +123,6 @@ def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
             break
         tree, path = tree[part], (*path, part)
     return path
-
-
-def location_of(path: KeyPath, locations: Mapping[KeyPath, str]) -> str:
-    """Return the location of a path, or of the nearest key around it."""
-    while path and path not in locations:
-        path = path[:-1]
-    return locations.get(path, "")
 
 
 def known_keys(path: KeyPath, model: type[Section] = HeadraceConfig) -> list[str]:

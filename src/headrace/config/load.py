@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.explain import explain, known_keys, location_of
+from headrace.config.explain import explain, known_keys
 from headrace.config.http import JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
@@ -75,9 +75,10 @@ class _FileReader:
         self._environ = environ
         self._folder = path.resolve().parent if path else Path.cwd()
         self._problems = Problems()
+        self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
         text = read_text(path, ConfigError, "Name the file with -c") if path else ""
-        self._tree, self._locations = read_tree(text, name, self._problems)
+        self._tree = read_tree(text, name, self._problems)
         if not isinstance(self._tree, dict):
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
@@ -95,15 +96,12 @@ class _FileReader:
         except ValidationError as cause:
             errors = cause.errors(include_url=False, include_input=False)
             known = self._references
-            explain(errors, self._tree, self._locations, known.unresolved, self._problems, hidden=set(known.texts))
+            explain(errors, self._tree, self._problems, known.unresolved, hidden=set(known.texts))
         else:
             config = self._with_absolute_paths(config)
             for path, sentence in unprotected(config):
                 self._report(path, sentence)
         return ConfigReading(config, self._problems.ordered, files)
-
-    def _report(self, path: KeyPath, sentence: str) -> None:
-        self._problems.add(location_of(path, self._locations), path, sentence)
 
     def _kafka_properties(self) -> dict[str, Any]:
         kafka = self._tree.get("kafka")
@@ -143,7 +141,7 @@ class _FileReader:
     def _move(self, source: KeyPath, path: KeyPath, value: Any, written: Any) -> None:
         """Write a setting into the section `kafka.security`, with the line and reference of its property."""
         old, new = (*_PROPERTIES, *source), ("kafka", "security", *path)
-        node, line = self._tree["kafka"], location_of(old, self._locations)
+        node, line = self._tree["kafka"], self._problems.location_of(old)
         for at, part in enumerate(new[1:-1], 2):
             node = node.setdefault(part, {})
             self._locations.setdefault(new[:at], line)

@@ -45,7 +45,7 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
         found.consumer.client_properties(shared)
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_input=False)
-        explain(errors[:_MAX_PROBLEMS], settings, {}, broken, problems, RegistrationConfig)
+        explain(errors[:_MAX_PROBLEMS], settings, problems, broken, RegistrationConfig)
     except ValueError as cause:
         problems.add("", ("consumer",), str(cause))
     if problems.found:

@@ -28,14 +28,30 @@ _LINE = re.compile(r"[^:]*:(\d+): ")
 
 
 class Problems:
-    """Problems of the configuration: location and sentence, in the order found."""
+    """Problems of a file: location and sentence, in the order found."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self.locations: dict[KeyPath, str] = {}
+        """The location (`file:line`) of each path of the file."""
 
     def add(self, location: str, path: KeyPath, sentence: str) -> None:
         """Add a problem at a path."""
         self.found.append(": ".join(part for part in (location, dotted(path), sentence) if part))
+
+    def report(self, path: KeyPath, sentence: str) -> None:
+        """Add a problem at a path of the file."""
+        self.found.append(self.located(path, sentence))
+
+    def located(self, path: KeyPath, sentence: str) -> str:
+        """Return a sentence about a path of the file, with the location and the path before it."""
+        return ": ".join(part for part in (self.location_of(path), dotted(path), sentence) if part)
+
+    def location_of(self, path: KeyPath) -> str:
+        """Return the location of a path, or of the nearest key around it."""
+        while path and path not in self.locations:
+            path = path[:-1]
+        return self.locations.get(path, "")
 
     @property
     def ordered(self) -> list[str]:
@@ -72,31 +88,29 @@ def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
         raise error(f"{path}:{line}: is not UTF-8 text (byte {cause.start}): save it as UTF-8") from cause
 
 
-def read_tree(text: str, name: str, problems: Problems) -> tuple[Any, dict[KeyPath, str]]:
-    """Return the values of a YAML text and the location (`file:line`) of each path.
+def read_tree(text: str, name: str, problems: Problems) -> Any:
+    """Return the values of a YAML text; `problems` gets the location of each path.
 
     Keys without a value are left out, so a section whose lines are all commented out has its defaults. Values with a
     problem are left out too.
     """
-    locations: dict[KeyPath, str] = {}
     if len(text.encode()) > MAX_BYTES:
         problems.add(name, (), f"is larger than {MAX_BYTES} bytes: this is no configuration file")
-        return {}, locations
+        return {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = _Walk(name, locations, problems).value(root, ()) if root else {}
+        return _Walk(name, problems).value(root, ()) if root else {}
     except yaml.MarkedYAMLError as cause:
         mark = cause.problem_mark or cause.context_mark
         reason = " ".join(part for part in (cause.context, cause.problem) if part)
         problems.add(f"{name}:{mark.line + 1 if mark else 1}", (), f"is not YAML: {reason}. Correct this line")
-        return {}, locations
+        return {}
     except yaml.YAMLError as cause:
         problems.add(name, (), f"is not YAML: {str(cause).splitlines()[0]}")
-        return {}, locations
+        return {}
     except (_TooBig, RecursionError):
         problems.add(name, (), "is nested too deeply or its aliases repeat too much: write the values out")
-        return {}, locations
-    return tree, locations
+        return {}
 
 
 class _TooBig(Exception):
@@ -106,9 +120,9 @@ class _TooBig(Exception):
 class _Walk:
     """One pass over the parsed nodes."""
 
-    def __init__(self, name: str, locations: dict[KeyPath, str], problems: Problems) -> None:
+    def __init__(self, name: str, problems: Problems) -> None:
         self._name = name
-        self._locations = locations
+        self._locations = problems.locations
         self._problems = problems
         self._values = 0
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.consumers import RetryConfig
-from headrace.config.explain import explain, location_of
+from headrace.config.explain import explain
 from headrace.config.kafka_security import KafkaSecurity, warnings_of
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
@@ -78,10 +78,11 @@ def load_function(file: Path, config: HeadraceConfig | None = None, *, check_han
     text = read_text(file, FunctionInvalid, "Check the path under functions")
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON allows tabs between values only, and YAML allows none there
-    tree, locations = read_tree(text, str(file), problems)
+    tree = read_tree(text, str(file), problems)
+    problems.locations[()] = str(file)
     function = None
     if not problems.found:
-        found = _FunctionFile(tree, {**locations, (): str(file)}, problems, file, config)
+        found = _FunctionFile(tree, problems, file, config)
         function = found.function(file.parent, check_handler)
     if problems.found or not function:
         raise FunctionInvalid("\n".join(problems.ordered))
@@ -107,12 +108,9 @@ class _Section:
 class _FunctionFile:
     """A function file that has been parsed."""
 
-    def __init__(
-        self, tree: Any, locations: dict[KeyPath, str], problems: Problems, file: Path, config: HeadraceConfig | None
-    ) -> None:
+    def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         self._tree = tree
-        self._locations = locations
-        self._problems = problems
+        self._problems, self._wrong = problems, problems.report
         self._config = config
         self._files = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
 
@@ -261,7 +259,7 @@ class _FunctionFile:
         try:
             security = reader.read()
         except ValidationError as cause:
-            explain(reader.explained(cause), self._tree, self._locations, set(), self._problems)
+            explain(reader.explained(cause), self._tree, self._problems)
             return None
         if len(self._problems.found) > before:
             return None
@@ -339,15 +337,11 @@ class _FunctionFile:
                 words = re.findall(r"\w+", error["msg"]) if error["type"] == "value_error" else []
                 first, *rest = key or (next((word for word in words if word in section.paths), ""),)
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
-            explain(errors, self._tree, self._locations, set(), self._problems)
+            explain(errors, self._tree, self._problems)
             return None
 
-    def _wrong(self, path: KeyPath, sentence: str) -> None:
-        self._problems.add(location_of(path, self._locations), path, sentence)
-
     def _warn(self, path: KeyPath, sentence: str) -> None:
-        parts = (location_of(path, self._locations), dotted(path), sentence)
-        log.warning(": ".join(part for part in parts if part))
+        log.warning(self._problems.located(path, sentence))
 
 
 def _explain_more(error: ErrorDetails) -> None:

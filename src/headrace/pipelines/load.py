@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from headrace.config.explain import explain, location_of
+from headrace.config.explain import explain
 from headrace.config.kafka_security import located
 from headrace.config.references import FileReferences, holds_plain_text, is_secret_name
-from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
+from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
@@ -66,11 +66,8 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         PipelineInvalid: One line per problem with file and line, all problems at once.
     """
     problems = Problems()
-    tree, locations = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
-
-    def report(where: KeyPath, sentence: str) -> None:
-        problems.add(location_of(where, locations), where, sentence)
-
+    tree = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
+    report = problems.report
     if not isinstance(tree, dict):
         report((), "is no mapping of keys: begin with name, sources and flows")
     if problems.found and not (isinstance(tree, dict) and tree):
@@ -82,7 +79,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_input=False)
         hidden = references.texts
-        explain(errors, tree, locations, references.unresolved, problems, PipelineSpec, hidden=hidden)
+        explain(errors, tree, problems, references.unresolved, PipelineSpec, hidden)
         raise PipelineInvalid("\n".join(problems.ordered)) from None
     if spec.kafka.security:
         security = located(spec.kafka.security, _SECURITY, references)
@@ -97,10 +94,9 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         report(where, sentence)
     for found in check_sql(spec, None if problems.found else ordered_views(spec)) if check else ():
         if found.is_problem:
-            problems.add(location_of(found.path, locations), found.path, found.sentence)
+            report(found.path, found.sentence)
         else:
-            parts = (location_of(found.path, locations), dotted(found.path), found.sentence)
-            log.warning(": ".join(part for part in parts if part))
+            log.warning(problems.located(found.path, found.sentence))
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
     return spec

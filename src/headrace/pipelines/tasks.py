@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from headrace.config.explain import explain, location_of
+from headrace.config.explain import explain
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.section import Section
-from headrace.config.yaml_tree import Problems, dotted, read_text, read_tree
+from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
 from headrace.lifecycle import Service, run_blocking
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry
@@ -101,9 +101,9 @@ class TaskDriver(Service):
 
     def sentence(self, file: Path, problem: Mapping[str, str]) -> str:
         """Return a problem of Spark with file and line; with its stack trace if the user asks for it."""
-        _, locations = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), Problems())
+        read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), found := Problems())
         path = tuple(problem["part"].split(".")) if problem["part"] else ()
-        text = ": ".join(filter(None, (location_of(path, locations), dotted(path), in_plain_words(problem["text"]))))
+        text = found.located(path, in_plain_words(problem["text"]))
         return f"{text}\n{problem['stack']}" if self._debug and problem["stack"] else text
 
     async def _end(self) -> None:
@@ -138,12 +138,12 @@ class TrialSpec(Section):
 def load_trial(file: Path) -> TrialSpec:
     """Return the given and expected rows of a file."""
     problems = Problems()
-    tree, locations = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), problems)
+    tree = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), problems)
     try:
         spec = TrialSpec.model_validate(tree)
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_input=False)
-        explain(errors, tree, locations, set(), problems, TrialSpec)
+        explain(errors, tree, problems, model=TrialSpec)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
     return spec

@@ -14,6 +14,9 @@ from headrace.pipelines.spec import FlowSpec
 
 _ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
 _STATEFUL = ("Distinct", "Deduplicate", "GlobalLimit", "FlatMapGroups", "TransformWithState")
+_KEY_METHODS = {"Aggregate": "groupingExpressions", "Distinct": "output", "Deduplicate": "keys", "Join": ""}
+_KEY_METHODS |= {"DeduplicateWithinWatermark": "keys"}
+"""Spark's operators with state, and the method that returns their keys."""
 _WINDOWS = ("window", "session_window")
 _SPAN = re.compile(r"(?<=[%+] )\d+|(?<=cast\()[\w. ]+(?= as interval)")
 _MOST_FIELDS = 1000
@@ -64,6 +67,28 @@ def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
         about = {"operator": store.operatorName, "store": store.stateStoreName, "partitions": store.numPartitions}
         found.append({**about, "batch": store.maxBatchId, "rows": rows.count(), "shown": shown})
     return {"stores": found}
+
+
+def state_of(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
+    """Yield what a query keeps between micro-batches: the operator, its keys, and whether a watermark ends them."""
+    name, below = analyzed.nodeName(), _sequence(analyzed.children())
+    for child in below:
+        yield from state_of(child, mode)
+    streams = name in _KEY_METHODS and analyzed.isStreaming() and all(child.isStreaming() for child in below)
+    if "WithState" in name:
+        yield {"keeps": name, "keys": [], "bounded": True}
+    elif streams:
+        keys = (
+            _sequence(getattr(analyzed, _KEY_METHODS[name])())
+            if _KEY_METHODS[name]
+            else _sequence(analyzed.condition().toList())
+        )
+        used = [each for key in keys for each in _sequence(key.references().toSeq())]
+        marked = [each for each in used if each.metadata().contains("spark.watermarkDelayMs")]
+        bounded = all(any(child.outputSet().contains(each) for each in marked) for child in below)
+        if name != "Join":
+            bounded = not keys or (bool(marked) and mode != "complete")
+        yield {"keeps": name.lower(), "keys": [key.sql().replace("`", "") for key in keys], "bounded": bounded}
 
 
 class _Walk:

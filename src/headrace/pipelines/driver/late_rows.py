@@ -32,7 +32,7 @@ def take_out(spark: SparkSession, plan: DriverPlan, flow: str, late: LateRowsSpe
     record = {
         "topic": f.lit(late.topic),
         "key": f.lit(None).cast("binary"),
-        "value": to_json([f.col(f"`{name}`") for name in rows.columns]).cast("binary"),
+        "value": to_json(rows.columns).cast("binary"),
         "headers": history_headers(plan.spec.group(flow), "LateRow", reason).cast(HEADERS),
     }
     return found.select(*(column.alias(name) for name, column in record.items()))

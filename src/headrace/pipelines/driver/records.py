@@ -1,5 +1,7 @@
 """Rows as Kafka records: key, value, headers and topic, and the history of dead letters."""
 
+from collections.abc import Iterable
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
@@ -43,7 +45,8 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     assert isinstance(sink, KafkaSink)
     if flow.handler:
         return rows
-    names = [f.col(f"`{name}`") for name in rows.columns if name != BROKEN]
+    names = [name for name in rows.columns if name != BROKEN]
+    columns = [f.col(f"`{name}`") for name in names]
     if sink.value_format == "record":
         here = set(rows.columns)
         key, value = (f.col(name).cast("binary") if name in here else f.lit(None) for name in ("key", "value"))
@@ -52,11 +55,11 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
         key = (f.expr(sink.key) if sink.key else f.lit(None)).cast("string").cast("binary")
         value, headers = to_json(names), f.lit(None).cast(HEADERS)
     if sink.value_format in ("string", "binary"):
-        value = _only_column(rows, names, sink.value_format)
+        value = _only_column(rows, columns, sink.value_format)
     records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
     if sink.value_format in SCHEMA_TYPES:
         # The text leaves nulls out, because an optional property may not be null in JSON Schema.
-        row = f.struct(*names) if sink.value_format == "avro" else f.to_json(f.struct(*names), _TIMES)
+        row = f.struct(*columns) if sink.value_format == "avro" else f.to_json(f.struct(*columns), _TIMES)
         records["row"] = f.when(f.col(BROKEN).isNull(), row) if flow.quarantines else row
     if flow.quarantines:
         broken = f.col(BROKEN).isNotNull()
@@ -66,17 +69,17 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     return rows.select(*(column.alias(name) for name, column in records.items()))
 
 
-def _only_column(rows: DataFrame, names: list[Column], value_format: str) -> Column:
+def _only_column(rows: DataFrame, columns: list[Column], value_format: str) -> Column:
     kinds = [field.dataType.simpleString() for field in rows.schema if field.name != BROKEN]
     if kinds == [value_format]:
-        return names[0]
+        return columns[0]
     text = f"sink.value_format {value_format} takes one column of type {value_format}, and the flow has"
     raise PipelineInvalid(f"{text} {', '.join(kinds)}: select one column and cast it, or use json")
 
 
-def to_json(columns: list[Column]) -> Column:
+def to_json(names: Iterable[str]) -> Column:
     """Return columns as the text of one JSON object."""
-    return f.to_json(f.struct(*columns), {"ignoreNullFields": "false"})
+    return f.to_json(f.struct(*(f"`{name}`" for name in names)), {"ignoreNullFields": "false"})
 
 
 BROKEN = "_broken_rule"

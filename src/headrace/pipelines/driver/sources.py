@@ -15,7 +15,8 @@ from headrace.pipelines.sources import FileSource, KafkaSource, Options, RateSou
 
 RAW = "records"
 """Behind a source's name and a blank: the name of the table of its records as they are, for handlers."""
-_CORRUPT = "_corrupt_record"
+CORRUPT = "_corrupt_record"
+"""Column with the text of a row that is not of its schema."""
 _LATENCY_BOUND_SECONDS = 1.0
 
 
@@ -97,11 +98,11 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
     schema = StructType.fromDDL(columns)
     if not isinstance(schema, StructType):
         raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")
-    parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    row = f.from_json(text, schema.add(_CORRUPT, StringType()), parser)
+    parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    row = f.from_json(text, schema.add(CORRUPT, StringType()), parser)
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
-    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull()).drop("text")
+    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{CORRUPT}").isNull()).drop("text")
 
 
 def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
@@ -114,7 +115,7 @@ def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
         record = f.concat_ws(":", "topic", "partition", "offset")
         refused = f.concat(f.lit(f"{name}: record "), record, f.lit(" is no row of its source"))
         good = f.when(corrupt, f.raise_error(refused).cast("boolean")).otherwise(good)
-    fields = [field for field in counted.schema["row"].dataType.fieldNames() if field != _CORRUPT]  # type: ignore[attr-defined]
+    fields = [field for field in counted.schema["row"].dataType.fieldNames() if field != CORRUPT]  # type: ignore[attr-defined]
     chosen = [f.col(f"row.`{field}`") for field in fields]
     if source.key_column:
         chosen.append(f.col("key").cast("string").alias(source.key_column))

@@ -20,20 +20,15 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
-from headrace.pipelines.driver.fingerprint import kept_rows
-from headrace.pipelines.driver.records import BROKEN, with_rules
+from headrace.pipelines.driver.fingerprint import kept_rows, state_of
+from headrace.pipelines.driver.records import BROKEN, to_json, with_rules
 from headrace.pipelines.driver.sinks import rows_of_flow
-from headrace.pipelines.driver.sources import register_source
+from headrace.pipelines.driver.sources import CORRUPT, register_source
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
 from headrace.pipelines.sources import TableSource
 from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
-
-_CORRUPT = "_corrupt_record"
-_KEYS = {"Aggregate": "groupingExpressions", "Distinct": "output", "Deduplicate": "keys", "Join": ""}
-_KEYS |= {"DeduplicateWithinWatermark": "keys"}
-"""Spark's operators with state, and the method that returns their keys."""
 
 
 def answer_requests(spark: SparkSession, plan: wire.DriverPlan, requests: IO[str], send: wire.SendEvent) -> None:
@@ -82,7 +77,7 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
                 if kind == "flows":
                     sink, analyzed = plan.spec.flows[name].sink, frame._jdf.queryExecution().analyzed()
                     check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, sink.mode.capitalize())())
-                    parts[path]["state"] = list(_state(analyzed, sink.mode))
+                    parts[path]["state"] = list(state_of(analyzed, sink.mode))
                     frame.select(f.expr(getattr(sink, "key", None) or "1"))
         except PartFailed as failure:
             # A part that reads a refused one cannot find it.
@@ -200,40 +195,14 @@ def _typed(spark: SparkSession, plan: wire.DriverPlan, given: wire.Rows, schema:
         )
     file = plan.scratch / "rows.json"
     file.write_text("\n".join(map(json.dumps, given)))
-    reader = spark.read.schema(StructType([*schema.fields]).add(_CORRUPT, StringType()))
-    frame = reader.json(str(file), columnNameOfCorruptRecord=_CORRUPT)
-    found = frame.select(_as_json(known), _CORRUPT).collect()
+    reader = spark.read.schema(StructType([*schema.fields]).add(CORRUPT, StringType()))
+    frame = reader.json(str(file), columnNameOfCorruptRecord=CORRUPT)
+    found = frame.select(to_json(known), CORRUPT).collect()
     if wrong := next((corrupt for _, corrupt in found if corrupt), None):
         raise PipelineInvalid(f"{where} has a row that is not of the type {schema.simpleString()}: {wrong}")
     return [text for text, _ in found]
 
 
 def _lines(frame: DataFrame, limit: int | None = None) -> list[str]:
-    texts = frame.select(_as_json(frame.columns))
+    texts = frame.select(to_json(frame.columns))
     return [row[0] for row in (texts.take(limit) if limit else texts.collect())]
-
-
-def _as_json(columns: list[str]) -> Any:
-    return f.to_json(f.struct(*(f"`{name}`" for name in columns)), {"ignoreNullFields": "false"})
-
-
-def _state(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
-    """Yield what a query keeps between micro-batches: the operator, its keys, and whether a watermark ends them."""
-    name, below = analyzed.nodeName(), _items(analyzed.children())
-    for child in below:
-        yield from _state(child, mode)
-    streams = name in _KEYS and analyzed.isStreaming() and all(child.isStreaming() for child in below)
-    if "WithState" in name:
-        yield {"keeps": name, "keys": [], "bounded": True}
-    elif streams:
-        keys = _items(getattr(analyzed, _KEYS[name])()) if _KEYS[name] else _items(analyzed.condition().toList())
-        used = [each for key in keys for each in _items(key.references().toSeq())]
-        marked = [each for each in used if each.metadata().contains("spark.watermarkDelayMs")]
-        bounded = all(any(child.outputSet().contains(each) for each in marked) for child in below)
-        if name != "Join":
-            bounded = not keys or (bool(marked) and mode != "complete")
-        yield {"keeps": name.lower(), "keys": [key.sql().replace("`", "") for key in keys], "bounded": bounded}
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(number) for number in range(sequence.size())]

@@ -27,12 +27,7 @@ class RetryPath:
         destination: Destination,
         dead_letters: DeadLetterWriter | None,
     ) -> None:
-        """Make everything but the pump; nothing is started.
-
-        Args:
-            destination: Where its records are delivered, those of retry topics too.
-            dead_letters: Where records go after the last retry topic.
-        """
+        """Make everything but the pump; nothing is started. `destination` takes the records of retry topics, too."""
         produce, self._context = context.inner_producer.produce, context
         self._name, self._group, self._delivery, self._inner = name, group, delivery, destination
         self.source = next(iter(topics), "")

@@ -108,11 +108,7 @@ class ClientTls(Section):
 
 
 def connection_problem(cause: OSError | None, section: str = "") -> str:
-    """Return why there is no connection to an HTTP server, in words that name the next step.
-
-    Args:
-        section: Section of the settings `url` and `tls`, with a dot at its end; empty for none.
-    """
+    """Return why there is no connection to an HTTP server, and the next step; `section` ends with a dot or is empty."""
     match cause:
         case ssl.SSLCertVerificationError():
             return (

@@ -27,10 +27,7 @@ def check_size(size_bytes: int) -> None:
 
 
 def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
-    """Return the settings of a registration.
-
-    Args:
-        settings: As they were sent; in a file they are below the consumer's name.
+    """Return the settings of a registration, which are sent as they stand below a consumer's name in a file.
 
     Raises:
         InvalidRequest: Every problem, with the name of its setting.

@@ -30,10 +30,7 @@ Examine = Callable[[], Awaitable[Sequence[Finding]]]
 async def examine(
     admin: Admin, required: Iterable[TopicRequirement], *, creates_topics: bool, dead_letters: Admin | None = None
 ) -> list[Finding]:
-    """Return every precondition of these requirements on one cluster, each once.
-
-    Args:
-        dead_letters: Administration of the cluster that dead letters go to; None for the same.
+    """Return every precondition of these requirements, each once; `dead_letters` is None for the same cluster.
 
     Raises:
         KafkaUnavailable: No broker answers.

@@ -61,10 +61,7 @@ class EndedOffsets:
             await write_all(produce, [NOTHING_ENDED], "ended dead letters")
 
     async def load(self, *, settled: bool = False) -> None:
-        """Read all bits again.
-
-        Args:
-            settled: Wait for transactions that a lost process left open, until Kafka has ended them.
+        """Read all bits again. With `settled`, first wait until Kafka has ended transactions of a lost process.
 
         Raises:
             TopicNotFound: The dead letter topic does not exist.
@@ -110,12 +107,9 @@ class EndedOffsets:
     def records_for(
         self, ended: Mapping[int, Iterable[int]], headers: Sequence[Header] | None = None
     ) -> list[OutgoingRecord]:
-        """Set the bits of dead letters and return the records that hold them.
+        """Set the bits of dead letters, and return the records that hold them.
 
         They count as ended from now on. If the records cannot be written, load again.
-
-        Args:
-            ended: Partition of the dead letter topic to offsets.
         """
         by_block: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for partition, offsets in ended.items():

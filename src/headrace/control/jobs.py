@@ -91,10 +91,7 @@ class JobRunner(Protocol):
     """Runs one kind of job. Made anew for each run."""
 
     async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
-        """Continue from the progress of earlier runs until the job is done or `stop` is set, then save progress.
-
-        Returns:
-            A remark on the end, in a sentence; may be empty.
+        """Continue from earlier progress until the job is done or `stop` is set; save progress, return a remark or "".
 
         Raises:
             HeadraceError: It failed for good.

@@ -29,12 +29,9 @@ class PartitionLag(NamedTuple):
 
 
 async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[PartitionLag]:
-    """Return the lag of a group on every partition of every topic it has committed, sorted.
+    """Return the lag of a group on every partition of `topics` and of every topic it has committed, sorted.
 
     A partition without a committed offset counts from its first record. A topic that is gone is left out.
-
-    Args:
-        topics: Topics it reads; it may have committed nothing there yet.
 
     Raises:
         NotFound: The cluster does not know the group, and no topics are named.

@@ -36,8 +36,7 @@ class Reconciler(Service):
     def reconcile(self) -> float | None:
         """Start what the present entries require; longer work runs in tasks.
 
-        Returns:
-            Seconds until it must run again without a change; None if only a change matters.
+        Return the seconds until it must run again without a change; None if only a change matters.
         """
         raise NotImplementedError
 

@@ -212,10 +212,7 @@ class Redrive:
     async def run(
         self, stop: asyncio.Event, on_progress: Callable[[int, int], Awaitable[None]] | None = None
     ) -> Redriven:
-        """Do it, and return what was done.
-
-        Args:
-            stop: Set to end early, with what has ended saved.
+        """Do it, and return what was done; `stop` ends it early, with what has ended saved.
 
         Raises:
             InvalidRequest: Records are no dead letters, the window is none, or nothing matches.

@@ -37,12 +37,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         return {"quarantine": source + QUARANTINE, "drop": ""}.get(self.kind, self.topic)
 
     def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin, now: float) -> OutgoingRecord:
-        """Return what is written for a dead letter, with the partition that it would have.
-
-        Args:
-            own: Headers its record had when it failed.
-            origin: What its headers say.
-        """
+        """Return what is written for a dead letter; `own` are the headers that its record had when it failed."""
         if self.kind == "quarantine":
             position = f"{record.topic}:{record.partition}:{record.offset}"
             headers = [

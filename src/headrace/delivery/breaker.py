@@ -155,13 +155,9 @@ class Breaker:
                 self._wake()  # it ended without a result, so the next one tries
 
     def refused(self, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
-        """Record that the destination did not take a delivery.
+        """Record that the destination did not take a delivery, and asks for a pause or for none.
 
-        Args:
-            wait_seconds: The pause that the destination asks for.
-
-        Returns:
-            Whether the destination is to blame; else only this delivery should pause.
+        Return whether the destination is to blame; else only this delivery should pause.
         """
         outage, wait = self._outage, 0.0
         if wait_seconds and wait_seconds > 0:

@@ -69,12 +69,7 @@ _HISTORY |= {PREFIX + name for name in ("reason", "status", "excerpt")}
 
 
 def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
-    """Return the record's own headers followed by its history.
-
-    Args:
-        dead_letter: The record and how it failed.
-        left_out: How many parts of the history give way because the dead letter is too large: 0 for none.
-    """
+    """Return the record's own headers and its history, without as many parts as are to be `left_out` for its size."""
     record, reply = dead_letter.record, dead_letter.reply
     own = own_headers(record.headers)
     if left_out > len(_GIVES_WAY):

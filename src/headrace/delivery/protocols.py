@@ -155,10 +155,7 @@ class DeadLetterWriter(Protocol):
     """Writes dead letters."""
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int] | None:
-        """Write every dead letter and return when all are acknowledged by all in-sync replicas.
-
-        Returns:
-            Indexes of those that will be delivered again, because a retry topic took them.
+        """Write every dead letter until all in-sync replicas have it; return indexes of those that a retry topic took.
 
         Raises:
             DeadLetterFailed: At least one is not acknowledged; the call is repeated, so some may be written twice.

@@ -302,8 +302,7 @@ class Pump(Service):
     def commit_now(self, most_seconds: float = math.inf) -> int:
         """Report to the source what has ended since the last call, for at most so long.
 
-        Returns:
-            How many partitions it looked at, those first that were marked first.
+        Return how many partitions it looked at, those first that were marked first.
         """
         commits: dict[TopicPartition, Committed] = {}
         clock, marked = self._context.clock, len(self._dirty)

@@ -25,11 +25,7 @@ class AckTracker:
     """
 
     def __init__(self, epoch: int, committed: Committed | None = None, window: int = 0) -> None:
-        """Begin at what the group has committed; records that the offset map has ended are not open again.
-
-        Args:
-            window: Records by which `to_commit` stays behind what has ended.
-        """
+        """Begin at what the group has committed; `to_commit` stays `window` records behind what has ended."""
         self.epoch = epoch
         self.stale = 0
         """Completions of another epoch, which were ignored."""
@@ -114,14 +110,9 @@ class AckTracker:
         return early
 
     def acknowledge(self, offset: int, *, up_to: bool, in_flight: Iterable[int] = ()) -> bool:
-        """Take the explicit acknowledgement of a record that has begun or ended.
+        """Take the explicit acknowledgement of a record that has begun or ended; return whether the commit moved.
 
-        Args:
-            up_to: Whether it counts for the delivered records before it, too.
-            in_flight: Offsets before it in its own delivery, in flight; they end with that, if they succeed.
-
-        Returns:
-            Whether the commit offset moved.
+        With `up_to` it counts for the delivered records before it, too. Those `in_flight` end with their delivery.
         """
         ends = [offset] if offset in self.held else []
         if up_to:
@@ -143,10 +134,7 @@ class AckTracker:
             self.done(ends, self.epoch)
 
     def delivered(self, offsets: Sequence[int]) -> frozenset[int]:
-        """Take offsets in the order of arrival.
-
-        Returns:
-            Those that had ended before this assignment, as the offset map says; they are not open.
+        """Take offsets in the order of arrival; return those that had ended before this assignment, and are not open.
 
         Raises:
             ValueError: An offset is not above every earlier one.
@@ -207,13 +195,10 @@ class AckTracker:
         return self._advance()
 
     def end_reached(self, position: int) -> bool:
-        """Note that the partition ends at `position` for now, which is said once.
+        """Note once that the partition ends at `position` for now; return whether the commit offset moved.
 
         As soon as nothing is open, the commit offset becomes the position, past markers and aborted records, so that
         lag reaches 0 on transactional topics.
-
-        Returns:
-            Whether the commit offset moved.
         """
         if self.has_open:
             self._end = max(self._end, position)

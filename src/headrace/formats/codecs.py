@@ -91,10 +91,7 @@ class Codecs:
     async def for_writing(
         self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES
     ) -> Encoder:
-        """Return the codec of a request.
-
-        Args:
-            subject: The subject by the topic's name: `<topic>-key` or `<topic>-value`.
+        """Return the codec of a request; `subject` is that by the topic's name, `<topic>-key` or `<topic>-value`.
 
         Raises:
             InvalidRequest: No such format; or the subject takes its name from a schema, and none is given.

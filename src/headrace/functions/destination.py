@@ -213,11 +213,9 @@ class FunctionDestination:
         return replies
 
     def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
-        """Count a worker's death against the record it was at.
+        """Count a worker's death against the record it was at; return the end of that record if this was the third.
 
-        Returns:
-            The end of that record if this was the third death; else nothing, and the records are to be attempted
-            again, the suspect alone, or of a batch the half that begins with it.
+        Otherwise the records are to be attempted again: the suspect alone, or the half of a batch that begins with it.
         """
         begun = min(lost.parameters["begun"], len(records))
         suspect = (partition, records.offsets[begun - 1])

@@ -83,12 +83,9 @@ _DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with 
 
 
 def ensure_artifacts(name: str, progress: Progress | None = None) -> Path:
-    """Return the folder that holds every artifact of a set, fetching what is missing.
+    """Return the folder that holds every artifact of the set `kafka`, `spark` or `registry`, fetching what is missing.
 
     Jars lie in it under their repository names; `.tar.gz` archives are unpacked into it.
-
-    Args:
-        name: `kafka`, `spark` or `registry`: a lock file in the folder of this module.
 
     Raises:
         EnvironmentProblem: The repository does not answer or lacks a file, a checksum differs, the disk is full, or jgo

@@ -183,15 +183,7 @@ class Admin:
     async def create_topic(
         self, name: str, partitions: int = 1, replication_factor: int = -1, configs: Mapping[str, str] | None = None
     ) -> bool:
-        """Create a topic unless it exists.
-
-        Args:
-            replication_factor: Replicas; -1 takes the broker's default.
-            configs: Topic configuration by Kafka's names.
-
-        Returns:
-            Whether it was created now.
-        """
+        """Create a topic unless it exists, by default with the broker's replication factor; return whether it did."""
         topic = NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs or {}))
         try:
             right = Right("Create", "topic", name)

@@ -124,10 +124,7 @@ class CompactedTable(Service, Generic[T]):
         return (await self.put_all({key: entry}))[0]
 
     async def put_all(self, entries: Mapping[str, T | None], limit_seconds: float = _LIMIT_SECONDS) -> list[int]:
-        """Write entries concurrently and wait until this process has read them back.
-
-        Returns:
-            Their offsets, in their order.
+        """Write entries concurrently, wait until this process has read them back, and return their offsets in order.
 
         Raises:
             KafkaUnavailable: The table is not loaded, or another topic of its name was found.

@@ -165,8 +165,7 @@ class ConnectionErrors:
 def _handshake(address: str, tls: KafkaTls | None) -> str:
     """Do a TLS handshake, which checks the broker's certificate if there are settings.
 
-    Returns:
-        The name of a problem, `ok`, `closed` if the listener closes the connection, or "" if nothing is known.
+    Return the name of a problem, `ok`, `closed` if the listener closes the connection, or "" if nothing is known.
     """
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

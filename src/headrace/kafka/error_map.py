@@ -135,12 +135,7 @@ def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
 
 
 def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, *needed: Right) -> errors.HeadraceError:
-    """Return our error for a client's error.
-
-    Args:
-        doing: What was attempted, as the start of a sentence: "produce to orders".
-        needed: Rights that this needs; the error names those that are missing.
-    """
+    """Return our error for a client's error, with missing rights; `doing` begins its sentence: "produce to orders"."""
     error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
     number = error.code()
     if is_refused(error):  # also if it is fatal to the client

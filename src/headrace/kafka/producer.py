@@ -149,12 +149,7 @@ class Producer(Service):
         *,
         refuses: bool = False,
     ) -> None:
-        """Prepare; no one is contacted.
-
-        Args:
-            admin: Of the cluster, if this process has one: knows limits of topics, gets errors and acknowledgements.
-            refuses: Whether nothing is taken while no broker has answered for `settings.unreachable_seconds`.
-        """
+        """Prepare. Without `admin` no limits of topics are known; one that `refuses` takes nothing during an outage."""
         super().__init__(name)
         self._admin = admin or Admin(kafka)
         self._refuses = refuses

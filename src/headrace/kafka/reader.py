@@ -89,11 +89,9 @@ async def read_records(
     ends: Mapping[TopicPartition, int] | None = None,
     properties: Mapping[str, Any] = _NO_PROPERTIES,
 ) -> AsyncGenerator[list[Record], None]:
-    """Read partitions from given offsets, in batches, in offset order inside each partition.
+    """Read partitions from given offsets, in batches, in offset order inside each partition; before `ends`.
 
-    Args:
-        ends: Partition to the offset to stop before. None follows the partitions without an end, and yields an empty
-            list whenever no record arrived for a moment.
+    Without ends, the partitions are followed, with an empty list whenever no record arrived for a moment.
 
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.

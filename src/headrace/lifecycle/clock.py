@@ -58,10 +58,7 @@ async def next_slice(*, started: bool = False) -> None:
     """Return when this computation may run its next slice, of a few milliseconds.
 
     `asyncio.sleep(0)` would let all of them run in the same turn: thirty slices of 5 ms hold the loop for 150 ms.
-
-    Args:
-        started: The computation has made objects and ends soon, so it goes first. Thirty large requests that take
-            turns would all be in memory at once.
+    One that has `started` goes first: thirty large requests that take turns would all be in memory at once.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.setdefault(loop, deque())

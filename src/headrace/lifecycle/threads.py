@@ -62,12 +62,7 @@ class OwnedThread:
     def __init__(
         self, name: str, run: Callable[[threading.Event], None], on_death: Callable[[BaseException], None]
     ) -> None:
-        """Prepare a thread.
-
-        Args:
-            run: Runs on the thread; returns soon after the event it is given is set.
-            on_death: Called on the loop if `run` raises.
-        """
+        """Prepare; `run` returns soon after its event is set, and `on_death` is called on the loop if it raises."""
         self.stop_requested = threading.Event()
         self._run = run
         self._on_death = on_death
@@ -89,11 +84,7 @@ class OwnedThread:
         await self._ended.wait()
 
     async def stop(self, limit_seconds: float) -> bool:
-        """Ask the thread to end and wait at most `limit_seconds`; past that it is abandoned.
-
-        Returns:
-            Whether it has ended.
-        """
+        """Ask the thread to end, and return whether it did within `limit_seconds`; past that it is abandoned."""
         self.stop_requested.set()
         if self.alive:
             with contextlib.suppress(TimeoutError):

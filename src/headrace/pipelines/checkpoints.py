@@ -97,10 +97,7 @@ def discard(folder: Path, flow: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[IO[str]]:
-    """Hold the lock on a pipeline's folder.
-
-    Args:
-        on_wait: Called with the owner of the lock before waiting for it. Without it, a lock that is taken is an error.
+    """Hold the lock on a pipeline's folder. With `on_wait`, which gets the name of the lock's owner, wait for it.
 
     Raises:
         CheckpointUnusable: Another process holds the lock, or the file system has none.

@@ -57,10 +57,7 @@ def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[Pipeli
 
 
 def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
-    """Return the pipeline that a file describes.
-
-    Args:
-        check: Also check its SQL, and log what may be wrong with it.
+    """Return the pipeline of a file; with `check` also check its SQL, and log what may be wrong with it.
 
     Raises:
         PipelineInvalid: One line per problem with file and line, all problems at once.

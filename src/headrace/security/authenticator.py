@@ -52,11 +52,9 @@ class Authenticator:
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
     ) -> Principal:
-        """Return the principal of a request.
+        """Return the principal of a request; `certificate` is as `ssl.SSLSocket.getpeercert` gives it.
 
-        Args:
-            certificate: The client's, as `ssl.SSLSocket.getpeercert` gives it.
-            wait: Whether the answer to a wrong token may be delayed. If not, a delay refuses every token.
+        Unless it may `wait`, a delay for wrong tokens refuses every token.
 
         Raises:
             AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: The request is

@@ -166,10 +166,7 @@ class ProduceService:
         return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
 
     def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
-        """Prepare a record that is encoded already; it gets the headers of the request.
-
-        Returns:
-            None if `prepare_record` is needed: the topic must be looked up.
+        """Prepare a record that is encoded already; None if its topic must be looked up, by `prepare_record`.
 
         Raises:
             PartitionNotFound: The topic does not have its partition.
@@ -191,10 +188,7 @@ class ProduceService:
             await self._encoder(part, choices, topic, named)
 
     def hand_over(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
-        """Give prepared records to Kafka's client without waiting.
-
-        Args:
-            done: Called once on the event loop, with one result per record; must not raise.
+        """Give prepared records to Kafka's client; `done` gets a result per record once, on the loop; it never raises.
 
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.

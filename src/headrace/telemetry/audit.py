@@ -154,12 +154,7 @@ class Audit(Service):
         size_bytes: int | None = None,
         audit_type: str = "PRODUCER",
     ) -> None:
-        """Audit the records of one request.
-
-        Args:
-            size_bytes: What the records count for; by default counted here.
-            audit_type: `PRODUCER`, or `STREAMING_PRODUCER` for what a function or a job writes.
-        """
+        """Audit the records of one request; `audit_type` is `STREAMING_PRODUCER` for those of a function or a job."""
         which, written = self._settings.records, list(map(type, results)).count(Produced)
         if which == "none" or (which == "failed" and written == len(results)):
             return
@@ -193,12 +188,7 @@ class Audit(Service):
     def consumed(
         self, who: Consumption, records: Sequence[Record], size_bytes: int, how: str, ends: Sequence[RecordEnd]
     ) -> None:
-        """Audit records that ended.
-
-        Args:
-            how: `delivered`, or how they ended otherwise.
-            ends: What was reported of each, if they did not end well and anything was reported; else empty.
-        """
+        """Audit records that ended; `ends` is empty if they ended well, or nothing was reported of them."""
         which, well = self._settings.records, how == "delivered"
         if which == "none" or (which == "failed" and well):
             return

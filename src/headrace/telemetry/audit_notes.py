@@ -178,11 +178,7 @@ def written_ranges(
 def consumed_notes(
     common: RangeNote, key_of: KeyText, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
 ) -> Iterator[RangeNote]:
-    """Yield a note for each record that ended.
-
-    Args:
-        ends: What was reported of each, if they did not end well and anything was reported.
-    """
+    """Yield a note for each record that ended; `ends` has what was reported of each that did not end well."""
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
         correlation, traceability, redrive_of = _ids_of(record.read_headers())
         details = dict(ends[index].details) if ends else _NO_DETAILS

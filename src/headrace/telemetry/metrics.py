@@ -133,11 +133,7 @@ class Metrics(Collector):
         self._audit_notes.labels(outcome).inc(notes)
 
     def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show the counts of a pump or a flow; several of one consumer are added up.
-
-        Args:
-            read: Returns the counts; called when `/metrics` is read.
-        """
+        """Show the counts of a pump or a flow, read for each `/metrics`; several of one consumer are added up."""
         self._deliveries[kind, consumer].append(read)
 
     def request(self, route: str, status: int, seconds: float) -> None:

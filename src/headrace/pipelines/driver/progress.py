@@ -45,11 +45,7 @@ class ProgressReader:
         return str(self.query.status["message"])
 
     def report(self) -> bool:
-        """Report the micro-batches that ended since the last call, oldest first, and the begin of reading once.
-
-        Returns:
-            Whether a micro-batch has ended.
-        """
+        """Report the begin of reading once, and each micro-batch that ended since the last call; return if one has."""
         if self._sink:
             self._sink.poll()
         before, last = self._newest, self.query.lastProgress

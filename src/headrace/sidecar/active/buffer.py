@@ -50,11 +50,7 @@ class RecordBuffer:
             self.size_bytes -= sum([record.size_bytes for record in dropped])
 
     def take(self, max_bytes: int, max_records: int) -> list[Record]:
-        """Remove and return the next records, those of one partition together.
-
-        Args:
-            max_bytes: Bytes of keys and values. A first record that is larger is returned alone.
-        """
+        """Remove and return the next records of one partition; a first one of more than `max_bytes` comes alone."""
         taken: list[Record] = []
         size = 0
         full = False

@@ -103,11 +103,7 @@ MAX_WAIT_SECONDS: Final = 300.0
 
 
 def retry_after_seconds(value: str, now: float) -> float | None:
-    """Return how long to leave a backend alone, at most 300 s; None where its own words do not help.
-
-    Args:
-        value: The header: whole seconds or an HTTP date. Anything else, and what is not in the future, is no help.
-    """
+    """Return how long to leave a backend alone, at most 300 s; None if it names no number or date in the future."""
     text = value.strip()
     if text.isascii() and text.isdigit():
         seconds = float(text[:20])

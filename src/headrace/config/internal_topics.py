@@ -83,11 +83,7 @@ class InternalTopics:
         return kind
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return if a caller may write to a topic: no internal topic, but with `admin` a dead letter topic.
-
-        Raises:
-            TopicInternal: It may not.
-        """
+        """Raise TopicInternal if a topic is internal; callers with `admin` may write to dead letter topics."""
         kind = self.kind_of(topic)
         if kind and not (admin and kind == "dead_letter"):
             text = "a dead letter topic: writing it needs the scope admin" if kind == "dead_letter" else "internal"

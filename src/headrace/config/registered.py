@@ -17,11 +17,7 @@ _MAX_BYTES = 65_536
 
 
 def check_size(size_bytes: int) -> None:
-    """Return if a registration of this size may be decoded.
-
-    Raises:
-        InvalidRequest: It is too large.
-    """
+    """Raise InvalidRequest if a registration of this size is too large to be decoded."""
     if size_bytes > _MAX_BYTES:
         raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {_MAX_BYTES}: send less")
 

@@ -224,11 +224,7 @@ class Jobs(Reconciler):
         return [self.show(known.job.id) for known in newest]
 
     def show(self, name: str) -> JobView:
-        """Return a job as people see it.
-
-        Raises:
-            NotFound: There is no such job.
-        """
+        """Return a job as people see it, or raise NotFound."""
         known = self._find(name)
         job, status = known.job, known.status
         silent = self._clock.monotonic() - known.updated_at > 2 * _SILENT_SECONDS

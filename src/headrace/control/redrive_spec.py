@@ -85,11 +85,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Partition to the offset where it ended then, which ends the run too; None takes the ends at its start."""
 
     def check(self) -> None:
-        """Return if dead letters of the topic may go there.
-
-        Raises:
-            InvalidRequest: They would return to the same topic.
-        """
+        """Raise InvalidRequest if dead letters of the topic would return to it."""
         if self.target.topic == self.topic:
             raise InvalidRequest(f"{self.topic} is the dead letter topic itself: nothing is redriven there")
         if self.target.kind == "quarantine" and self.topic.endswith(QUARANTINE):

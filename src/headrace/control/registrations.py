@@ -79,11 +79,7 @@ class Registration:
         return True
 
     def require(self, action: str, name: str) -> None:
-        """Return if its owner's scopes allow a topic (`consume`) or a `group`.
-
-        Raises:
-            Forbidden: They do not.
-        """
+        """Raise Forbidden unless its owner's scopes allow a topic (`consume`) or a `group`."""
         if self.principal:
             self.principal.require((READ,), action, name)
 

@@ -162,11 +162,7 @@ class BlockedKeys:
         return [next(written) if entry is None else entry for entry in known]
 
     async def unblock(self, *records: Record) -> None:
-        """Write the tombstones of records.
-
-        Raises:
-            DeadLetterFailed: They are not written.
-        """
+        """Write the tombstones of records, or raise DeadLetterFailed."""
         ending, identities = asyncio.Event(), [_identity(record) for record in records]
         self._ending |= dict.fromkeys(identities, ending)
         try:
@@ -190,11 +186,7 @@ class BlockedKeys:
             await self.unblock(record)
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Unblock the keys of all records of a partition from an offset on.
-
-        Raises:
-            DeadLetterFailed: It is not written.
-        """
+        """Unblock the keys of all records of a partition from an offset on, or raise DeadLetterFailed."""
         records = [Record(*partition, offset, 0, None, None)]  # once this is read back, so is every earlier entry
         while records:
             await self.unblock(*records)

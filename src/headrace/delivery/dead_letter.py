@@ -120,11 +120,7 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
 
 
 def require_origin(record: Record) -> Origin:
-    """Return what the headers of a dead letter say.
-
-    Raises:
-        InvalidRequest: The record is no dead letter.
-    """
+    """Return what the headers of a dead letter say; InvalidRequest if the record is none."""
     origin = origin_of(record.headers)
     if origin is None:
         raise InvalidRequest(

@@ -116,11 +116,7 @@ class JsonCodec:
         return data
 
     def text(self, data: bytes) -> str:
-        """Return what `decode` does as text.
-
-        Raises:
-            DecodeError: The bytes are not JSON.
-        """
+        """Return what `decode` does as text, or raise as it does."""
         try:
             _check_json(data)
             return str(data, "utf-8")  # the check above does not decode strings

@@ -184,11 +184,7 @@ class Consumer(Service):
         return str(self._problems.of(partition))
 
     def require_rights(self, topics: Iterable[str]) -> None:
-        """Return if Kafka refuses neither the group nor one of these topics.
-
-        Raises:
-            KafkaUnauthorized: It does.
-        """
+        """Raise KafkaUnauthorized if Kafka refuses the group or one of these topics."""
         if refusal := self._problems.refusal(set(topics)):
             raise refusal.with_traceback(None)  # it is raised many times, and would collect the frames
 

@@ -13,11 +13,7 @@ _GROUP_BYTES = 255
 
 
 def check_topic(name: str) -> str:
-    """Return the name if it is valid.
-
-    Raises:
-        InvalidRequest: It is not; the message names the characters that are.
-    """
+    """Return the name if it is valid; otherwise InvalidRequest names the characters that are."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise InvalidRequest(
             f"{name[:60]!r} is no topic name: use 1 to 249 letters, digits, dots, underscores and hyphens, "
@@ -28,11 +24,7 @@ def check_topic(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return the name if it is valid.
-
-    Raises:
-        InvalidRequest: It is not; the message names the characters that are.
-    """
+    """Return the name if it is valid; otherwise InvalidRequest names the characters that are."""
     if not name or name != name.strip() or not name.isprintable() or name.startswith("^"):
         raise InvalidRequest(
             f"{name[:60]!r} is no group name: use printable characters, no space at either end, no leading '^'",

@@ -305,11 +305,7 @@ class Producer(Service):
             self._work.set()
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
-        """Return if a request to several partitions of a topic fits, before it is encoded.
-
-        Raises:
-            ProducerQueueFull: It does not.
-        """
+        """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""
         self._budget.check((topic, SEVERAL), size_bytes)
 
     async def drain(self, deadline: Deadline) -> None:

@@ -162,11 +162,7 @@ class ByteBudget:
         """For each topic the number of requests of several records, whose key names one topic only."""
 
     def check(self, key: TopicPartitionKey, size: int) -> None:
-        """Return if a request fits.
-
-        Raises:
-            ProducerQueueFull: It does not.
-        """
+        """Raise ProducerQueueFull unless a request fits."""
         pending, held = self.pending_bytes, self._bytes_by_key.get(key, 0)
         free = self._max_bytes - pending
         # A request larger than the limit passes when nothing else is pending, or it could never be sent.

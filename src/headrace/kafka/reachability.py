@@ -133,11 +133,7 @@ class Reachability(Service):
             self._none_left.set()  # of that client only
 
     def check(self, limit_seconds: float, doing: str = "nothing of this request was sent") -> None:
-        """Return unless no broker has answered for longer than a limit, or every broker refuses the client.
-
-        Raises:
-            KafkaUnavailable: None has, so nothing should be passed to a client.
-        """
+        """Raise KafkaUnavailable if no broker has answered for longer than a limit, or all refuse the client."""
         unanswered = self._unanswered
         if not unanswered:
             return

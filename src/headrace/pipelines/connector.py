@@ -55,11 +55,7 @@ class ConnectorSecurity(NamedTuple):
 
 
 def require_supported(kafka: KafkaConfig) -> None:
-    """Check that Java's client can do what the settings ask for.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Raise ConfigError if Java's client cannot do what the settings ask for."""
     if kafka.security.tls and not kafka.security.tls.verify_certificate:
         raise ConfigError(f"kafka.security.tls.verify_certificate: {NOT_VERIFIED}")
 

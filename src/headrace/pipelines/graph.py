@@ -90,11 +90,7 @@ def topics_written(spec: PipelineSpec) -> dict[str, str]:
 
 
 def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
-    """Check that real-time mode has a core for each partition: Spark never reads the others, and reports nothing.
-
-    Raises:
-        EnvironmentProblem: There are fewer cores.
-    """
+    """Raise EnvironmentProblem unless real-time mode has a core for each partition: Spark never reads the others."""
     if not spec.trigger.realtime:
         return
     sql = " ".join(query.sql or "" for query in (*spec.views.values(), *spec.flows.values()))

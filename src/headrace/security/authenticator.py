@@ -99,11 +99,7 @@ class Authenticator:
         return self._tokens.known(token) if self._tokens else self._by_digest.get(_digest(token))
 
     def enter(self, principal: Principal) -> None:
-        """Count a request of a `known` principal, until `in_flight.leave`.
-
-        Raises:
-            TooManyRequests: This principal sends too many; nothing was counted.
-        """
+        """Count a request of a `known` principal until `in_flight.leave`; at the limit TooManyRequests."""
         self.in_flight.enter(principal.name)
         try:
             if self._requests:

@@ -20,11 +20,7 @@ class RateLimit:
         self._bucket_of = functools.lru_cache(_MAX_KEYS)(lambda key: TokenBucket(clock, per_second, burst))
 
     def take(self, key: str) -> None:
-        """Count one request of a key.
-
-        Raises:
-            TooManyRequests: The key has used up its limit.
-        """
+        """Count one request of a key; TooManyRequests if it has used up its limit."""
         if not self._bucket_of(key).try_take():
             raise TooManyRequests("this caller sends more requests than it may: wait, and send again")
 
@@ -60,11 +56,7 @@ class InFlight:
         self._counts: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
-        """Count one more until `leave`.
-
-        Raises:
-            TooManyRequests: The key has used up its limit; this request is not counted.
-        """
+        """Count one more until `leave`; at the limit TooManyRequests, and nothing is counted."""
         if self._counts[key] >= self._limit:
             raise TooManyRequests(f"{self._limit} requests of this caller are not answered yet: wait for some")
         self._counts[key] += 1

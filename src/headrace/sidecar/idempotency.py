@@ -40,11 +40,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 def check_key(key: bytes) -> bytes:
-    """Return the value of a header `Idempotency-Key`.
-
-    Raises:
-        InvalidRequest: It is not usable.
-    """
+    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not usable."""
     if not _KEY.fullmatch(key):
         raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
     return key

@@ -246,22 +246,14 @@ def explained(text: str, known: Iterable[str]) -> str:
 
 
 def check_present(records: Sequence[ProduceRecord]) -> None:
-    """Return if every record names a key or a value.
-
-    Raises:
-        InvalidRequest: One has neither, and would be a tombstone by accident; the error names it.
-    """
+    """Raise InvalidRequest if a record has neither key nor value: it would be a tombstone by accident."""
     for index, record in enumerate(records):
         if not record.value and not record.key:
             raise errors.InvalidRequest(f"record {index} {NEITHER}", index=index)
 
 
 def check_count(records: Sequence[object], max_records: int) -> None:
-    """Return if a request's records are within the limit.
-
-    Raises:
-        TooManyRecords: They are not.
-    """
+    """Raise TooManyRecords unless a request's records are within the limit."""
     if len(records) > max_records:
         raise errors.TooManyRecords(
             f"{len(records)} records, and a request may have {max_records} (http.max_records): send several requests",
@@ -272,11 +264,7 @@ def check_count(records: Sequence[object], max_records: int) -> None:
 def check_partitions(
     records: Sequence[ProduceRecord | OutgoingRecord], topic: str, partitions: int, first: int = 0
 ) -> None:
-    """Return if a topic has the partitions that records name; `first` is the number of the first record.
-
-    Raises:
-        PartitionNotFound: It has not; the error names the record.
-    """
+    """Raise PartitionNotFound unless a topic has the partitions of records; `first` is the first record's number."""
     for index, record in enumerate(records, first):
         if record.partition is not None and record.partition >= partitions:
             raise errors.PartitionNotFound(
@@ -289,11 +277,7 @@ def check_partitions(
 
 
 def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
-    """Return if keys or values, which are valid JSON, are not nested too deeply; `first` is the first one's number.
-
-    Raises:
-        InvalidRequest: They are; the error names the record.
-    """
+    """Raise InvalidRequest if keys or values, valid JSON, are nested too deeply; `first` is the number of the first."""
     if sum([len(text) for text in texts if text]) < _SHALLOW_BYTES:  # a short record, and this runs for every request
         return
     given = [*filter(None, texts)]

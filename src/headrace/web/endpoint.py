@@ -146,11 +146,7 @@ def owner_of(scope: Scope) -> str:
 
 
 def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
-    """Return if the request's principal may access a topic or group that its body names.
-
-    Raises:
-        AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It may not.
-    """
+    """Raise an error of scopes unless the request's principal may access a topic or group that its body names."""
     if principal := principal_of(scope):
         principal.require(any_of, action, name)
 

@@ -51,11 +51,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise the soft limit of open files to the hard one.
-
-    Raises:
-        EnvironmentProblem: The hard limit is too low for so many connections.
-    """
+    """Raise the soft limit of open files to the hard one; EnvironmentProblem if that is too low."""
     needed = connections + RESERVED_CONNECTIONS + _OTHER_FILES
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):

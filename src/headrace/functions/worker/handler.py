@@ -180,11 +180,7 @@ class Answers:
         return Output(self.encode(value), headers_of(headers or ()), topic or "", self.encode(key))
 
     def encode(self, body: Any) -> bytes | None:
-        """Return the bytes of a value.
-
-        Raises:
-            TypeError: The output format cannot hold it.
-        """
+        """Return the bytes of a value; TypeError if the output format cannot hold it."""
         if body is None or isinstance(body, bytes):
             return body
         if isinstance(body, str):

@@ -1,7 +1,5 @@
 """Which records of a topic an operator selects: a window of offsets or time, and what the records must be like."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -111,7 +109,7 @@ class Window(msgspec.Struct, frozen=True):
         """Where each partition ends."""
         return {TopicPartition(self.topic, number): end for number, (_, end) in self.ranges.items()}
 
-    def overlaps(self, other: Window) -> bool:
+    def overlaps(self, other: "Window") -> bool:
         """Whether the two have an offset in common."""
         return self.topic_id == other.topic_id and any(
             number in other.ranges and start < other.ranges[number][1] and other.ranges[number][0] < end
@@ -121,7 +119,7 @@ class Window(msgspec.Struct, frozen=True):
     @classmethod
     async def resolve(
         cls, admin: Admin, topic: str, span: Span, now_seconds: float, *, cut_until: bool = True
-    ) -> Window:
+    ) -> "Window":
         """Return the offsets that a span of a topic has now; partitions may be empty.
 
         With `cut_until` the window ends at the first record that is not before `until`. Without it records behind that

@@ -5,8 +5,6 @@ its key, in order `partition` for the batch before, in order `none` for nothing.
 the number of open records.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -77,7 +75,7 @@ class Lane:
         epoch: int,
         committed: Committed | None,
         context: PumpContext,
-        offer: Callable[[Lane], None],
+        offer: Callable[["Lane"], None],
     ) -> None:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition

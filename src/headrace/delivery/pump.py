@@ -1,7 +1,5 @@
 """The pump: takes records from a source, keeps a lane per partition, and commits what has ended and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -47,7 +45,7 @@ class Pump(Service):
         delivery: DeliveryConfig,
         clock: Clock,
         chance: Random | None = None,
-        shares_with: Pump | None = None,
+        shares_with: "Pump | None" = None,
         hooks: PumpHooks | None = None,
     ) -> None:
         """Prepare.

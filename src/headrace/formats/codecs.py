@@ -1,7 +1,5 @@
 """Finds the codec of a request or a record by its format and schema."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
@@ -113,7 +111,7 @@ class Codecs:
         # A schema that is named without a format decides the format.
         return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
 
-    def for_reading(self, format_text: str) -> Reader:
+    def for_reading(self, format_text: str) -> "Reader":
         """Return the reader of a format.
 
         Raises:

@@ -1,7 +1,5 @@
 """From a function.yaml to its spec: keys in any letter case, annotations, and problems with their line."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import logging
@@ -97,7 +95,7 @@ class _Section:
         self.values: dict[str, Any] = {}
         self.paths: dict[str, KeyPath] = {}
 
-    def take(self, name: str, other: _Section, other_name: str = "") -> None:
+    def take(self, name: str, other: "_Section", other_name: str = "") -> None:
         """Copy a value from another part of the file."""
         self.values[name], self.paths[name] = other.values[other_name or name], other.paths[other_name or name]
 

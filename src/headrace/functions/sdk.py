@@ -6,8 +6,6 @@ Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` th
 `topic-partition-offset`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -207,7 +205,7 @@ class QualifiedOffset(NamedTuple):
     offset: int
 
     @classmethod
-    def from_event(cls, event: Event) -> QualifiedOffset:
+    def from_event(cls, event: Event) -> "QualifiedOffset":
         """Return the offset of an event."""
         return cls(event.topic or event.path, event.shard_id, event.offset)
 
@@ -221,7 +219,7 @@ class Logger:
         self._fields = fields or {}
         self._least = _LEVELS[level]
 
-    def bind(self, **fields: Any) -> Logger:
+    def bind(self, **fields: Any) -> "Logger":
         """Return a logger that adds these fields to every line."""
         bound = Logger(self._sink, {**self._fields, **fields})
         bound._least = self._least

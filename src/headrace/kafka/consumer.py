@@ -4,8 +4,6 @@ The client belongs to a thread of its own (`poll_thread.py`). The loop calls the
 the loop through a proxy, in batches.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -43,7 +41,7 @@ _HANGS_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
 _DEFAULT_POLICY = ReadPolicy()
 _MOST_QUEUED_KBYTES = 16_384
-_running: WeakSet[Consumer] = WeakSet()
+_running: WeakSet["Consumer"] = WeakSet()
 
 
 class Consumer(Service):

@@ -4,8 +4,6 @@ The parser is sqlglot, of the extra `pipelines`. It does not know all of Spark's
 warning only, and Spark decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import difflib
@@ -180,7 +178,7 @@ def _shared_sinks(spec: PipelineSpec) -> Iterator[SqlFinding]:
 class _Query:
     """One query as the parser reads it."""
 
-    def __init__(self, path: tuple[str, ...], sql: str, views: Mapping[str, _Query]) -> None:
+    def __init__(self, path: tuple[str, ...], sql: str, views: Mapping[str, "_Query"]) -> None:
         self.path, self._sql = path, sql
         self._tree, self._failure = _parsed(sql)
         self._all: list[_Query] = [

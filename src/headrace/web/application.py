@@ -1,7 +1,5 @@
 """The ASGI application: every request takes this way to its endpoint, and every error becomes an answer here."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -58,7 +56,7 @@ class Application:
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
         forwarder: Forwarder | None = None,
-        router: Router | None = None,
+        router: "Router | None" = None,
     ) -> None:
         """Make the application; without `authenticator` every caller may use every endpoint.
 

@@ -76,12 +76,7 @@ class Assembly:
     ) -> None:
         """Make every consumer; nothing is started or contacted.
 
-        Args:
-            context: The process.
-            config: Which consumers.
-            internal: The internal topics of the process; None makes them of this configuration.
-            owner: Who registered the consumers; empty for those of the file.
-            may_read: Whether patterns may match a topic; None allows every topic that is not internal.
+        `owner` is empty for those of the file. Without `may_read`, patterns match every topic that is not internal.
 
         Raises:
             ConfigError: A client property is not allowed, or two consumers have the same name.

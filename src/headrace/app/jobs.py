@@ -31,9 +31,7 @@ def jobs_of(
 ) -> tuple[Jobs, JobEndpoints]:
     """Return the service that runs jobs, to start after all that carries records, and its endpoints.
 
-    Args:
-        of_command: Whether a command waits for its jobs: they need no lease, a failure ends them, and a dry run may
-            take any time.
+    Jobs `of_command` need no lease, a failure ends them, and a dry run may take any time.
     """
     config, admin, clock = context.config, context.admin, context.clock
     audited = context.audited_produce("STREAMING_PRODUCER")

@@ -68,13 +68,7 @@ class RestoredDelivery:
         is_origin: Callable[[str], bool],
         epoch_of: EpochOf = no_epoch,
     ) -> None:
-        """Prepare.
-
-        Args:
-            selects: Says of a record of the dead letter topic whether it is to be delivered.
-            is_origin: Says of a topic whether dead letters may name it as their origin.
-            epoch_of: Returns the live epochs of the records' original partitions.
-        """
+        """Prepare; `selects` says which dead letters are delivered, `is_origin` which topics they may come from."""
         self.passed = 0
         """Records that were not delivered: not selected, or unproved."""
         self.unproved = 0

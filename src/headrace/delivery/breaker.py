@@ -171,13 +171,9 @@ class Breaker:
         return True
 
     def answered(self, attempt_id: int, ended: int, failures: Collection[Failure] = (), why: str = "") -> bool:
-        """Record that the destination answered.
+        """Record that the destination answered; a failure that comes again, as after a rebalance, takes no new token.
 
-        Args:
-            failures: First failures; the same again, as after a rebalance, takes no second token.
-
-        Returns:
-            Whether the failed records are to blame; else they are to be kept as they are.
+        Return whether the failed records are to blame; else they are to be kept as they are.
         """
         outage = self._outage
         if ended:

@@ -217,13 +217,7 @@ class DeadLetterTopic:
         produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
         ensure: Callable[[str, str], Awaitable[None]] | None,
     ) -> None:
-        """Prepare the writer.
-
-        Args:
-            topic: Name of the dead letter topic; `{topic}` in it is the origin's name.
-            produce: Writes records; an error stands for each that failed.
-            ensure: Creates a dead letter topic like the origin named second; None leaves creation to others.
-        """
+        """Prepare; `{topic}` in `topic` is the origin's name. Without `ensure` others create dead letter topics."""
         self._topic = topic
         self._produce = produce
         self._ensure = ensure

@@ -204,12 +204,5 @@ class Membership(Protocol):
         """Commit another offset instead of everything reached in this epoch, and read on from there.
 
         Nothing that was fetched before is handed over afterwards; the partition is assigned anew, in a new epoch.
-
-        Args:
-            partition: The partition.
-            epoch: The epoch of its present assignment.
-            to: The offset, and the metadata to commit with it.
-
-        Returns:
-            True once the commit is acknowledged; False if the partition is not assigned in this epoch any more.
+        Return True once the commit is acknowledged, and False if the partition is not assigned in this epoch any more.
         """

@@ -48,12 +48,7 @@ class Pump(Service):
         shares_with: "Pump | None" = None,
         hooks: PumpHooks | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            dead_letters: Writes what failed for good; without it a partition stops at such a record.
-            shares_with: Another pump with the same destination: they share its breaker and limit.
-        """
+        """Prepare; `shares_with` shares breaker and limit. Without `dead_letters` a lasting failure stops a lane."""
         super().__init__(name)
         hooks = hooks or PumpHooks()
         ended = hooks.on_ended or (shares_with.hooks.on_ended if shares_with else None)
@@ -218,9 +213,7 @@ class Pump(Service):
     def acknowledge(self, partition: TopicPartition, offset: int, *, up_to: bool) -> str:
         """Take an explicit acknowledgement; return why that is not possible, empty if it is.
 
-        Args:
-            offset: Of the record; what has ended already may be acknowledged again.
-            up_to: Whether it counts for the delivered records before it, too.
+        What has ended may be acknowledged again. With `up_to` it counts for the delivered records before it, too.
         """
         lane = self._lanes.get(partition)
         if lane is None:
@@ -249,11 +242,7 @@ class Pump(Service):
         """Begin nothing new in partitions; what is in flight ends and is committed.
 
         Records are still taken, up to the bounds of memory, and the membership continues. A pause stays with its
-        partition through every assignment in this process.
-
-        Args:
-            partitions: Which; None for all, also those assigned later, and for the retry topics of this pump.
-            why: What the status shows, a sentence.
+        partition through every assignment in this process. None is all, also those assigned later, and retry topics.
         """
         self._pauses |= dict.fromkeys([None] if partitions is None else partitions, why)
         if partitions is None:

@@ -49,13 +49,7 @@ class RetryTopics:
         dead_letters: DeadLetterWriter | None,
         blocked: BlockedKeys | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            produce: Writes records; returns an error for each that failed.
-            dead_letters: Where records go after the last retry topic; without it their partition is stalled.
-            blocked: Keys whose order is kept across the delay.
-        """
+        """Prepare; `dead_letters` gets records after the last retry topic. Without it their partition is stalled."""
         self.group = group
         self.retry = retry
         self.blocked = blocked

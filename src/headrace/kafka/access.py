@@ -48,11 +48,10 @@ def refusal_in(error: confluent_kafka.KafkaError) -> confluent_kafka.KafkaError 
 
 
 def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
-    """Return what is missing and the command that gives it, as one sentence.
+    """Return what is missing of the `needed` rights, and the command that gives it, as one sentence.
 
-    Args:
-        needed: What the request needs. One of another kind counts if none is of this kind: a producer without
-            any topic to write to is refused on the cluster.
+    One of another kind counts if none is of this kind: a producer without any topic to write to is refused on the
+    cluster.
     """
     rights = [right for right in needed if right.kind == kind] or list(needed)[:1]
     principal, account = principal_of(kafka)

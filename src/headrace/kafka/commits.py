@@ -79,13 +79,7 @@ class Commits:
         acknowledged: Callable[[Mapping[TopicPartition, int]], None] = lambda _: None,
         problems: ConsumerProblems | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            epoch_of: The epochs of the present assignment, updated by the consumer.
-            acknowledged: Called with the partitions of each acknowledged commit, and their epochs.
-            problems: Gets a refused commit, until one is acknowledged.
-        """
+        """Prepare; `acknowledged` gets the epochs of acknowledged commits by partition, `problems` a refused one."""
         self._problems = problems or ConsumerProblems(name)
         self._name = name
         self._clock = clock

@@ -59,13 +59,7 @@ class CompactedTable(Service, Generic[T]):
         *,
         optional: str = "",
     ) -> None:
-        """Prepare; no broker is contacted.
-
-        Args:
-            admin: Of the cluster that holds the topic.
-            optional: Name of what the table serves, if the process is ready without that. It is off while the topic
-                does not exist and cannot be created.
-        """
+        """Prepare; no broker is contacted. `optional` is the name of what is off while the topic cannot be created."""
         super().__init__(optional or f"topic {topic.name}")
         self.topic = topic
         self.missing = ""
@@ -340,11 +334,9 @@ class _Position:
 async def read_back(
     admin: Admin, topic: InternalTopic, since_ms: int = 0, *, settled: bool = True
 ) -> AsyncGenerator[list[Record], None]:
-    """Read the committed records of a compacted topic once, in the order of the log.
+    """Read the committed records of a compacted topic once, from `since_ms` on, in the order of the log.
 
-    Args:
-        since_ms: Timestamp of the oldest record to read (ms since the epoch).
-        settled: Whether to wait for open transactions, as those of a lost process, until they are ended.
+    If `settled`, wait for open transactions, as those of a lost process, until they are ended.
 
     Raises:
         KafkaUnavailable: No records were received for 30 s although the end is not reached.

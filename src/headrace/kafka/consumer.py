@@ -64,12 +64,7 @@ class Consumer(Service):
         clock: Clock,
         policy: ReadPolicy = _DEFAULT_POLICY,
     ) -> None:
-        """Prepare; no broker is contacted.
-
-        Args:
-            admin: Of the cluster; gets errors and acknowledged commits.
-            topics: What it reads; `subscribe` changes it.
-            flow: How many records and bytes may be in flight.
+        """Prepare; no broker is contacted. `admin` gets errors and acknowledged commits.
 
         Raises:
             ConfigError: Settings of the member and of every client contradict each other.
@@ -367,13 +362,7 @@ class Subscription(Service):
         topics: Sequence[str],
         fits: Callable[[str], bool] | None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            consumer: It reads `topics` already.
-            topics: Topics that are always read.
-            fits: Whether another topic is read as well; None for no other topic. Not called for Kafka's own topics.
-        """
+        """Prepare; `topics` are always read, others if `fits` says so. It is not asked about Kafka's own topics."""
         super().__init__(name)
         self._consumer = consumer
         self._admin = admin

@@ -161,14 +161,7 @@ class PositionResolver:
         stall: Callable[[str, HeadraceError], None] = lambda about, error: None,
         explain: Callable[[Any, Collection[str], str], HeadraceError | str] = lambda error, _, at: f"{at}{error.str()}",
     ) -> None:
-        """Prepare.
-
-        Args:
-            report: Takes the problem of a partition for readiness; an empty one when it is solved.
-            ask_store: None if Kafka keeps the offsets.
-            stall: Takes the problem of a partition that waits for a seek.
-            explain: Returns an error of Kafka about topics in words.
-        """
+        """Prepare; `report` gets a partition's problem, or an empty one; `stall` that of one that waits for a seek."""
         self.policy = policy
         self.subscribed: Sequence[str] = ()
         """Topics the group reads."""

@@ -126,12 +126,7 @@ class Forwarder:
         key: tuple[str, str] | None = None,
         body: bytes | None = None,
     ) -> None:
-        """Serve a request of an instance here or in the process that has it.
-
-        Args:
-            scope, receive, send: Of the request.
-            key: Group and name of the instance; those in the path when None.
-            body: The request's body, if it was read already.
+        """Serve a request of an instance, of `key` or that in the path, here or in the process that has it.
 
         Raises:
             InstanceGone: The process that had it has ended.

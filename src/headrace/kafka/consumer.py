@@ -362,7 +362,7 @@ class Subscription(Service):
         topics: Sequence[str],
         fits: Callable[[str], bool] | None,
     ) -> None:
-        """Prepare; `topics` are always read, others if `fits` says so. It is not asked about Kafka's own topics."""
+        """Prepare; `topics` are always read, others if they fit. `fits` is not called for Kafka's own topics."""
         super().__init__(name)
         self._consumer = consumer
         self._admin = admin

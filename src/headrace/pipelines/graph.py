@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from headrace.errors import EnvironmentProblem
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
-from headrace.pipelines.sources import KafkaSource
+from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
 
@@ -60,7 +60,7 @@ def reads(spec: PipelineSpec, path: tuple[str, str]) -> list[tuple[str, str]]:
 
 def _path(spec: PipelineSpec, table: str) -> tuple[str, str]:
     if table not in spec.views and table not in spec.sources:
-        table = table.removesuffix("_corrupt")
+        table = table.removesuffix(CORRUPT_RECORDS)
     return ("sources" if table in spec.sources else "views", table)
 
 
@@ -115,7 +115,7 @@ def _kind(flow: FlowSpec) -> str:
 
 def _known(spec: PipelineSpec) -> list[str]:
     """Return the names that a query may read."""
-    corrupt = [f"{name}_corrupt" for name, source in spec.sources.items() if isinstance(source, KafkaSource)]
+    corrupt = [name + CORRUPT_RECORDS for name, source in spec.sources.items() if isinstance(source, KafkaSource)]
     return [*spec.sources, *spec.views, *corrupt]
 
 
@@ -123,10 +123,10 @@ def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name in spec.views:
         if name in spec.sources:
             yield ("views", name), "has the name of a source: SQL cannot distinguish them, rename one of them"
-        elif name.removesuffix("_corrupt") in spec.sources:
+        elif name.removesuffix(CORRUPT_RECORDS) in spec.sources:
             yield ("views", name), "has the name of the corrupt records of a source: rename it"
     for source in spec.sources:
-        if (name := f"{source}-corrupt") in spec.flows and spec.running[name] is not spec.flows[name]:
+        if (name := source + CORRUPT_FLOW) in spec.flows and spec.running[name] is not spec.flows[name]:
             yield ("flows", name), "has the name of the flow that writes the corrupt records of a source: rename it"
 
 

@@ -11,6 +11,9 @@ Columns = Annotated[str, Field(min_length=1)]
 """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`."""
 Options = dict[str, str | int | float | bool]
 
+CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
+"""Behind a source's name: the names of the view of its corrupt records, and of the flow that writes them."""
+
 
 class _Source(Section):
     model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)

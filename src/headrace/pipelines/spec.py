@@ -24,7 +24,7 @@ from headrace.config.section import Count, PositiveSeconds, Seconds, Section, To
 from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink
-from headrace.pipelines.sources import AnySource, ColumnName, KafkaSource, Options
+from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, AnySource, ColumnName, KafkaSource, Options
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 """Name of a pipeline or flow; it becomes part of group names and folders."""
@@ -242,7 +242,7 @@ class PipelineSpec(Section):
         once = any(getattr(flow.sink, "delivery", "") == "exactly_once" for flow in self.flows.values())
         for name, source in self.sources.items():
             if isinstance(source, KafkaSource) and source.corrupt == "quarantine":
-                query = f"SELECT key, value, headers FROM {name}_corrupt"
+                query = f"SELECT key, value, headers FROM {name}{CORRUPT_RECORDS}"
                 # Not validated: only Headrace may write to a dead letter topic.
                 sink = KafkaSink.model_construct(
                     topic=source.dead_letters,
@@ -250,7 +250,7 @@ class PipelineSpec(Section):
                     mode="append",
                     delivery="exactly_once" if once else "at_least_once",
                 )
-                found[f"{name}-corrupt"] = FlowSpec.model_construct(sql=query, sink=sink)
+                found[name + CORRUPT_FLOW] = FlowSpec.model_construct(sql=query, sink=sink)
         return found
 
     @property

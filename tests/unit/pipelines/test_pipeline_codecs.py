@@ -136,7 +136,7 @@ def registry(tmp_path: Path) -> Iterator[tuple[Path, type[FakeRegistry]]]:
     server.server_close()
 
 
-def close(made: codecs.Registry) -> None:
+def close(made: codecs.BlockingRegistry) -> None:
     made.ask(made.client.close())
     made._loop.close()
     codecs.registry_of.cache_clear()

@@ -43,7 +43,7 @@ _KINDS = {"topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "heade
 _ORIGIN = frozenset(f"{PREFIX}{name}" for name in ("topic", "partition", "offset", "timestamp"))
 
 
-class Registry:
+class BlockingRegistry:
     """The schema registry and compiled schemas, for code without an event loop."""
 
     def __init__(self, secrets: Path) -> None:
@@ -86,7 +86,7 @@ class Registry:
         return text
 
 
-registry_of = functools.cache(Registry)
+registry_of = functools.cache(BlockingRegistry)
 
 
 class FailurePolicy(NamedTuple):

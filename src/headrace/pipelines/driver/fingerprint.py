@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.pipelines.checkpoints import Frozen
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.sources import RAW
+from headrace.pipelines.sources import CORRUPT_RECORDS
 from headrace.pipelines.spec import FlowSpec
 
 _ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
@@ -102,7 +103,8 @@ class _Walk:
     def visit(self, node: Any, alias: str) -> bool:
         """Collect what is at and below a node. Returns whether it streams."""
         name, children, at = str(node.nodeName()), _sequence(node.children()), len(self.operators)
-        source = str(node.alias()).removesuffix("_corrupt").removesuffix(f" {RAW}") if name == "SubqueryAlias" else ""
+        source = str(node.alias()) if name == "SubqueryAlias" else ""
+        source = source.removesuffix(CORRUPT_RECORDS).removesuffix(f" {RAW}")
         alias = source if source in self._known else alias
         if not children and node.isStreaming():
             self.sources.append(_described(self._known.get(alias)))

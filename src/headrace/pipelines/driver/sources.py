@@ -11,7 +11,15 @@ from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import history_headers
-from headrace.pipelines.sources import FileSource, KafkaSource, Options, RateSource, TableSource
+from headrace.pipelines.sources import (
+    CORRUPT_FLOW,
+    CORRUPT_RECORDS,
+    FileSource,
+    KafkaSource,
+    Options,
+    RateSource,
+    TableSource,
+)
 
 RAW = "records"
 """Behind a source's name and a blank: the name of the table of its records as they are, for handlers."""
@@ -34,7 +42,7 @@ def register_source(spark: SparkSession, plan: DriverPlan, name: str, *, bounded
             raw = reader.format("kafka").options(**options).load()
             raw.createOrReplaceTempView(f"`{name} {RAW}`")
             records = with_rows(raw, source, plan)
-            corrupt_records(records, plan, name).createOrReplaceTempView(f"{name}_corrupt")
+            corrupt_records(records, plan, name).createOrReplaceTempView(name + CORRUPT_RECORDS)
             table = rows(records, source, name)
         case RateSource():
             made = {"rowsPerSecond": source.rate, **source.options}
@@ -127,7 +135,7 @@ def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
 def corrupt_records(parsed: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
     """Return the records that are no row as records of a dead letter topic: columns `key`, `value` and `headers`."""
     corrupt = parsed.where(~f.col("good") & f.col("value").isNotNull())
-    group, reason = plan.spec.group(f"{name}-corrupt"), f"the value is no row of source {name}"
+    group, reason = plan.spec.group(name + CORRUPT_FLOW), f"the value is no row of source {name}"
     history = history_headers(group, "CorruptRecord", f.coalesce("problem", f.lit(reason)), origin=True)
     own = f.coalesce(f.col("headers"), f.array().cast("array<struct<key:string,value:binary>>"))
     return corrupt.select("key", "value", f.concat(own, history).alias("headers"))

@@ -26,7 +26,7 @@ from headrace.pipelines.driver.sinks import rows_of_flow
 from headrace.pipelines.driver.sources import CORRUPT, register_source
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
-from headrace.pipelines.sources import TableSource
+from headrace.pipelines.sources import CORRUPT_RECORDS, TableSource
 from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
 
@@ -54,7 +54,7 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
         return msgspec.structs.replace(failure_event(cause, ""), stack=traceback.format_exc())
     finally:
         with contextlib.suppress(Exception):  # boundary: a JVM that has ended keeps nothing
-            for name in (*plan.spec.sources, *(f"{name}_corrupt" for name in plan.spec.sources), *plan.spec.views):
+            for name in (*plan.spec.sources, *(name + CORRUPT_RECORDS for name in plan.spec.sources), *plan.spec.views):
                 spark.catalog.dropTempView(name)
         importlib.invalidate_caches()
         for name in sys.modules.keys() - before:  # a file of the pipeline may change before the next request
@@ -107,7 +107,7 @@ def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
         register_source(spark, plan, name)
         if fixed and name not in task.given:
             return
-        if spark.catalog.tableExists(corrupt := f"{name}_corrupt"):  # given rows are rows
+        if spark.catalog.tableExists(corrupt := name + CORRUPT_RECORDS):  # given rows are rows
             spark.createDataFrame([], spark.table(corrupt).schema).createOrReplaceTempView(corrupt)
         schema, below, steps = spark.table(name).schema, folder / name, task.given.get(name) or [[]]
         below.mkdir(parents=True)

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow
@@ -141,6 +142,30 @@ def test_what_does_not_fit_is_told_without_values(
         target.write(0, rows(**columns))
     assert "x1" not in refused.value.description
     assert refused.value.__cause__ is None
+
+
+def test_flows_that_begin_together_create_the_table_of_numbers_once(server: PostgresServer, table: str) -> None:
+    """Each of them looks for it, and finds none."""
+    for _ in range(10):
+        server.execute("DROP TABLE IF EXISTS _headrace_batches")
+        targets, begin = [batches(server, table, "id") for _ in range(6)], threading.Barrier(6)
+
+        def open_together(target: PostgresBatches, begin: threading.Barrier = begin) -> int | None:
+            begin.wait()
+            return target.open()
+
+        with ThreadPoolExecutor(6) as pool:
+            assert [*pool.map(open_together, targets)] == [None] * 6
+        for target in targets:
+            target.close()
+
+
+def test_a_text_with_nul_is_named(server: PostgresServer, table: str) -> None:
+    """PostgreSQL stores no such character in any column."""
+    target = batches(server, table, "id")
+    target.open()
+    with pytest.raises(PipelineInvalid, match="constraint of texts, such as no NUL: does not take a value of batch 0"):
+        target.write(0, rows(id=["1"], name=["a\0b"]))
 
 
 def test_a_missing_table_and_a_missing_right_are_told(server: PostgresServer, table: str) -> None:

@@ -49,6 +49,8 @@ class BatchTransactions:
         self._client: confluent_kafka.Producer | None = None
         self._guard = TransactionGuard()
         self._group: Any = None
+        self.digest = ""
+        """What `write` was given with the batch before the number that `open` returned."""
         self._refused: errors.HeadraceError | None = None
         """Why a record of this transaction is not written."""
 
@@ -83,12 +85,13 @@ class BatchTransactions:
         self._client = client
         return number
 
-    def write(self, number: int, rows: Any) -> None:
+    def write(self, number: int, rows: Any, digest: str = "") -> None:
         """Write a batch: its records and the number of the next batch become visible together.
 
         Args:
             number: Number of the batch.
             rows: Arrow table with the columns `topic`, `key`, `value` and `headers`.
+            digest: Text that is kept with the number.
 
         Raises:
             HeadraceError: It failed, and the producer is closed. Whether it was written shows the next `open`.
@@ -109,7 +112,7 @@ class BatchTransactions:
                             client.poll(_FULL_QUEUE_SECONDS)
                 reach("batch.produced")
                 client.flush()
-                offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1)
+                offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
                 client.send_offsets_to_transaction([offset], self._group, _LIMIT_SECONDS)
                 reach("batch.numbered")
                 committing = True
@@ -192,6 +195,7 @@ class BatchTransactions:
             raise
         finally:
             consumer.close()
+        self.digest = found.metadata or ""
         return found.offset if found.offset >= 0 else None
 
 

@@ -28,15 +28,16 @@ class Target:
         self.failures: list[tuple[str, HeadraceError]] = []
         self.opened = 0
         self.name = ""
+        self.digest = ""
 
     def open(self) -> int | None:
         self.opened += 1
         return self.number
 
-    def write(self, number: int, rows: Any) -> None:
+    def write(self, number: int, rows: Any, digest: str = "") -> None:
         when, failure = self.failures.pop(0) if self.failures else ("", None)
         if when != "before":
-            self.number = number + 1
+            self.number, self.digest = number + 1, digest
             self.rows.append(rows)
         if failure:
             raise failure
@@ -248,3 +249,24 @@ def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:
     assert consumer is not None
     assert (consumer.topics, consumer.group, consumer.value_format, consumer.ordering) == (["out"], "g", "avro", "key")
     assert KafkaSink(topic="out").consumer("g") is None
+
+
+@pytest.mark.parametrize(("end", "accepts"), [(20, False), (30, False), (30, True)])
+def test_a_checkpoint_that_is_one_batch_old_is_refused(tmp_path: Path, end: int, *, accepts: bool) -> None:
+    """Spark plans the last batch again, with what has arrived since: other records with the number of those written."""
+    target = Target()
+    (tmp_path / "offsets").mkdir()
+    for number, offset in ((0, 10), (1, 20)):
+        (tmp_path / "offsets" / str(number)).write_text(
+            f'v1\n{{"batchTimestampMs":{offset}}}\n{{"t":{{"0":{offset}}}}}'
+        )
+        sink(target, tmp_path)(batch(f"rows {number}"), number)
+    (tmp_path / "offsets/1").write_text(f'v1\n{{"batchTimestampMs":99}}\n{{"t":{{"0":{end}}}}}')
+    again = sink(target, tmp_path, accepts=accepts)
+    if end == 30 and not accepts:
+        with pytest.raises(PipelineInvalid, match="has batch 1 with other records: the checkpoint is an old copy"):
+            again(batch("others"), 1)
+        assert target.rows == ["rows 0", "rows 1"]
+    else:
+        again(batch("others"), 1)
+        assert target.rows == ["rows 0", "rows 1", *(["others"] if accepts else [])]

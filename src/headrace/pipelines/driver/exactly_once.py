@@ -5,6 +5,8 @@ Spark gives a micro-batch that failed or was cut by a crash again, with the same
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import sys
 import time
 from collections.abc import Callable
@@ -26,8 +28,9 @@ _QUERY_ID = "sql.streaming.queryId"
 class ExactlyOnceSink:
     """Writes the micro-batches of one flow, for `foreachBatch`, to a target.
 
-    `open` of a target ends what a predecessor left open and returns the number of the next batch, or None. `write`
-    writes an Arrow table together with the next number. `poll` does what is due between batches, on another thread.
+    `open` of a target ends what a predecessor left open and returns the number of the next batch, or None; `digest` is
+    then what the last batch was written with. `write` writes an Arrow table, the next number and a digest together.
+    `poll` does what is due between batches, on another thread.
     """
 
     def __init__(self, flow: str, make: Callable[[str], Any], checkpoint: Path, *, accepts: bool) -> None:
@@ -39,8 +42,8 @@ class ExactlyOnceSink:
             checkpoint: Folder of the flow's checkpoint.
             accepts: Whether a batch is written although it is not known whether it was written before.
         """
-        self._flow, self._make, self._accepts = flow, make, accepts
-        planned = (int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit())
+        self._flow, self._make, self._accepts, self._offsets = flow, make, accepts, checkpoint / "offsets"
+        planned = (int(file.name) for file in self._offsets.glob("*") if file.name.isdigit())
         self._tried = max(planned, default=-1)
         """The last batch that may have been written."""
         self._target: Any = None
@@ -82,11 +85,13 @@ class ExactlyOnceSink:
             self._target = self._make(str(batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)))
         if not self._is_open:
             self._next, self._is_open = self._target.open(), True
-        if self._next in (number, number + 1):
+        changed = self._next == number + 1 and self._target.digest not in ("", self._digest(number))
+        if self._next in (number, number + 1) and not changed:
             return self._next == number
-        if self._next is not None and self._next > number:
+        if self._next is not None and self._next > number and not (changed and self._accepts):
+            has = f"batch {number} with other records" if changed else self._next - 1
             raise PipelineInvalid(
-                f"the checkpoint continues with batch {number}, and the sink has {self._next - 1}: the checkpoint is "
+                f"the checkpoint continues with batch {number}, and the sink has {has}: the checkpoint is "
                 "an old copy. Restore the newest one, or give the flow another name to begin again"
             )
         if self._accepts or (self._next is None and not 0 < number <= self._tried):
@@ -98,9 +103,16 @@ class ExactlyOnceSink:
             "set sink.accept_unknown_batch: true for the next start"
         )
 
+    def _digest(self, number: int) -> str:
+        """Return a digest of where a batch ends in its sources: Spark plans one that it has lost with another end."""
+        with contextlib.suppress(OSError):
+            ends = (self._offsets / str(number)).read_text().splitlines()[2:]
+            return hashlib.sha256("\n".join(ends).encode()).hexdigest()[:16]
+        return ""
+
     def _write(self, number: int, rows: Any) -> None:
         try:
-            self._target.write(number, rows)
+            self._target.write(number, rows, self._digest(number))
         except HeadraceError:
             if self._next is not None:
                 self._tried = number

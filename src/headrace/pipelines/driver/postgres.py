@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace.pipelines.sinks import PostgresSink
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LEDGER: Final = "_headrace_batches"
 """Table with the number of the next batch of each query."""
+_LEDGER_COLUMNS: Final = f"{LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL, digest text)"
 _LIMIT_SECONDS: Final = 30
 _OF_VALUES: Final = ("22", "23")
 """Classes of errors that are about values: data and constraints. Their texts quote values of rows."""
@@ -37,6 +38,8 @@ def as_texts(rows: DataFrame) -> DataFrame:
         column = f.col(f"`{field.name}`")
         if isinstance(field.dataType, BinaryType):
             return f.concat(f.lit("\\x"), f.hex(column))
+        if isinstance(field.dataType, TimestampType):  # with its offset, which is not UTC in every session
+            return f.concat(column.cast("string"), f.date_format(column, "XXXXX"))
         nested = isinstance(field.dataType, ArrayType | MapType | StructType)
         return f.to_json(column) if nested else column.cast("string")
 
@@ -51,6 +54,7 @@ class PostgresBatches:
         self._sink, self._query = sink, query
         self._connection: Any = None
         self._next: int | None = None
+        self.digest = ""
 
     def open(self) -> int | None:
         """Connect, and wait for the end of what a predecessor is committing."""
@@ -64,16 +68,18 @@ class PostgresBatches:
             self._connection = psycopg.connect(host=to.host, port=to.port, autocommit=True, **login)
             self._connection.execute(f"SET timezone TO 'UTC'; SET lock_timeout TO '{_LIMIT_SECONDS}s'")
             if self._connection.execute("SELECT to_regclass(%s)", [LEDGER]).fetchone() == (None,):
-                self._connection.execute(f"CREATE TABLE {LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL)")
-            ledger = f"SELECT next_batch FROM {LEDGER} WHERE query = %s FOR UPDATE"
+                again = psycopg.errors  # another flow may create it at the same time
+                with contextlib.suppress(again.DuplicateTable, again.DuplicateObject, again.UniqueViolation):
+                    self._connection.execute(f"CREATE TABLE {_LEDGER_COLUMNS}")
+            ledger = f"SELECT next_batch, digest FROM {LEDGER} WHERE query = %s FOR UPDATE"
             found = self._connection.execute(ledger, [self._query]).fetchone()
-        self._next = found and found[0]
+        self._next, self.digest = found[0] if found else None, (found and found[1]) or ""
         return self._next
 
-    def write(self, number: int, rows: pyarrow.Table) -> None:
+    def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
         """Write rows, as texts, and the number of the next batch in one transaction."""
         with self._errors(number), self._connection.transaction():
-            self._set_next(number + 1)
+            self._set_next(number + 1, digest)
             if rows.num_rows:
                 self._copy(rows)
                 self._merge(rows.column_names)
@@ -87,13 +93,15 @@ class PostgresBatches:
         if self._connection:
             self._connection.close()
 
-    def _set_next(self, number: int) -> None:
+    def _set_next(self, number: int, digest: str) -> None:
         """Set the number first, because its lock keeps another process with this query out."""
         if self._next is None:
-            changed = self._connection.execute(f"INSERT INTO {LEDGER} VALUES (%s, %s)", [self._query, number])
+            changed = self._connection.execute(
+                f"INSERT INTO {LEDGER} VALUES (%s, %s, %s)", [self._query, number, digest]
+            )
         else:
-            update = f"UPDATE {LEDGER} SET next_batch = %s WHERE query = %s AND next_batch = %s"
-            changed = self._connection.execute(update, [number, self._query, self._next])
+            update = f"UPDATE {LEDGER} SET next_batch = %s, digest = %s WHERE query = %s AND next_batch = %s"
+            changed = self._connection.execute(update, [number, digest, self._query, self._next])
         if changed.rowcount != 1:
             raise SinkUnavailable(f"another process writes the batches of {self._query} too: stop one of them")
 
@@ -141,12 +149,13 @@ class PostgresBatches:
             if state.startswith(_OF_VALUES) and cause.diag.table_name != LEDGER:
                 at = _AT_COLUMN.search(cause.diag.context or "")
                 column = cause.diag.column_name or (at[1] if at else "")
-                what = f"column {column}" if column else f"constraint {cause.diag.constraint_name}"
+                constraint = cause.diag.constraint_name or "of texts, such as no NUL"
+                what = f"column {column}" if column else f"constraint {constraint}"
                 text = f"{where}, table {table}, {what}: does not take a value of batch {number} "
                 text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
             elif state == _NO_RIGHT:
                 text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to.user}, and create "
-                text += f"{LEDGER} (query text PRIMARY KEY, next_batch bigint NOT NULL) if the user may create no table"
+                text += f"{_LEDGER_COLUMNS} if the user may create no table"
             elif state == _NO_UNIQUE_KEY:
                 text += (
                     f": the sink finds a row again by its keys, so ALTER TABLE {table} ADD UNIQUE ({', '.join(keys)})"

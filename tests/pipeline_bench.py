@@ -81,6 +81,9 @@ class FakeDriver:
     def last_output(self) -> str:
         return self.words
 
+    def bound_output(self) -> None:
+        pass
+
 
 class Bench:
     """A run with everything around it faked."""

@@ -61,7 +61,7 @@ def check(folder: Path, flow: str, frozen: Frozen) -> None:
     """
     file, checkpoint = _record_file(folder, flow), folder / "checkpoints" / flow
     record = msgspec.json.decode(file.read_bytes(), type=FlowRecord) if file.exists() else None
-    there = checkpoint.is_dir() and any(checkpoint.iterdir())
+    there = any(not each.name.startswith(".") for each in checkpoint.glob("*"))  # drafts are hidden
     if there:
         newest, damage = _newest(checkpoint)
     else:

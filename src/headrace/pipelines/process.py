@@ -114,6 +114,7 @@ async def find_toolchain(progress: Progress | None = None) -> Toolchain:
 _MAX_EVENT_BYTES = 67_108_864
 _TAIL_BYTES = 4_096
 _TAIL_LINES = 5
+_MOST_OUTPUT_BYTES, _KEPT_OUTPUT_BYTES = 16_777_216, 1_048_576
 
 
 class DriverProcess:
@@ -132,7 +133,7 @@ class DriverProcess:
         plan.scratch.mkdir(parents=True, exist_ok=True)
         write_secrets(plan.folder, security.secrets)
         errors = plan.folder / "driver.err"
-        with errors.open("wb") as file:
+        with errors.open("wb"), errors.open("ab") as file:  # what is appended goes behind a cut
             child = await ChildProcess.start(
                 owner,
                 f"driver of {plan.spec.name}",
@@ -184,10 +185,22 @@ class DriverProcess:
         """End the process and its JVM now; they may have ended already."""
         self._child.kill()
 
+    def bound_output(self) -> None:
+        """Cut standard error to its newest part if it is long; handlers and consoles may print without end."""
+        with contextlib.suppress(OSError), self._errors.open("ab") as file:
+            if file.tell() > _MOST_OUTPUT_BYTES:
+                newest = self._tail(_KEPT_OUTPUT_BYTES)
+                file.truncate(0)
+                file.write(newest)
+
+    def _tail(self, size: int) -> bytes:
+        with contextlib.suppress(OSError), self._errors.open("rb") as file:
+            file.seek(max(0, self._errors.stat().st_size - size))
+            return file.read()
+        return b""  # a cleaner of logs has removed the file
+
     def last_output(self) -> str:
         """Return the last lines of what the process and its JVM wrote to standard error; empty if nothing."""
-        with self._errors.open("rb") as file:
-            file.seek(max(0, self._errors.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = self._tail(_TAIL_BYTES).decode(errors="replace").splitlines()
         # Java warns at every start about a module that Spark asks for.
         return "\n".join([line for line in lines if not line.startswith("WARNING: ")][-_TAIL_LINES:])

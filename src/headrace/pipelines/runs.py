@@ -79,7 +79,7 @@ class PipelineRun(Service):
         self._security = kafka.security
         """TLS and login of the driver that runs."""
         self._renewing = False
-        """Whether the driver ends because its TLS files or secrets have changed."""
+        """Whether the driver ends on purpose, and another one is to start at once."""
         self._held = (self._folder / _PAUSED).exists()
         """Whether no driver is to run until `resume`."""
         self._resumed = asyncio.Event()
@@ -147,11 +147,13 @@ class PipelineRun(Service):
             await self._driver.stop(Deadline(self._clock, _PAUSE_SECONDS))
             await self._driver_ended.wait()
         await self._publisher.flush()
-        self._status.become(state)
+        if self._held:  # `resume` was not called meanwhile
+            self._status.become(state)
 
     def resume(self) -> None:
         """Start a driver again from the checkpoints; nothing happens if the pipeline runs."""
         (self._folder / _PAUSED).unlink(missing_ok=True)
+        self._renewing = self._renewing or (self._held and self._driver is not None)
         self._held = False
         self._resumed.set()
 
@@ -221,6 +223,8 @@ class PipelineRun(Service):
         limit = self._spec.driver.stall_seconds + batch
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
+            if self._driver:
+                self._driver.bound_output()
             now, before, self._stall = self._clock.monotonic(), self._stall, ""
             oldest, flow = min(((at, flow) for flow, at in self._moved.items()), default=(now, ""))
             if not self._driver or now - oldest < limit:
@@ -287,10 +291,14 @@ class PipelineRun(Service):
         failure: wire.Failed | None = None
         try:
             driver = self._driver = await self._start_driver(plan, toolchain, security)
+            if self._held or self._stopping:
+                driver.kill()
             async for event in driver.events():
                 if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
                 self._status.apply(event)
+                if isinstance(event, wire.SessionReady):  # another process had the folder until now, and its secrets
+                    write_secrets(self._folder, security.secrets)
                 self._note_progress(event)
                 if isinstance(event, wire.FlowProgress):
                     self._check_growth(event, driver)
@@ -301,7 +309,8 @@ class PipelineRun(Service):
         finally:
             if self._driver:
                 self._driver.kill()
-            write_secrets(self._folder, {})
+            if not self._status.waits_for_folder:
+                write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()
             self._moved.clear()

@@ -1,5 +1,6 @@
 """The status of a pipeline's run, and the offsets that show its progress to Kafka's tools."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -87,11 +88,13 @@ class RunStatus:
         self.reason = "not started"
         """Why the run is not ready, in one sentence; empty when it is."""
         self.starts = 0
+        self.waits_for_folder = False
+        """Whether the driver waits for another process."""
         self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
 
     def driver_started(self, *, renewed: bool = False) -> None:
         """Count the start of a driver process; one that was `renewed` on purpose leaves the run ready."""
-        self.starts += 1
+        self.starts, self.waits_for_folder = self.starts + 1, False
         self.become("starting", "" if renewed else "Spark is starting")
         for flow in self.flows.values():
             flow.state = "starting"
@@ -106,6 +109,7 @@ class RunStatus:
 
     def apply(self, event: wire.AnyEvent) -> None:
         """Apply an event of the driver."""
+        self.waits_for_folder = isinstance(event, wire.FolderInUse)
         match event:
             case wire.FolderInUse(owner=owner):
                 self.reason = f"{owner} runs this pipeline with the same state_dir: stop it, or wait for its end"
@@ -156,8 +160,8 @@ class RunStatus:
         for name, metric in _GAUGES.items():
             if getattr(flow, name) is not None:
                 register_gauge(metric, functools.partial(getattr, flow, name), **labels)
-        if event.watermark:
-            seconds = datetime.fromisoformat(event.watermark).timestamp()
+        with contextlib.suppress(ValueError):  # a year that Python does not know, made from a wrong unit of time
+            seconds = datetime.fromisoformat(event.watermark or "").timestamp()
             register_gauge("headrace_flow_watermark_seconds", lambda: seconds, **labels)
         for rule, rows in event.broken_rules.items():
             flow.broken_rules[rule] = flow.broken_rules.get(rule, 0) + rows
@@ -194,6 +198,7 @@ class OffsetPublisher:
 
     async def flush(self) -> None:
         """Publish new positions. A failure is logged once, and those positions are tried again."""
+        problem = ""
         for group, pending in list(self._pending.items()):
             sent = dict(pending)
             if not sent:
@@ -201,12 +206,14 @@ class OffsetPublisher:
             try:
                 await self._publish(group, sent)
             except HeadraceError as cause:
-                if not self.problem:
+                if not self.problem and not problem:
                     log.warning("offsets of group %s are not published, so its lag is stale: %s", group, cause)
-                self.problem = cause.description
-                return
-            self.problem = ""
+                problem = cause.description
+                if cause.retriable:  # the other groups would wait for Kafka too
+                    break
+                continue
             # Only what was sent: newer positions may have arrived, and a drain may publish at the same time.
             for where, offset in sent.items():
                 if pending.get(where) == offset:
                     del pending[where]
+        self.problem = problem

@@ -136,3 +136,11 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(CheckpointUnusable, match=r"No locks available.*put state_dir on a file system with flock"):
         discard(tmp_path, "f")
+
+
+def test_a_checkpoint_that_was_cut_at_its_very_begin_is_new(tmp_path: Path) -> None:
+    """Spark writes a draft of `metadata` first; a driver that dies then has read nothing."""
+    (tmp_path / "checkpoints/f").mkdir(parents=True)
+    for name in (".metadata.1b7e.tmp", "..metadata.1b7e.tmp.crc"):
+        (tmp_path / "checkpoints/f" / name).write_text("{")
+    check(tmp_path, "f", FROZEN)

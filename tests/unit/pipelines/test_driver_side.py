@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +17,11 @@ from pyspark.sql import Row
 from headrace.errors import PipelineInvalid
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.progress import to_event
-from headrace.pipelines.driver.session import JvmEnded, settings
+from headrace.pipelines.driver.plan import DriverPlan, FlowProgress
+from headrace.pipelines.driver.progress import ProgressReader, to_event
+from headrace.pipelines.driver.session import JvmEnded, send_code, settings
 from headrace.pipelines.driver.sources import kafka_options
-from headrace.pipelines.process import Toolchain
+from headrace.pipelines.process import DriverProcess, Toolchain
 from headrace.pipelines.spec import PipelineSpec
 
 
@@ -274,3 +277,53 @@ def test_executors_without_the_package_are_named() -> None:
     )
     assert (event.error, event.retriable) == ("PACKAGE_MISSING", False)
     assert "spark.pyspark.python" in event.text
+
+
+def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) -> None:
+    """Files of reproducible images are from 1970, and an editor locks a file by a link that leads nowhere."""
+    (tmp_path / "tolls.py").touch()
+    os.utime(tmp_path / "tolls.py", (0, 0))
+    (tmp_path / ".#tolls.py").symlink_to("user@host.1234")
+    (tmp_path / "tmp").mkdir()
+    own = plan()
+    own = own.model_copy(update={"folder": tmp_path, "spec": own.spec.model_copy(update={"folder": tmp_path})})
+    sent: list[str] = []
+    send_code(SimpleNamespace(addPyFile=sent.append), own)  # type: ignore[arg-type]
+    with zipfile.ZipFile(sent[0]) as archive:
+        assert archive.namelist() == ["tolls.py"]
+
+
+def test_progress_is_reported_when_the_clock_was_set_back() -> None:
+    """Spark's reports have the time of the wall clock, and are still in the order of the batches."""
+    reports = [report(batchId=7, timestamp="2026-01-01T10:00:00.000Z")]
+    state: dict[str, Any] = {"isTriggerActive": False, "message": "Waiting"}
+    query = SimpleNamespace(name="f", status=state, recentProgress=reports, lastProgress=reports[0])
+    found: list[Any] = []
+    reader = ProgressReader(query, None, found.append)  # type: ignore[arg-type]
+    assert reader.report()
+    for number, time in ((8, "2026-01-01T09:00:00.000Z"), (9, "2026-01-01T09:00:01.000Z")):
+        query.lastProgress = report(batchId=number, timestamp=time)
+        reports.append(query.lastProgress)
+    assert reader.report()
+    assert not reader.report()
+    assert [event.batch_id for event in found if isinstance(event, FlowProgress)] == [7, 8, 9]
+
+
+def test_what_one_start_prints_is_bounded(tmp_path: Path) -> None:
+    """A handler that prints each record, or a console sink, would fill the disk; the newest output is kept."""
+    errors = tmp_path / "driver.err"
+    driver = DriverProcess(None, errors)  # type: ignore[arg-type]
+    errors.write_bytes(b"old\n")
+    driver.bound_output()
+    assert driver.last_output() == "old"
+    with errors.open("ab") as printing:
+        printing.write(b"x" * 20_000_000 + b"\nlast words\n")
+        printing.flush()
+        driver.bound_output()
+        assert driver.last_output().endswith("last words")
+        printing.write(b"further\n")
+    assert driver.last_output().endswith("last words\nfurther")
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2_000_000
+    errors.unlink()  # as a cleaner of logs does
+    driver.bound_output()
+    assert driver.last_output() == ""

@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.lifecycle import Deadline
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import require_cores
 from headrace.pipelines.process import check_heaps
 from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
+from headrace.testing import ManualClock
 from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
 
 
@@ -444,3 +449,142 @@ def test_real_time_mode_needs_cores() -> None:
     spec["flows"]["by_carrier"]["sql"] = "SELECT count(*) FROM flights GROUP BY carrier"
     with pytest.raises(EnvironmentProblem, match="5, and there are 3"):
         require_cores(PipelineSpec.model_validate(spec), {"flights": 3})
+
+
+def test_a_watermark_beyond_the_calendar_ends_nothing(drive: Callable[[Test], None]) -> None:
+    """Milliseconds that are read as seconds give the year 55853: Java writes it, and Python cannot read it."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY, progress(0, watermark="55853-07-04T05:33:20.000Z"), progress(1))
+        await bench.clock.settle()
+        assert bench.run.death is None
+        flow = bench.run.status()["flows"]["by_carrier"]
+        assert (flow["batch_id"], flow["watermark"]) == (1, "55853-07-04T05:33:20.000Z")
+
+    drive(steps)
+
+
+def test_a_pause_while_a_driver_is_being_started_ends_it(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is there only after the pause was accepted."""
+
+    async def steps(bench: Bench) -> None:
+        go = asyncio.Event()
+
+        async def slow(*parts: Any) -> FakeDriver:
+            await go.wait()
+            return await bench.start_driver(*parts)
+
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
+        bench.lives[0].end(1)
+        await bench.clock.advance(1)
+        await bench.run.hold("paused")
+        go.set()
+        await bench.clock.advance(1)
+        assert [life.ended.done() for life in bench.lives] == [True] * len(bench.lives)
+        assert bench.run.status()["state"] == "paused"
+
+    drive(steps)
+
+
+def test_a_resume_while_the_driver_ends_starts_it_again(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the driver is then no failure, and the pause that is still waiting changes nothing."""
+
+    async def steps(bench: Bench) -> None:
+        last = asyncio.Event()
+
+        async def slow(driver: FakeDriver, deadline: Deadline) -> None:
+            await last.wait()
+            driver.end(0)
+
+        monkeypatch.setattr(FakeDriver, "stop", slow)
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        pausing = asyncio.ensure_future(bench.run.hold("paused"))
+        await bench.clock.settle()
+        bench.run.resume()
+        last.set()
+        await pausing
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        bench.lives[1].tell(*READY)
+        await bench.clock.settle()
+        assert bench.run.status()["state"] == "running"
+
+    drive(steps)
+
+
+def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None]) -> None:
+    """Offsets may take long to be published; the pipeline runs again meanwhile."""
+
+    async def steps(bench: Bench) -> None:
+        answered = asyncio.Event()
+
+        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+            await answered.wait()
+
+        bench.run._publisher._publish = slow
+        bench.lives[0].tell(*READY, progress(0))
+        await bench.clock.settle()
+        pausing = asyncio.ensure_future(bench.run.hold("paused"))
+        await bench.clock.settle()
+        bench.run.resume()
+        await bench.clock.settle()
+        bench.lives[1].tell(*READY)
+        await bench.clock.settle()
+        answered.set()
+        await pausing
+        assert bench.run.status()["state"] == "running"
+        assert bench.run.status()["flows"]["by_carrier"]["state"] == "running"
+
+    drive(steps)
+
+
+def test_a_group_that_is_refused_does_not_stop_the_others() -> None:
+    """A right that one group lacks, or a topic that is gone, is no reason for the lag of another flow to be stale."""
+
+    async def main() -> None:
+        published: list[str] = []
+
+        async def publish(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+            if group == "refused":
+                raise TopicNotFound("topic flights does not exist")
+            published.append(group)
+
+        publisher = OffsetPublisher(publish, ManualClock())
+        for group in ("refused", "good"):
+            publisher.add(group, {"flights": {0: 1}})
+        await publisher.flush()
+        assert published == ["good"]
+        assert publisher.problem == "topic flights does not exist"
+
+    asyncio.run(main())
+
+
+def test_a_second_process_leaves_the_secrets_of_the_first(drive: Callable[..., None], tmp_path: Path) -> None:
+    """It waits for the folder. The first one takes the file away when it ends, and the second writes its own again."""
+    secrets = tmp_path / "delays/secrets.properties"
+    login = KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("p"))
+    kafka = KafkaConfig(security=KafkaSecurity(sasl=login))
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        assert secrets.exists()
+        bench.lives[0].tell(wire.FolderInUse("process 1 on here"))  # as if this were the second
+        await bench.clock.settle()
+        bench.lives[0].end(0)
+        await bench.clock.settle()
+        assert secrets.exists()
+        await bench.clock.advance(1)
+        secrets.unlink()
+        bench.lives[1].tell(wire.FolderInUse("process 1 on here"), *READY)
+        await bench.clock.settle()
+        assert secrets.exists()
+        bench.lives[1].end(0)
+        await bench.clock.settle()
+        assert not secrets.exists()
+
+    drive(steps, kafka=kafka)

@@ -46,7 +46,7 @@ class DriverTask(Section):
 
 
 SECRETS_FILE = "secrets.properties"
-"""Name of the file with secrets in the driver's working folder."""
+"""Name of the file with secrets, in the working folders of the driver and of executors."""
 
 
 class DriverPlan(Section):
@@ -188,8 +188,6 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
 
 REGISTRY = "headrace.schema_registry"
 """Name of the settings of the schema registry in the secrets file."""
-SECRETS_FILE = "secrets.properties"
-"""Name of the file with secrets, in the working folders of the driver and of executors."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
 REFUSED = re.compile(

@@ -1,5 +1,6 @@
 """Progress of Spark's queries, as events of the driver."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -51,12 +52,12 @@ class ProgressReader:
         before, last = self._newest, self.query.lastProgress
         if last is not None and last["timestamp"] != before:
             # Spark keeps the last hundred; a poll is far more frequent than that many batches.
-            for progress in self.query.recentProgress:
-                if progress["timestamp"] > self._newest:
-                    self._newest = progress["timestamp"]
-                    event = to_event(self.query.name, progress)
-                    self.batch_id = event.batch_id
-                    self._send(event)
+            recent = reversed(self.query.recentProgress)  # not compared by time, because clocks are set back
+            for progress in reversed([*itertools.takewhile(lambda each: each["timestamp"] != before, recent)]):
+                self._newest = progress["timestamp"]
+                event = to_event(self.query.name, progress)
+                self.batch_id = event.batch_id
+                self._send(event)
         if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
             self._running = True
             self._send(FlowRunning(self.query.name))

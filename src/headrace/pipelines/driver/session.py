@@ -62,7 +62,7 @@ def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[
             gateway.jvm.System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token_url)
         context = SparkContext(conf=conf, gateway=gateway)
         try:
-            _send_code(context, plan)
+            send_code(context, plan)
             yield SparkSession(context)
         except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
             raise _ended_jvm(gateway.proc) or cause from cause
@@ -116,11 +116,12 @@ def settings(plan: DriverPlan) -> dict[str, str]:
     return found
 
 
-def _send_code(context: SparkContext, plan: DriverPlan) -> None:
+def send_code(context: SparkContext, plan: DriverPlan) -> None:
     """Give the Python workers the modules in the pipeline's folder, and what the file names."""
-    modules = sorted(plan.spec.folder.glob("*.py")) if plan.spec.folder and plan.task.kind == "run" else []
+    found = plan.spec.folder.glob("*.py") if plan.spec.folder and plan.task.kind == "run" else ()
+    modules = sorted(each for each in found if each.is_file())
     if modules:
-        with zipfile.ZipFile(plan.scratch / "pipeline.zip", "w") as archive:
+        with zipfile.ZipFile(plan.scratch / "pipeline.zip", "w", strict_timestamps=False) as archive:
             for module in modules:
                 archive.write(module, module.name)
         context.addPyFile(str(plan.scratch / "pipeline.zip"))

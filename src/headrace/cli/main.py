@@ -95,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [word for word in words if word != "--debug"]
     if words[:1] == ["run"]:  # until something is started, SIGTERM ends the process at once with exit code 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if words[:1] == ["pipeline"]:  # its temporary files hold secrets, and are removed as after Ctrl-C
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
+                signal.signal(number, signal.default_int_handler)
     words = (["--debug"] if debug else []) + words
     try:
         code = root.main(words, "headrace", standalone_mode=False) or 0

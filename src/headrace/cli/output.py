@@ -38,7 +38,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> No
     else:
         lines = [
             [name.upper().replace("_", " ") for name in rows[0]],
-            *([_cell(v) for v in row.values()] for row in rows),
+            *([_printable(_cell(v)) for v in row.values()] for row in rows),
         ]
         widths = [max(len(line[column]) for line in lines) for column in range(len(rows[0]))]
         for line in lines:
@@ -97,6 +97,11 @@ def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
     shown = (TextColumn("{task.description}"), BarColumn(), *columns)
     with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         yield functools.partial(bar.update, bar.add_task("", total=None))
+
+
+def _printable(text: str) -> str:
+    """Return a text without what moves the cursor or ends the line: it may come from a record of anyone."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _cell(value: Any) -> str:

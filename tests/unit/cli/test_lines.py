@@ -134,3 +134,9 @@ def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str
     with progress("work") as show:
         show(1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_rows_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A record may hold what clears the screen or begins a line of its own."""
+    print_rows([{"plate": "B\x1b[2J 1\nready", "gate": "né"}], "text", "none")
+    assert capsys.readouterr().out == "PLATE              GATE\nB\\x1b[2J 1\\nready  né\n"

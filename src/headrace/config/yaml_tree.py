@@ -80,7 +80,7 @@ def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
     """
     try:
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1).decode()
+            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except OSError as cause:
         raise error(f"{path}: cannot be read: {cause.strerror}. {advice}") from cause
     except UnicodeDecodeError as cause:

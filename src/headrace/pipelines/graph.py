@@ -13,6 +13,7 @@ from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSourc
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
 
+_AGAIN = "come again for ever: name another topic"
 Path = tuple[str | int, ...]
 """A location in the pipeline file."""
 
@@ -147,9 +148,14 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name, source in spec.sources.items():
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
+        if isinstance(source, KafkaSource) and source.corrupt == "quarantine" and source.dead_letters == source.topic:
+            yield ("sources", name, "dead_letter_topic"), f"is what the source reads, so corrupt records {_AGAIN}"
     for name, flow in spec.flows.items():
         if flow.quarantines and not isinstance(flow.sink, KafkaSink):
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
+        late = flow.late_rows.topic if flow.late_rows else None
+        if {flow.dead_letters, late} & {*topics_read(spec, name)}:
+            yield ("flows", name), f"writes dead letters or late rows to a topic that it reads, so they {_AGAIN}"
         if flow.late_rows:
             yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))
         yield from (((*("flows", name), key), text) for key, text in _not_for_formats(flow))

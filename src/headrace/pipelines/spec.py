@@ -247,7 +247,7 @@ class PipelineSpec(Section):
                 sink = KafkaSink.model_construct(
                     topic=source.dead_letters,
                     value_format="record",
-                    mode="append",
+                    mode="update" if self.trigger.realtime else "append",  # real-time mode has no other
                     delivery="exactly_once" if once else "at_least_once",
                 )
                 found[name + CORRUPT_FLOW] = FlowSpec.model_construct(sql=query, sink=sink)

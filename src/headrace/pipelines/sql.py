@@ -207,7 +207,7 @@ class _Query:
         """Return the columns of the query's rows."""
         qualify = importlib.import_module("sqlglot.optimizer.qualify").qualify
         schema = {name: dict.fromkeys(columns, "UNKNOWN") for name, columns in tables.items() if columns}
-        with contextlib.suppress(importlib.import_module("sqlglot.errors").SqlglotError):
+        with contextlib.suppress(importlib.import_module("sqlglot.errors").SqlglotError, RecursionError):
             if self._tree and all(tables.get(name) for name in tables_read(self._sql)):
                 found = qualify(self._tree.copy(), schema=schema, dialect="spark", validate_qualify_columns=False)
                 return None if "*" in found.named_selects else {name.lower() for name in found.named_selects}
@@ -286,7 +286,7 @@ def _parsed(sql: str) -> tuple[Any, dict[str, Any] | None]:
         return None, None
     try:
         return parse_one(_WINDOW.sub("window_", without_streaming(sql)), dialect="spark"), None
-    except errors.SqlglotError as cause:
+    except (errors.SqlglotError, RecursionError) as cause:
         return None, (getattr(cause, "errors", None) or [{"description": str(cause)}])[0]
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from headrace.config.explain import explain
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.section import Section
-from headrace.config.yaml_tree import Problems, read_text, read_tree
+from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
 from headrace.lifecycle import Service, run_blocking
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry
@@ -153,6 +153,8 @@ def steps_of(value: list[Any] | str, folder: Path) -> list[wire.Rows]:
     """Return rows, or what names them, as a list of steps."""
     if isinstance(value, str):
         text = read_text(folder / value, PipelineInvalid, "Correct the name")
+        if len(text.encode()) > MAX_BYTES:
+            raise PipelineInvalid(f"{folder / value}: is larger than {MAX_BYTES} bytes: give fewer rows")
         try:
             if value.endswith(".csv"):
                 return [

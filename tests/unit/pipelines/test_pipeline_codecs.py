@@ -417,3 +417,16 @@ def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
     plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=tmp_path, jars=())
     with pytest.raises(PipelineInvalid, match=reason):
         codecs.encoded(None, plan, "f")
+
+
+@pytest.mark.parametrize("hours", [1_000_000_000, -1_000_000_000])
+def test_a_time_that_python_does_not_know_is_a_dead_letter(registry: Any, hours: int) -> None:
+    """Spark and Arrow know years far beyond 9999; other rows of the batch are written."""
+    secrets, fake = registry
+    fake.schemas[31] = avro(
+        {"type": "record", "name": "R", "fields": [{"name": "at", "type": FLIGHT["fields"][1]["type"]}]}
+    )
+    kind = pa.struct([("at", pa.timestamp("us", "UTC"))])
+    first, bad, last = encode(sink(secrets, 31), {"at": 1}, {"at": hours * 3_600_000_000}, {"at": 2}, kind=kind)
+    assert [row["topic"] for row in (first, bad, last)] == ["out", "out.dlq", "out"]
+    assert bad["failed"]

@@ -81,6 +81,7 @@ def test_a_check_refuses_sql_that_spark_would_refuse(tmp_path: Path, old: str, n
         ("SELECT 'open FROM flights", "8: flows.late_by_carrier.sql: may be no SQL of Spark: Error tokenizing"),
         ("SELECT * FROM STREAM(flights) WATERMARK ts DELAY OF INTERVAL 5 SECONDS", ""),
         ("SELECT tax(carrier) AS carrier FROM flights", "calls tax, which may be no function of Spark"),
+        (f"SELECT {'(' * 500}carrier{')' * 500} AS carrier FROM flights", "may be no SQL of Spark: maximum recursion"),
     ],
 )
 def test_a_check_warns_of_sql_that_its_parser_cannot_read(
@@ -93,6 +94,16 @@ def test_a_check_warns_of_sql_that_its_parser_cannot_read(
     load_pipeline(path, check=True)
     assert warning in caplog.text
     assert bool(caplog.records) == bool(warning)
+
+
+def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It begins with a mark of its encoding, which is no part of the SQL."""
+    path = tmp_path / "delays.yaml"
+    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", "sql_file: q.sql"))
+    (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbfSELECT carrier,\r\n count(*) AS n FROM late GROUP BY carrier\r\n")
+    spec = load_pipeline(path, check=True)
+    assert not caplog.records
+    assert (spec.flows["late_by_carrier"].sql or "").startswith("SELECT")
 
 
 def test_without_the_parser_a_check_says_that_sql_is_unchecked(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.tasks import differences, load_trial
+from headrace.pipelines.tasks import differences, load_trial, steps_of
 
 
 def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
@@ -59,6 +59,13 @@ def test_a_file_of_rows_that_cannot_be_read_is_named(tmp_path: Path, name: str, 
     (tmp_path / "one.yaml").write_text(f"expect: {{a: {name}}}\n")
     with pytest.raises(PipelineInvalid, match=f"{tmp_path}/{name}: "):
         load_trial(tmp_path / "one.yaml").task(tmp_path)
+
+
+def test_a_file_of_rows_is_never_cut(tmp_path: Path) -> None:
+    """Rows that are left out silently would make a wrong test right."""
+    (tmp_path / "rows.csv").write_text("id,pad\n" + f"1,{'x' * 1000}\n" * 2000)
+    with pytest.raises(PipelineInvalid, match=r"rows.csv: is larger than 1048576 bytes: give fewer rows"):
+        steps_of("rows.csv", tmp_path)
 
 
 def test_rows_are_compared_without_their_order_unless_it_counts() -> None:

@@ -193,14 +193,26 @@ def encode(
     names = "topic", "key", "value", "headers", "row"
     for batch in batches:
         rows: list[Row] = []
-        columns = (batch.column(name).to_pylist(maps_as_pydicts="strict") for name in names)
+        columns = (_values(batch.column(name)) for name in names)
         for topic, key, value, headers, row in zip(*columns, strict=True):
             try:
+                if isinstance(row, EncodeError):
+                    raise row
                 rows.append((topic, key, value if row is None else header + framed(row), headers, False))
             except EncodeError as cause:
                 record, reply = Record(topic, 0, 0, -1, key, value), Reply("EncodeError", cause.description)
                 rows.append(failures.row(record, reply, 1, time.time()))
         yield batch_of(rows)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column; an error in place of one that Python cannot hold."""
+    try:
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    except (OverflowError, ValueError, KeyError):
+        if len(column) == 1:
+            return [EncodeError("the row has a time outside of the years 1 to 9999, or a key of a map twice")]
+        return [value for at in range(len(column)) for value in _values(column.slice(at, 1))]
 
 
 def _of_format(found: RegisteredSchema, value_format: str) -> RegisteredSchema:

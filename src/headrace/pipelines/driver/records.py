@@ -18,7 +18,7 @@ _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFor
 
 def history_headers(group: str, error: str, reason: Column, *, origin: bool = False) -> Column:
     """Return the headers of a dead letter that say why it is one; with `origin` they name the row's Kafka record."""
-    now = f.date_format(f.current_timestamp(), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+    now = f.date_format(f.current_timestamp(), "yyyy-MM-dd'T'HH:mm:ss.SSSXXX")
     parts = {"group": f.lit(group), "attempts": f.lit("1"), "error": f.lit(error), "reason": reason}
     parts |= {"first_failure": now, "last_failure": now}
     if origin:

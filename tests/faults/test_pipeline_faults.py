@@ -214,6 +214,29 @@ def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path:
     assert found.total() == len(found)
 
 
+@pytest.mark.timeout(600)
+def test_a_checkpoint_that_is_one_batch_old_is_refused(copying: Callable[..., Copying], tmp_path: Path) -> None:
+    """Spark plans that batch again with what has arrived since, and the topic has its number: nothing is left out."""
+    scene = copying(delivery="exactly_once")
+
+    async def main() -> None:
+        scene.send(BATCH)
+        async with scene.running() as run:
+            await scene.caught_up(run)
+        shutil.copytree(scene.folder / "copying", tmp_path / "old")
+        scene.send(100)
+        async with scene.running() as run:
+            await scene.caught_up(run)
+        shutil.rmtree(scene.folder / "copying")
+        shutil.copytree(tmp_path / "old", scene.folder / "copying")
+        scene.send(100)
+        async with scene.running() as run:
+            await until(lambda: run.status()["state"] == "failed" or scene.sent == len(scene.found()), run, 60)
+            assert "with other records: the checkpoint is an old copy" in run.readiness().reason
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.long)])
 @pytest.mark.timeout(900)
 def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float) -> None:

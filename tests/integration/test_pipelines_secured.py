@@ -126,7 +126,8 @@ def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[Ac
     both = ("Pipelines", "Pipelines with exactly-once sinks")
     names = {"orders": source, "weights": f"{sink}*", "headrace.scale.copy": f"{group}*"}
     names |= {"headrace.scale.copy.*": f"{group}*"}
-    return [row._replace(name=names.get(row.name, row.name)).binding(user, "") for row in rows_of(*both)]
+    rows = {row._replace(name=names.get(row.name, row.name), purpose="") for row in rows_of(*both)}
+    return [row.binding(user, "") for row in rows]
 
 
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(

@@ -35,6 +35,11 @@ pytestmark = pytest.mark.heavy
 LIMIT_SECONDS = 240.0
 BATCH = 2_000
 PAD = "x" * 100
+EXACT: dict[str, dict[str, Any]] = {
+    "batch": {"delivery": "exactly_once"},
+    "task": {"delivery": "exactly_once", "scope": "task"},
+}
+"""Sinks that repeat nothing, by what one transaction has."""
 
 
 class Copying:
@@ -46,7 +51,7 @@ class Copying:
         trigger = {"interval_seconds": 0.1, "max_records": BATCH}
         sources = {"a": {"topic": source, "schema": "id INT, pad STRING"}}
         flows = {"copy": {"sql": "SELECT id, pad FROM a", "sink": {"topic": out, "key": "id", **sink}}}
-        driver = {"shuffle_partitions": 1}
+        driver = {"shuffle_partitions": 3 if sink.get("scope") else 1}
         self.spec: dict[str, Any] = {
             "name": "copying",
             "trigger": trigger,
@@ -115,16 +120,35 @@ async def until(there: Callable[[], object], run: PipelineRun, limit_seconds: fl
         await asyncio.sleep(0.02)
 
 
-async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
-    """Kill the driver that runs after it has written at least one batch."""
+async def written(run: PipelineRun, after_seconds: float) -> None:
+    """Wait until the driver that runs has written at least one batch, and a while longer."""
     status = run.status()
     before, pid = status["flows"]["copy"]["input_records"], status["driver_pid"]
     await until(lambda: run.status()["flows"]["copy"]["input_records"] > before or not pid, run)
     await asyncio.sleep(after_seconds)
+
+
+async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
+    """Kill the driver that runs after it has written at least one batch."""
+    await written(run, after_seconds)
     if pid := run.status()["driver_pid"]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: run.status()["driver_pid"] != pid, run)
+
+
+def kill_workers(folder: Path) -> int:
+    """Kill the Python workers of a pipeline, which are children of their daemon. Returns how many there were."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (entry / "cwd").resolve() == folder and b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    workers = [pid for pid, parent in found.items() if parent in found]
+    for pid in workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(workers)
 
 
 @pytest.fixture
@@ -135,14 +159,14 @@ def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
     return make
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("sink", [*EXACT.values(), {}], ids=[*EXACT, "at_least_once"])
 @pytest.mark.timeout(900)
 def test_a_driver_is_killed_at_random_moments(
-    copying: Callable[..., Copying], request: pytest.FixtureRequest, delivery: str
+    copying: Callable[..., Copying], request: pytest.FixtureRequest, sink: dict[str, Any]
 ) -> None:
     """Nothing is lost; exactly-once repeats nothing, at-least-once one batch per kill at most."""
     kills = 10 if request.config.getoption("--long") else 1
-    scene = copying(delivery=delivery)
+    scene = copying(**sink)
 
     async def main() -> int:
         async with scene.running() as run:
@@ -159,25 +183,50 @@ def test_a_driver_is_killed_at_random_moments(
     assert set(found) == set(range(scene.sent))
     repeats = found.total() - len(found)
     print(f"{restarts} restarts, {repeats} repeats of {scene.sent}")
-    assert repeats <= (0 if delivery == "exactly_once" else restarts * BATCH)
+    assert repeats <= (0 if sink else restarts * BATCH)
 
 
+@pytest.mark.timeout(900)
+def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
+    """Their tasks are tried again by the same driver, and what a task has written is left out."""
+    kills = 20 if request.config.getoption("--long") else 5
+    scene = copying(**EXACT["task"])
+
+    async def main() -> None:
+        async with scene.running() as run:
+            for _ in range(kills):
+                scene.send(5 * BATCH)
+                await written(run, random.uniform(0, 0.5))
+                print(f"killed {kill_workers(scene.folder / 'copying')} workers")
+            await scene.caught_up(run)
+            assert run.status()["restarts"] == 0
+
+    asyncio.run(main())
+    found = scene.found()
+    assert set(found) == set(range(scene.sent))
+    assert found.total() == len(found)
+
+
+@pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.parametrize("how", ["crash", "raise"])
 @pytest.mark.timeout(900)
 def test_a_batch_is_cut_at_each_point_of_its_transaction(
-    copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch, how: str
+    copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch, how: str, scope: str
 ) -> None:
-    """Before its number, between number and commit, and right after the commit: the batch comes again each time."""
-    scene = copying(delivery="exactly_once")
+    """Before its number, between number and commit, and right after the commit: the batch comes again each time.
+
+    With a transaction per task each worker fails at its second one, and the driver with the number of the second batch.
+    """
+    scene = copying(**EXACT[scope])
     points = ["batch.produced", "batch.numbered", "batch.committed"]
 
     async def main() -> None:
         monkeypatch.setenv(VARIABLE, f"{points[0]}={how}@2")
         async with scene.running() as run:
             for life, point in enumerate([*points[1:], "none"]):  # a driver takes what is set at its start
-                await until(lambda life=life: run.status()["driver_pid"] and run.status()["restarts"] == life, run)
+                await until(lambda life=life: run.status()["driver_pid"] and run.status()["restarts"] >= life, run)
                 monkeypatch.setenv(VARIABLE, f"{point}={how}@2")
-            await until(lambda: run.status()["restarts"] == len(points), run)
+            await until(lambda: run.status()["restarts"] >= len(points), run)
             await scene.caught_up(run)
             assert run.status()["restarts"] == len(points)
 
@@ -188,10 +237,11 @@ def test_a_batch_is_cut_at_each_point_of_its_transaction(
     assert found.total() == len(found)
 
 
+@pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(600)
-def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path) -> None:
+def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path, scope: str) -> None:
     """It would write rows again that are in the topic already; the reason names both batches and what to do."""
-    scene = copying(delivery="exactly_once")
+    scene = copying(**EXACT[scope])
 
     async def main() -> None:
         scene.send(BATCH)
@@ -238,10 +288,11 @@ def test_a_checkpoint_that_is_one_batch_old_is_refused(copying: Callable[..., Co
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.long)])
+@pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(900)
-def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float) -> None:
+def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float, scope: str) -> None:
     """A short while passes unnoticed; after a longer one the driver starts again. Nothing is lost or repeated."""
-    scene = copying(delivery="exactly_once")
+    scene = copying(**EXACT[scope])
 
     async def main() -> int:
         async with scene.running() as run:
@@ -262,10 +313,11 @@ def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: flo
     assert restarts == 0 or seconds > 60
 
 
+@pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(600)
-def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying]) -> None:
-    """Each run continues with the next batch number, and a batch becomes visible as a whole."""
-    scene = copying(delivery="exactly_once")
+def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying], scope: str) -> None:
+    """Each run continues with the next batch number."""
+    scene = copying(**EXACT[scope])
     scene.spec["trigger"] = {"once": True, "max_records": BATCH}
 
     async def main() -> None:
@@ -278,6 +330,31 @@ def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Cop
     found = scene.found()
     assert set(found) == set(range(scene.sent))
     assert found.total() == len(found)
+
+
+@pytest.mark.timeout(900)
+def test_tasks_that_would_not_be_the_same_are_refused(
+    copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random keys in a batch that was cut would repeat some rows and lose others, and so would other tasks."""
+    scene = copying(**EXACT["task"])
+    scene.spec["flows"]["copy"]["sink"]["key"] = "uuid()"
+
+    async def refusal(text: str) -> None:
+        async with scene.running() as run:
+            await until(lambda: run.status()["restarts"] or run.status()["state"] == "failed", run)
+            monkeypatch.delenv(VARIABLE, raising=False)
+            await until(lambda: run.status()["state"] == "failed", run)
+            assert text in run.readiness().reason
+
+    scene.send(3 * BATCH)
+    monkeypatch.setenv(VARIABLE, "batch.numbered=crash@2")  # of the driver, when tasks have been committed
+    asyncio.run(refusal("had other keys before"))
+    before = scene.found()
+    assert before.total() == len(before)
+    scene.spec["driver"]["shuffle_partitions"] = 4
+    asyncio.run(refusal("sink was topic in 3 transactions, and now topic in 4 transactions"))
+    assert scene.found() == before
 
 
 @pytest.mark.timeout(900)

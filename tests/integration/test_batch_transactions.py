@@ -157,6 +157,22 @@ def test_a_time_limit_above_that_of_the_brokers_is_told(make: Any) -> None:
         make(seconds=100_000.0).open()
 
 
+def test_a_writer_that_was_overtaken_writes_nothing(site: Any, topic: Any, make: Any) -> None:
+    """It slept while another process wrote the batch. To open again would fence that one, and write it twice."""
+    name = topic()
+    batches = make("headrace.test." + name)
+    batches.open()
+    batches.write(0, records(name, "a"), "one")
+    batches.close()
+    other = make("headrace.test." + name)
+    assert (other.open(), other.digest) == (1, "one")
+    other.write(1, records(name, "b"), "two")
+    with pytest.raises(TransactionAborted, match="another process has written batches of"):
+        batches.write(1, records(name, "b"))
+    assert (batches.open(), batches.digest) == (2, "two")
+    assert visible(site, name) == ["a", "b"]
+
+
 def test_an_idle_producer_goes_on(site: Any, topic: Any, make: Any) -> None:
     """Statistics are taken up by `poll`; one whose connection was closed meanwhile is opened again."""
     name = topic()

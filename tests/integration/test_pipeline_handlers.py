@@ -59,9 +59,17 @@ sources:
 views:
   odd: SELECT * FROM flights WHERE id % 2 = 1
 flows:
-  several: {{handler: "main:several", reads: [flights], attempts: 2, sink: {{topic: {out}, delivery: exactly_once}}}}
+  several:
+    handler: "main:several"
+    reads: [flights]
+    attempts: 2
+    sink: {{topic: {out}, delivery: exactly_once, scope: task}}
   waits: {{handler: "main:waits", reads: [flights], sink: {{topic: {waits}}}}}
-  dropped: {{handler: "main:several", reads: [flights], on_error: drop, sink: {{topic: {dropped}}}}}
+  dropped:
+    handler: "main:several"
+    reads: [flights]
+    on_error: drop
+    sink: {{topic: {dropped}, delivery: exactly_once}}
   example: {{handler: example/function.yaml, reads: [odd], sink: {{topic: {late}}}}}
 """
     )

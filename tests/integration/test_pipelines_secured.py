@@ -111,18 +111,19 @@ def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, st
 
 
 def pipeline(folder: Path, name: str, source: str, sink: str, **more: Any) -> Path:
-    """Write a pipeline with two sinks: one of Spark's connector, one of the driver's own transactional producer."""
+    """Write a pipeline with a sink of Spark's connector, one of the driver's own transactional producer, and one of
+    the producers of its tasks."""
     file = folder / f"{name}.yaml"
     sources = {"a": {"topic": source, "schema": "id INT"}}
     exact = {"topic": f"{sink}-exact", "delivery": "exactly_once"}
-    flows = {"copy": {"sql": "SELECT id FROM a", "sink": {"topic": sink}}}
-    flows["exact"] = {"sql": "SELECT id FROM a", "sink": exact}
+    sinks = {"copy": {"topic": sink}, "exact": exact, "tasks": {**exact, "topic": f"{sink}-tasks", "scope": "task"}}
+    flows = {flow: {"sql": "SELECT id FROM a", "sink": each} for flow, each in sinks.items()}
     file.write_text(yaml.safe_dump({"name": name, "sources": sources, "flows": flows, **more}))
     return file
 
 
 def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[AclBinding]:
-    """Return the rights that `docs/security-rights.md` lists for a pipeline with both sinks, for these names."""
+    """Return the rights that `docs/security-rights.md` lists for a pipeline with these sinks, for these names."""
     both = ("Pipelines", "Pipelines with exactly-once sinks")
     names = {"orders": source, "weights": f"{sink}*", "headrace.scale.copy": f"{group}*"}
     names |= {"headrace.scale.copy.*": f"{group}*"}
@@ -137,7 +138,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
     servers, user = kafka_secured.cluster.bootstrap_servers, "hidden"
     source, sink, group = "hidden-in", "hidden-out", "headrace.hidden."
-    for topic in (source, sink, f"{sink}-exact"):
+    for topic in (source, sink, f"{sink}-exact", f"{sink}-tasks"):
         kafka_secured.cluster.create_topic(topic, 2)
     set_password(servers, user, FIRST)
     grant(
@@ -158,13 +159,13 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
         env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
     )
-    for topic in (sink, f"{sink}-exact"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 100) == list(range(100))
     folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     assert "c4nary" in secrets.read_text().encode().decode("unicode_escape")
-    assert len(driver_processes(folder)) >= 2
+    assert len(driver_processes(folder)) >= 4  # with the daemon of the workers and a worker
     for where, text in spark_sees(folder, process):
         assert "c4nary" not in text, where
     set_password(servers, user, SECOND)
@@ -174,7 +175,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.replace(secret)
     until(lambda: "its driver starts again" in process.output, process)
     produce(servers, source, range(100, 200))
-    for topic in (sink, f"{sink}-exact"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 200) == list(range(200))
     for where, text in spark_sees(folder, process):
         assert SECOND not in text, where
@@ -193,5 +194,5 @@ def test_certificates_and_tokens_are_enough_for_spark(
     kafka = kafka_secured.certificate() if way == "certificate" else kafka_secured.login(way)
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
-    for topic in (sink, f"{sink}-exact"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 10) == list(range(10))

@@ -49,6 +49,7 @@ class BatchTransactions:
         self._client: confluent_kafka.Producer | None = None
         self._guard = TransactionGuard()
         self._group: Any = None
+        self._next: int | None = None
         self.digest = ""
         """What `write` was given with the batch before the number that `open` returned."""
         self._refused: errors.HeadraceError | None = None
@@ -79,11 +80,11 @@ class BatchTransactions:
             client = confluent_kafka.Producer(properties)
             client.init_transactions(_LIMIT_SECONDS)
             self._guard.opened(time.monotonic())
-            number = self._look_up()
+            self._next = self._look_up()
         except confluent_kafka.KafkaException as cause:
             raise self._error(cause, f"open the transactional producer {self._name}") from cause
         self._client = client
-        return number
+        return self._next
 
     def write(self, number: int, rows: Any, digest: str = "") -> None:
         """Write a batch: its records and the number of the next batch become visible together.
@@ -130,6 +131,7 @@ class BatchTransactions:
                     client.abort_transaction(_ANSWER_SECONDS)
             self.close()
             raise failed from cause
+        self._next = number + 1
         self._guard.ended(time.monotonic())
 
     def poll(self) -> None:
@@ -147,11 +149,11 @@ class BatchTransactions:
 
     def _usable_client(self) -> confluent_kafka.Producer:
         """Return a producer that no late request of an earlier transaction can disturb."""
-        end = time.monotonic() + _ANSWER_SECONDS
+        end, known = time.monotonic() + _ANSWER_SECONDS, self._next
         while self._client and not self._guard.fresh and time.monotonic() < end:
             self._client.poll(_STATISTICS_SECONDS)
-        if not self._client or not self._guard.fresh or self._guard.problem():
-            self.open()
+        if (not self._client or not self._guard.fresh or self._guard.problem()) and self.open() != known:
+            raise errors.TransactionAborted(f"another process has written batches of {self._name}")
         self._guard.begin()
         assert self._client
         return self._client

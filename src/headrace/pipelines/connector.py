@@ -4,7 +4,6 @@ Spark sees references (`${file:secrets.properties:NAME}`), so no plan, log or ch
 replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.access import Right, missing_right
 from headrace.kafka.connection_errors import refused_by_java
-from headrace.pipelines.driver.plan import REGISTRY, SECRETS_FILE
+from headrace.pipelines.driver.plan import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.spec import PipelineSpec
 
@@ -62,12 +61,10 @@ def require_supported(kafka: KafkaConfig) -> None:
 
 def with_registry(security: ConnectorSecurity, registry: SchemaRegistryConfig) -> ConnectorSecurity:
     """Return what also lets Python workers of Spark ask the schema registry; its settings are a secret as a whole."""
-    shown, key_password = registry.model_dump(mode="json"), registry.tls.key_password.get_secret_value()
-    shown["password"], shown["tls"]["key_password"] = registry.current_password(), key_password
-    secrets = {**security.secrets, REGISTRY: json.dumps(shown)}
-    return security._replace(
-        secrets=secrets, values=security.values | {*filter(None, (shown["password"], key_password))}
-    )
+    password, key_password = registry.current_password(), registry.tls.key_password.get_secret_value()
+    current = with_secrets(registry.model_copy(update={"password": SecretStr(password)}))
+    values = security.values | {*filter(None, (password, key_password))}
+    return security._replace(secrets={**security.secrets, REGISTRY: current}, values=values)
 
 
 def connector_options(security: KafkaSecurity) -> ConnectorSecurity:

@@ -145,6 +145,8 @@ def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    if "task" in spec.transactions and str(spec.driver.settings.get("spark.speculation")).lower() == "true":
+        yield ("driver", "settings"), "spark.speculation and scope: task do not go together: two tasks fence each other"
     for name, source in spec.sources.items():
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"

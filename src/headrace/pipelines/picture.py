@@ -35,7 +35,8 @@ def guarantee(flow: FlowSpec) -> str:
     """Return how often the sink has a row after failures."""
     pushed = ", and its backend at least once" if getattr(flow.sink, "backend", None) else ""
     if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
-        return f"exactly once{pushed}"
+        by_task = ", each task visible on its own" if getattr(flow.sink, "scope", "") == "task" else ""
+        return f"exactly once{by_task}{pushed}"
     return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once") + pushed
 
 

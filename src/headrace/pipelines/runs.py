@@ -245,11 +245,14 @@ class PipelineRun(Service):
                 require_cores(self._spec, self._partitions)
                 for topic, like in topics_written(self._spec).items():
                     await self._ensure_topic(topic, like)
-                if self._spec.has_transactions:
+                if self._spec.transactions:
                     await InternalTopic(BATCHES_TOPIC).ensure(self._admin)
                 toolchain = await find_toolchain()
                 in_use = self._kafka.security.in_use
                 security = await run_blocking(functools.partial(connector_options, in_use))
+                kafka = self._kafka.model_copy(update={"security": in_use}) if self._spec.transactions else None
+                if kafka and "task" in self._spec.transactions:
+                    security.secrets[wire.KAFKA] = wire.with_secrets(kafka)
                 if self._spec.uses_registry:
                     security = with_registry(security, self._registry)
                 self._security = in_use
@@ -264,7 +267,7 @@ class PipelineRun(Service):
                     spec=self._spec.model_copy(update={"kafka": PipelineKafka()}),
                     bootstrap_servers=self._kafka.bootstrap_servers,
                     security=security.options,
-                    kafka=self._kafka.model_copy(update={"security": in_use}) if self._spec.has_transactions else None,
+                    kafka=kafka,
                     folder=self._folder,
                     jars=toolchain.jars,
                     java_flags=toolchain.archive.flags,

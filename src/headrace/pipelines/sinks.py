@@ -51,6 +51,9 @@ class KafkaSink(_Sink):
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
     """With `exactly_once` each micro-batch is one transaction of Kafka: readers at read_committed see all of its
     records at once, and none twice. The micro-batch must fit into the driver's memory (`trigger.max_records`)."""
+    scope: Literal["batch", "task"] = "batch"
+    """With `exactly_once`: `task` writes a micro-batch in `driver.shuffle_partitions` transactions, each by a task of
+    Spark, without the driver. The records of a task become visible at once, and those of a key are in one task."""
     transaction_timeout_seconds: PositiveSeconds = _TRANSACTION_SECONDS
     """With `exactly_once`: after this time Kafka aborts the transaction of a driver that is lost. The write of each
     micro-batch must be shorter. Until then readers at read_committed wait before its records."""
@@ -78,8 +81,9 @@ class KafkaSink(_Sink):
         if self.delivery == "exactly_once" and self.options:
             raise ValueError("options are those of Spark's connector, which exactly_once does not use: remove them")
         own = self.accept_unknown_batch or self.transaction_timeout_seconds != _TRANSACTION_SECONDS
-        if self.delivery != "exactly_once" and own:
-            raise ValueError("transaction_timeout_seconds and accept_unknown_batch need delivery: exactly_once: set it")
+        if self.delivery != "exactly_once" and (own or self.scope == "task"):
+            text = "scope, transaction_timeout_seconds and accept_unknown_batch"
+            raise ValueError(f"{text} need delivery: exactly_once: set it")
         return self
 
     @property

@@ -194,7 +194,8 @@ class DriverSpec(Section):
     cores: Count | None = None
     """Tasks that run at the same time; all cores of the machine or of the cluster when absent."""
     shuffle_partitions: Count = 2
-    """Parts into which aggregates and joins are split. It cannot change while a flow with state has a checkpoint."""
+    """Parts into which aggregates and joins are split, and tasks that write a sink with `scope: task`. It cannot change
+    while a flow that needs it has a checkpoint."""
     stall_seconds: PositiveSeconds = 300.0
     """A flow that ends no micro-batch and no task for so long is reported in readiness; after twice the time its
     driver is replaced."""
@@ -254,10 +255,10 @@ class PipelineSpec(Section):
         return found
 
     @property
-    def has_transactions(self) -> bool:
-        """Whether a flow writes to Kafka in transactions."""
+    def transactions(self) -> set[str]:
+        """Scopes of the transactions in which flows write to Kafka; empty without any."""
         sinks = [flow.sink for flow in self.running.values()]
-        return any(isinstance(sink, KafkaSink) and sink.delivery == "exactly_once" for sink in sinks)
+        return {sink.scope for sink in sinks if isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"}
 
     @property
     def uses_registry(self) -> bool:

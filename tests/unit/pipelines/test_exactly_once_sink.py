@@ -14,7 +14,10 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
 from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
 from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.session import settings
+from headrace.pipelines.graph import problems_of
 from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.picture import guarantee
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 
@@ -222,6 +225,8 @@ def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path) -> N
         ({}, {"delivery": "exactly_once", "options": {"kafka.linger.ms": 1}}, "options are those of Spark's connector"),
         ({}, {"accept_unknown_batch": True}, "need delivery: exactly_once: set it"),
         ({}, {"transaction_timeout_seconds": 5}, "need delivery: exactly_once: set it"),
+        ({}, {"scope": "task"}, "need delivery: exactly_once: set it"),
+        ({"realtime": True}, {"delivery": "exactly_once", "scope": "task"}, "real-time mode writes at least once"),
         ({}, {"push": {"max_in_flight": 2}}, "push needs a backend: write backend"),
         (
             {},
@@ -240,6 +245,45 @@ def test_what_a_sink_cannot_do_is_refused(
     file.write_text(yaml.safe_dump({"name": "p", "trigger": trigger, "sources": sources, "flows": flows}))
     with pytest.raises(PipelineInvalid, match=rf"p\.yaml:\d+: flows\.f\.sink.*{text}"):
         load_pipeline(file)
+
+
+def exact(scope: str, **driver: Any) -> PipelineSpec:
+    """Return a pipeline with a sink of this scope."""
+    flow = {"sql": "SELECT * FROM a", "sink": {"topic": "out", "delivery": "exactly_once", "scope": scope}}
+    sources = {"a": {"topic": "t", "schema": "x INT"}}
+    return PipelineSpec.model_validate({"name": "p", "sources": sources, "flows": {"f": flow}, "driver": driver})
+
+
+def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
+    """A task that fails is tried again, and the plan shows what becomes visible together."""
+    for scope, master, text in (
+        ("batch", "local[3]", "exactly once"),
+        ("task", "local[3,4]", "exactly once, each task visible on its own"),
+    ):
+        spec = exact(scope, cores=3)
+        plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/a.jar"),))
+        assert (settings(plan)["spark.master"], guarantee(spec.flows["f"])) == (master, text)
+        assert spec.transactions == {scope}
+
+
+def test_speculation_is_refused_with_scope_task() -> None:
+    """The second task of a pair would fence the first, and the first the second when it is tried again."""
+    for scope, value, count in (("task", "true", 1), ("task", True, 1), ("task", False, 0), ("batch", True, 0)):
+        assert len(problems_of(exact(scope, settings={"spark.speculation": value}))) == count
+
+
+def test_rows_are_read_as_the_sink_says(tmp_path: Path) -> None:
+    """With tasks that write there are none left, and reading them again would write them again."""
+    target, calls = Target(), list[int]()
+    target.failures = [("before", KafkaTimeout("lost"))]
+
+    def read(batch: Any, number: int) -> str:
+        calls.append(number)
+        return "none left"
+
+    write = ExactlyOnceSink("f", lambda query: target, tmp_path, accepts=False, read=read)
+    write(batch("rows"), 0)
+    assert (target.rows, calls) == (["none left"], [0])
 
 
 def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:

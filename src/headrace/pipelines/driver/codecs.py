@@ -28,7 +28,7 @@ from headrace.functions import wire
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import to_json
 from headrace.lifecycle import SystemClock
-from headrace.pipelines.driver.plan import REGISTRY, DriverPlan
+from headrace.pipelines.driver.plan import REGISTRY, DriverPlan, secret
 from headrace.pipelines.driver.records import FAILED
 from headrace.pipelines.sinks import KafkaSink
 from headrace.records import Header, Record
@@ -48,9 +48,7 @@ class BlockingRegistry:
 
     def __init__(self, secrets: Path) -> None:
         """Take its address and login from the secrets file."""
-        [line] = [line for line in secrets.read_text("ascii").splitlines() if line.startswith(f"{REGISTRY}=")]
-        text = bytes.fromhex(line.partition("=")[2].replace("\\u", "")).decode("utf-16-be")
-        settings, clock = SchemaRegistryConfig.model_validate_json(text), SystemClock()
+        settings, clock = SchemaRegistryConfig.model_validate_json(secret(secrets, REGISTRY)), SystemClock()
         tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
         self.client = SchemaRegistry(settings, clock, tls.context if tls else None)
         self._loop = asyncio.new_event_loop()

@@ -1,6 +1,7 @@
 """Sinks that take each micro-batch exactly once, because the target keeps the number of the next one with its rows.
 
-Spark gives a micro-batch that failed or was cut by a crash again, with the same number and the same rows.
+Spark gives a micro-batch that failed or was cut by a crash again, with the same number and the same rows. Its tasks may
+write it in transactions of their own: each then has a number, too, and that of the micro-batch follows when all have.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ class ExactlyOnceSink:
     `poll` does what is due between batches, on another thread.
     """
 
-    def __init__(self, flow: str, make: Callable[[str], Any], checkpoint: Path, *, accepts: bool) -> None:
+    def __init__(
+        self,
+        flow: str,
+        make: Callable[[str], Any],
+        checkpoint: Path,
+        *,
+        accepts: bool,
+        read: Callable[[DataFrame, int], Any] = lambda batch, number: batch.toArrow(),
+    ) -> None:
         """Prepare.
 
         Args:
@@ -41,8 +50,10 @@ class ExactlyOnceSink:
             make: Makes the target for the id of the query, which is new with each checkpoint.
             checkpoint: Folder of the flow's checkpoint.
             accepts: Whether a batch is written although it is not known whether it was written before.
+            read: Returns the rows of a batch that the target writes.
         """
-        self._flow, self._make, self._accepts, self._offsets = flow, make, accepts, checkpoint / "offsets"
+        self._flow, self._make, self._accepts, self._read = flow, make, accepts, read
+        self._offsets = checkpoint / "offsets"
         planned = (int(file.name) for file in self._offsets.glob("*") if file.name.isdigit())
         self._tried = max(planned, default=-1)
         """The last batch that may have been written."""
@@ -59,7 +70,7 @@ class ExactlyOnceSink:
         while True:
             try:
                 if self._is_needed(batch, number):
-                    rows = batch.toArrow() if rows is None else rows
+                    rows = self._read(batch, number) if rows is None else rows
                     self._write(number, rows)
                 return
             except HeadraceError as cause:
@@ -82,7 +93,7 @@ class ExactlyOnceSink:
             PipelineInvalid: Its number does not follow the target's, so rows would be repeated or missing.
         """
         if self._target is None:
-            self._target = self._make(str(batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)))
+            self._target = self._make(_query(batch))
         if not self._is_open:
             self._next, self._is_open = self._target.open(), True
         changed = self._next == number + 1 and self._target.digest not in ("", self._digest(number))
@@ -134,4 +145,19 @@ def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
         assert plan.kafka
         return BatchTransactions(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
 
-    return ExactlyOnceSink(name, make, plan.checkpoint(name), accepts=sink.accept_unknown_batch)
+    accepts, checkpoint = sink.accept_unknown_batch, plan.checkpoint(name)
+    if not isinstance(sink, KafkaSink) or sink.scope == "batch":
+        return ExactlyOnceSink(name, make, checkpoint, accepts=accepts)
+    from headrace.pipelines.driver.task_sink import TaskWriter  # here, because most pipelines need none
+
+    limit, tasks = sink.transaction_timeout_seconds, plan.spec.driver.shuffle_partitions
+
+    def in_tasks(batch: DataFrame, number: int) -> Any:
+        write = TaskWriter(f"{prefix}.{_query(batch)}", number, limit, plan.secrets, accepts)
+        return write.all_of(batch, tasks)
+
+    return ExactlyOnceSink(name, make, checkpoint, accepts=accepts, read=in_tasks)
+
+
+def _query(batch: DataFrame) -> str:
+    return str(batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))

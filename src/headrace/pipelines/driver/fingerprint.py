@@ -26,7 +26,8 @@ _KINDS = ("topic", "files", "table", "rate", "postgres", "console", "memory")
 
 def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen:
     """Return what the checkpoint of a flow freezes, if the flow writes the rows of these frames."""
-    sink, walk = flow.sink, _Walk(plan)
+    sink, walk, parts = flow.sink, _Walk(plan), plan.spec.driver.shuffle_partitions
+    topic = f"topic in {parts} transactions" if getattr(sink, "scope", "") == "task" else "topic"
     for frame in frames:
         if frame is not None:
             walk.visit(frame._jdf.queryExecution().analyzed(), "")
@@ -34,8 +35,8 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
         sources=walk.sources,
         operators=walk.operators,
         output_mode=sink.mode,
-        sink="topic" if sink.topics else _described(sink),
-        shuffle_partitions=plan.spec.driver.shuffle_partitions if walk.operators else 0,
+        sink=topic if sink.topics else _described(sink),
+        shuffle_partitions=parts if walk.operators else 0,
     )
 
 

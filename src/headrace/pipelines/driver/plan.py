@@ -71,7 +71,7 @@ class DriverPlan(Section):
 
     def document(self) -> bytes:
         """Return the plan with its secrets, as JSON. It is for standard input of the driver only."""
-        return json.dumps(self.model_dump(by_alias=True, exclude_unset=True), default=_plain).encode()
+        return with_secrets(self).encode()
 
     def checkpoint(self, flow: str) -> Path:
         """Return the folder of a flow's checkpoint."""
@@ -92,8 +92,19 @@ class DriverPlan(Section):
         return self.folder / "tmp"
 
 
-def _plain(value: Any) -> str:
-    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+def with_secrets(section: Section) -> str:
+    """Return a section with its secrets, as JSON. It is for standard input of the driver and the secrets file only."""
+
+    def plain(value: Any) -> str:
+        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+    return json.dumps(section.model_dump(by_alias=True, exclude_unset=True), default=plain)
+
+
+def secret(file: Path, name: str) -> str:
+    """Return what the secrets file has of a name."""
+    [line] = [line for line in file.read_text("ascii").splitlines() if line.startswith(f"{name}=")]
+    return bytes.fromhex(line.partition("=")[2].replace("\\u", "")).decode("utf-16-be")
 
 
 class DriverEvent(msgspec.Struct, frozen=True, tag_field="event"):
@@ -186,8 +197,8 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     """The whole error, for a task other than `run`."""
 
 
-REGISTRY = "headrace.schema_registry"
-"""Name of the settings of the schema registry in the secrets file."""
+KAFKA, REGISTRY = "headrace.kafka", "headrace.schema_registry"
+"""Names of settings in the secrets file: how Python workers reach Kafka and the schema registry."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
 REFUSED = re.compile(

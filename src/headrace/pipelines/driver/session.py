@@ -93,7 +93,8 @@ def settings(plan: DriverPlan) -> dict[str, str]:
     found = {
         **dict(line.split("=", 1) for line in lines),
         "spark.app.name": f"headrace.{plan.spec.name}",
-        "spark.master": driver.master or f"local[{driver.cores or '*'}]",
+        # Without a limit of failures, no task in this process is tried again.
+        "spark.master": driver.master or f"local[{driver.cores or '*'}{',4' * ('task' in plan.spec.transactions)}]",
         "spark.driver.memory": f"{driver.heap_bytes // 1024}k",
         "spark.driver.extraClassPath": os.pathsep.join(map(str, plan.jars)),
         "spark.driver.extraJavaOptions": _java_options(plan),

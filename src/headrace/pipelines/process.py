@@ -107,7 +107,10 @@ async def find_toolchain(progress: Progress | None = None) -> Toolchain:
     java = await run_blocking(find_java, _JAVA_VERSION, for_spark=True)
     folder = await run_blocking(ensure_artifacts, "spark", progress)
     spark = find_spec("pyspark")
-    archive = ClassArchive(java, folder, str(spark and spark.origin))
+    assert spark
+    assert spark.origin
+    jars = Path(spark.origin).with_name("jars")
+    archive = ClassArchive(java, folder, f"{jars} {jars.stat().st_mtime_ns}")  # of this installation
     return Toolchain(tuple(sorted(folder.glob("*.jar"))), archive)
 
 

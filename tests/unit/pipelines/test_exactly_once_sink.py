@@ -169,7 +169,17 @@ def test_what_stays_for_a_minute_is_raised(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.monotonic", lambda: next(times))
     with pytest.raises(KafkaTimeout):
         sink(target, tmp_path)(batch("rows"), 0)
-    assert target.opened == 7
+    assert target.opened == 8
+
+
+def test_a_failure_that_took_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction may fail after more than a minute; the minute of tries begins then."""
+    target = Target()
+    target.failures = [("before", KafkaTimeout("lost after 100 seconds"))]
+    times = iter(range(0, 1000, 100))
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.monotonic", lambda: next(times))
+    sink(target, tmp_path)(batch("rows"), 0)
+    assert target.rows == ["rows"]
 
 
 @pytest.mark.parametrize(

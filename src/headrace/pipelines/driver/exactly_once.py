@@ -66,7 +66,7 @@ class ExactlyOnceSink:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write a micro-batch, unless the target has it."""
-        rows, end = None, time.monotonic() + _RETRY_SECONDS
+        rows, end = None, 0.0
         while True:
             try:
                 if self._is_needed(batch, number):
@@ -75,7 +75,9 @@ class ExactlyOnceSink:
                 return
             except HeadraceError as cause:
                 self._is_open = False
-                if not cause.retriable or time.monotonic() > end:
+                now = time.monotonic()
+                end = end or now + _RETRY_SECONDS  # from the first failure, before which more may have passed
+                if not cause.retriable or now > end:
                     self.failure = cause
                     raise
                 print(f"flow {self._flow}: {cause.description}", file=sys.stderr, flush=True)  # noqa: T201

@@ -140,6 +140,7 @@ def _java_options(plan: DriverPlan) -> str:
     # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
     # collector takes the least memory of all, and on two cores as little time as any.
     # A core file would hold secrets.
-    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash -Xlog:cds=off"
+    flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash"
+    flags += " -Xlog:cds=off -Xlog:cds+dynamic=off"
     further = [*(f"-D{name}={value}" for name, value in options.items()), *plan.java_flags]
     return " ".join([flags, *(f'"{flag}"' for flag in further)])

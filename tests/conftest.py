@@ -21,8 +21,9 @@ settings.register_profile("long", deadline=None, max_examples=500)
 # A JVM of a test ends before code that is compiled well has paid.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 
-# Whoever starts the tests in the background may have it ignored, and the programs under test would inherit that.
+# Whoever starts the tests in the background may have these ignored, and the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, overload
 
@@ -41,6 +41,14 @@ class Committed(NamedTuple):
     """The next to read."""
     metadata: str = ""
     """The text that is committed with the offset."""
+
+
+Offsets = Mapping[TopicPartition, int]
+"""An offset of each partition."""
+Epochs = Mapping[TopicPartition, int]
+"""The assignment epoch of each partition."""
+CommitOffsets = Mapping[TopicPartition, Committed]
+"""What is committed, or to be committed, of each partition."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

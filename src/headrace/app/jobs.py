@@ -1,7 +1,6 @@
 """Replays, jobs and dead letters of one process, with their endpoints."""
 
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 from headrace.app.context import ProcessContext
@@ -14,7 +13,7 @@ from headrace.control.redelivery import Redelivery
 from headrace.control.redrive_spec import TO_ORIGIN, Target
 from headrace.control.replay import RunContext
 from headrace.control.replays import Replays, conflict
-from headrace.control.running_consumer import RunningConsumer
+from headrace.control.running_consumer import RunningConsumers
 from headrace.kafka import CompactedTable, Lease
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.jobs import JobEndpoints
@@ -23,7 +22,7 @@ from headrace.web.routes.jobs import JobEndpoints
 def jobs_of(
     context: ProcessContext,
     table: CompactedTable[Any],
-    consumers: Mapping[str, RunningConsumer],
+    consumers: RunningConsumers,
     internal: InternalTopics,
     *,
     of_command: bool = False,
@@ -50,7 +49,7 @@ def jobs_of(
     return jobs, JobEndpoints(jobs, replays, dead_letter_jobs)
 
 
-def dead_letters(context: ProcessContext, consumers: Mapping[str, RunningConsumer]) -> DeadLetterEndpoints:
+def dead_letters(context: ProcessContext, consumers: RunningConsumers) -> DeadLetterEndpoints:
     """Return the endpoints of dead letters; those of these consumers can be delivered again."""
     config, admin, clock = context.config, context.admin, context.clock
     produce = context.inner_producer.produce

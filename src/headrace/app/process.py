@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.doctor import Durability, require
 from headrace.control.instance_owners import InstanceOwners
 from headrace.control.lag import LagMonitor
-from headrace.control.running_consumer import RunningConsumer, groups_of
+from headrace.control.running_consumer import RunningConsumer, RunningConsumers, groups_of
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
@@ -122,11 +122,7 @@ class App:
         self.supervisor.add(self.web)
 
     def _active(
-        self,
-        internal: InternalTopics,
-        running: Mapping[str, RunningConsumer],
-        member: str,
-        owners: InstanceOwners | None,
+        self, internal: InternalTopics, running: RunningConsumers, member: str, owners: InstanceOwners | None
     ) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers

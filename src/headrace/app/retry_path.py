@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from headrace.app.context import ProcessContext
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, Offsets, StaleEntries
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.lifecycle import Service
-from headrace.records import TopicPartition
+from headrace.records import Offsets, TopicPartition
 
 
 class RetryPath:

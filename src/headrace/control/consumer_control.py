@@ -24,7 +24,7 @@ from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, InvalidRequest, RequestError
 from headrace.kafka import CompactedTable
 from headrace.lifecycle import Clock
-from headrace.records import TopicPartition
+from headrace.records import Offsets, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +139,7 @@ class ConsumerControl(Reconciler):
         return list(self._commands.get(key_of("", consumer.name), {}).values())
 
     async def command(
-        self,
-        consumer: RunningConsumer,
-        action: str,
-        offsets: Mapping[TopicPartition, int],
-        facts: Entry,
-        wait_seconds: float,
+        self, consumer: RunningConsumer, action: str, offsets: Offsets, facts: Entry, wait_seconds: float
     ) -> CommandAnswer:
         """Write a command (`seek` or `skip`) for partitions, and wait for the processes that have them.
 

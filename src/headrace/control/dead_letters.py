@@ -10,7 +10,7 @@ from headrace.control.ended_offsets import EndedOffsets, load_ended
 from headrace.control.selection import iso_ms
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
-from headrace.records import TopicPartition
+from headrace.records import Offsets, TopicPartition
 
 _ENDINGS = (".dlq", ".quarantine")
 
@@ -90,8 +90,8 @@ def not_one(topic: str, why: str) -> InvalidRequest:
 def _count(
     topic: str,
     partitions: Sequence[TopicPartition],
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
+    starts: Offsets,
+    ends: Offsets,
     times: Mapping[TopicPartition, tuple[int, int]],
     ended: Mapping[str, EndedOffsets],
 ) -> DeadLetterCount:

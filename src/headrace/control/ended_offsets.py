@@ -16,7 +16,7 @@ from headrace.delivery.dead_letter import write_all
 from headrace.errors import LeaseTaken, TopicNotFound
 from headrace.kafka import Admin, InternalTopic, Lease, read_back
 from headrace.lifecycle import Clock
-from headrace.records import Header, OutgoingRecord, Produce, TopicPartition
+from headrace.records import Header, Offsets, OutgoingRecord, Produce
 
 ENDED_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192
@@ -135,7 +135,7 @@ class EndedOffsets:
         if records := self.records_for(ended, headers):
             await write_all(produce, records, "ended dead letters")
 
-    def tombstones_for_expired(self, starts: Mapping[TopicPartition, int]) -> list[OutgoingRecord]:
+    def tombstones_for_expired(self, starts: Offsets) -> list[OutgoingRecord]:
         """Return the records that remove blocks of dead letters below the start of the log."""
         firsts = {partition.partition: first for partition, first in starts.items()}
         return [

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Sequence, Set
 from datetime import datetime
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import msgspec
 from headrace import errors
 from headrace.control.dead_letter_pages import FoundDeadLetter, Scan, ScanOptions
 from headrace.control.ended_offsets import EndedOffsets, dead_letter_lease
-from headrace.control.running_consumer import RunningConsumer
+from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, restored
 from headrace.delivery.limit import SharedSlots
@@ -102,9 +102,7 @@ class _Passed(NamedTuple):
 class Redelivery:
     """Serves the calls."""
 
-    def __init__(
-        self, admin: Admin, consumers: Mapping[str, RunningConsumer], produce: Produce, clock: Clock, host: str
-    ) -> None:
+    def __init__(self, admin: Admin, consumers: RunningConsumers, produce: Produce, clock: Clock, host: str) -> None:
         """Prepare; `consumers` may change at any time, `host` is for the answer."""
         self._admin, self._consumers, self._produce, self._clock = admin, consumers, produce, clock
         self._instance = f"Reactive-Replay-{host}"

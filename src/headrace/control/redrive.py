@@ -26,7 +26,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Header, OutgoingRecord, Produce, Record, TopicPartition
+from headrace.records import Committed, Header, Offsets, OutgoingRecord, Produce, Record
 
 REPEATS_AT_MOST = 2000
 """Dead letters that a killed run sends again; with a rate, those of one second if they are fewer."""
@@ -37,6 +37,8 @@ _SESSIONS = 3
 _HOUR_MS = 3_600_000
 _MOST_REASONS = 20
 
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Called with how many offsets are passed, and how many there are."""
 Sent = Callable[[Sequence[OutgoingRecord], Sequence[Any]], None]
 """Called with records and what became of each."""
 
@@ -209,9 +211,7 @@ class Redrive:
         self._unsaved: list[Mapping[int, Sequence[int]]] = []
         self._ends = spec.ends
 
-    async def run(
-        self, stop: asyncio.Event, on_progress: Callable[[int, int], Awaitable[None]] | None = None
-    ) -> Redriven:
+    async def run(self, stop: asyncio.Event, on_progress: OnProgress | None = None) -> Redriven:
         """Do it, and return what was done; `stop` ends it early, with what has ended saved.
 
         Raises:
@@ -236,9 +236,7 @@ class Redrive:
             await self._ended.load(settled=True)
             return await self._pass(stop, on_progress)
 
-    async def _sessions(
-        self, stop: asyncio.Event, on_progress: Callable[[int, int], Awaitable[None]] | None
-    ) -> Redriven:
+    async def _sessions(self, stop: asyncio.Event, on_progress: OnProgress | None) -> Redriven:
         """Run in sessions: each fences those before it, and then loads what they have committed."""
         failures = 0
         while True:
@@ -262,7 +260,7 @@ class Redrive:
             assert self._lease
             await self._lease.check()
 
-    async def _pass(self, stop: asyncio.Event, on_progress: Callable[[int, int], Awaitable[None]] | None) -> Redriven:
+    async def _pass(self, stop: asyncio.Event, on_progress: OnProgress | None) -> Redriven:
         """Read what is left and deliver it."""
         spec, ended, tally = self._spec, self._ended, self._tally
         now = self._clock.time()
@@ -311,9 +309,7 @@ class Redrive:
             _check(await (self._session.submit(expired) if self._session else self._produce(expired)))
         return tally.result()
 
-    async def _read(
-        self, run: Run, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncGenerator[list[Record], None]:
+    async def _read(self, run: Run, starts: Offsets, ends: Offsets) -> AsyncGenerator[list[Record], None]:
         """Read partitions; an outage ends the run, which may be repeated at any time."""
         try:
             async with contextlib.aclosing(read_window(self._admin.config, starts, ends)) as batches:

@@ -9,7 +9,7 @@ from headrace import errors
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.jobs import Job, JobRunner, Jobs, JobView, spec_of
 from headrace.control.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
-from headrace.control.running_consumer import RunningConsumer, find_consumer
+from headrace.control.running_consumer import RunningConsumer, RunningConsumers, find_consumer
 from headrace.control.selection import Moment, Selection, Span, Window
 from headrace.kafka import Admin, check_topic
 
@@ -82,12 +82,7 @@ class Replays:
     """Starts replays, and makes what runs them."""
 
     def __init__(
-        self,
-        context: RunContext,
-        consumers: Mapping[str, RunningConsumer],
-        internal: InternalTopics,
-        *,
-        producing: bool = True,
+        self, context: RunContext, consumers: RunningConsumers, internal: InternalTopics, *, producing: bool = True
     ) -> None:
         """Prepare; `consumers` are those of this process and may change, nothing is replayed to `internal` topics.
 

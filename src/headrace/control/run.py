@@ -16,7 +16,7 @@ from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import CommitOffsets, Offsets, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ _PARTS = 4
 _LOOK_SECONDS, _SAVE_SECONDS, _DRAIN_SECONDS = 0.2, 1.0, 10.0
 _SILENT_SECONDS = 30.0
 
-Read = Callable[[Mapping[TopicPartition, int], Mapping[TopicPartition, int]], AsyncGenerator[list[Record], None]]
+Read = Callable[[Offsets, Offsets], AsyncGenerator[list[Record], None]]
 """Reads partitions from offsets to before offsets, as `read_records`."""
-StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Offsets]]
 """Returns the first offset that is still in each partition."""
 
 
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 class Progress(NamedTuple):
     """How far a run is at one moment."""
 
-    positions: Mapping[TopicPartition, Committed]
+    positions: CommitOffsets
     """What a group would have committed."""
     ended: int
     """Records that ended in this run."""
@@ -86,8 +86,8 @@ class WindowSource(Service):
     def __init__(
         self,
         pump: Pump,
-        starts: Mapping[TopicPartition, Committed],
-        ends: Mapping[TopicPartition, int],
+        starts: CommitOffsets,
+        ends: Offsets,
         *,
         read: Read,
         start_offsets: StartOffsets,
@@ -153,7 +153,7 @@ class WindowSource(Service):
         if self.is_urgent:
             self.changed.set()
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: CommitOffsets) -> None:
         # The pump commits all that has ended since its last commit, so these numbers and offsets belong together.
         self.progress = Progress({**self.progress.positions, **offsets}, self._held.ended, self._pump.counts.read())
         self._look()
@@ -173,7 +173,7 @@ class WindowSource(Service):
                             await self._hand_over(part)
                 self._positions = dict(self._ends)
             except HeadraceError as error:
-                starts: Mapping[TopicPartition, int] = {}
+                starts: Offsets = {}
                 with contextlib.suppress(HeadraceError):
                     starts = await self._start_offsets(list(left))
                 passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}

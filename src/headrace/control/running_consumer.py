@@ -84,6 +84,10 @@ class RunningConsumer:
         )
 
 
+RunningConsumers = Mapping[str, RunningConsumer]
+"""The consumers of this process by name; they may change at any time."""
+
+
 def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) -> RunningConsumer | None:
     """Return the `consumer` or `function` of a name; a function's name alone means its first trigger."""
     if kind == "consumer":

@@ -20,7 +20,7 @@ from headrace.delivery.protocols import (
     no_epoch,
     not_taken,
 )
-from headrace.records import Committed, Header, OutgoingRecord, Produce, Record, TopicPartition
+from headrace.records import CommitOffsets, Header, OutgoingRecord, Produce, Record, TopicPartition
 
 REPLAY = "headrace.replay"
 """Header of a record that a replay wrote to a topic: the id of the job."""
@@ -101,7 +101,7 @@ class RestoredDelivery:
         self.unproved += len(selected) - len(proved)
         return replies
 
-    def ended(self, positions: Mapping[TopicPartition, Committed]) -> dict[int, list[int]]:
+    def ended(self, positions: CommitOffsets) -> dict[int, list[int]]:
         """Return the dead letters that have ended, as the positions say, and are not forgotten, by partition."""
         found: dict[int, list[int]] = {}
         for (_, number), at in positions.items():

@@ -25,7 +25,7 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DELEGATED, DeadLetter, Delivery, Destination, Reply, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
 from headrace.lifecycle import Clock, Service
-from headrace.records import Record, TopicPartition
+from headrace.records import Offsets, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,6 @@ _ROUND_SECONDS = 60.0
 _MOST_ENTRIES = 1000
 _BLOCKED = Reply("Blocked", "an earlier record of its key waits in a retry topic")
 _Key = tuple[str, int, int, bytes]
-Offsets = Mapping[TopicPartition, int]
 _NONE: Mapping[int, int] = {}
 
 

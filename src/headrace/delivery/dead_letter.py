@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.delivery.protocols import DeadLetter
 from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnauthorized, RecordTooLarge
-from headrace.records import Header, OutgoingRecord, Record, TopicPartition
+from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -171,11 +171,7 @@ def restored(dead_letter: Record) -> Record:
     )
 
 
-async def write_all(
-    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
-    records: Sequence[OutgoingRecord],
-    what: str,
-) -> Sequence[Any]:
+async def write_all(produce: Produce, records: Sequence[OutgoingRecord], what: str) -> Sequence[Any]:
     """Write records and return where they are.
 
     Raises:
@@ -192,9 +188,7 @@ async def write_all(
     return results
 
 
-async def write_each(
-    produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]], records: Sequence[OutgoingRecord]
-) -> list[Any]:
+async def write_each(produce: Produce, records: Sequence[OutgoingRecord]) -> list[Any]:
     """Write records and return where each is, or why it is not written."""
     try:
         results = list(await produce(records))
@@ -211,12 +205,7 @@ async def write_each(
 class DeadLetterTopic:
     """Writes dead letters to topics named after their origin, and waits for every acknowledgement."""
 
-    def __init__(
-        self,
-        topic: str,
-        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
-        ensure: Callable[[str, str], Awaitable[None]] | None,
-    ) -> None:
+    def __init__(self, topic: str, produce: Produce, ensure: Callable[[str, str], Awaitable[None]] | None) -> None:
         """Prepare; `{topic}` in `topic` is the origin's name. Without `ensure` others create dead letter topics."""
         self._topic = topic
         self._produce = produce

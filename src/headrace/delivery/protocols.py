@@ -6,11 +6,11 @@ function implement `Destination`; the writer of dead letters and the retry topic
 
 import enum
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import CommitOffsets, Committed, Record, TopicPartition
 
 REPLAY = "X-Headrace-Replay"
 """Header with the id of the replay job that delivers a record."""
@@ -183,7 +183,7 @@ class Source(Protocol):
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         """Release the bytes of records of a partition that have ended."""
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: CommitOffsets) -> None:
         """Commit offsets and their metadata; returns at once, the newest call per partition wins."""
 
 

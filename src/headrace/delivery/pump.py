@@ -18,7 +18,7 @@ from headrace.delivery.protocols import DeadLetterWriter, Destination, Membershi
 from headrace.delivery.status import LiveSettings, PumpStatus, status_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, Record, RecordBatch, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +144,7 @@ class Pump(Service):
 
     # The listener of the source --------------------------------------------------------------------------------------
 
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
+    def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         self.counts.assignment_changes += bool(partitions)
         # A partition can be assigned again without a revoke before: two lanes would deliver its records in any order.
         self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.is_fenced])
@@ -305,7 +303,7 @@ class Pump(Service):
             self._commit(commits)
         return looked_at
 
-    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def _commit(self, offsets: CommitOffsets) -> None:
         if self.source:
             self.source.commit(offsets)
 

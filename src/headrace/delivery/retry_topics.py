@@ -5,9 +5,8 @@ records of a topic wait equally long, so they are due in the order of the topic.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys
@@ -26,7 +25,7 @@ from headrace.delivery.protocols import (
 )
 from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
 from headrace.lifecycle import Clock
-from headrace.records import Header, OutgoingRecord, Record, TopicPartition
+from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
 
 PREFIX = "headrace.retry."
 _NAMES = tuple(
@@ -43,7 +42,7 @@ class RetryTopics:
         self,
         group: str,
         retry: RetryConfig,
-        produce: Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]],
+        produce: Produce,
         clock: Clock,
         *,
         dead_letters: DeadLetterWriter | None,

@@ -7,7 +7,7 @@ two open transactions, whichever worker has the partition. Source: KIP-98, KIP-4
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from headrace.delivery.context import Batch
@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
 from headrace.functions.held_outputs import HeldOutput, HeldOutputs
 from headrace.kafka import Consumer, GroupTransactions
 from headrace.lifecycle import Deadline, Readiness
-from headrace.records import Committed, OutgoingRecord, Record, RecordBatch, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, OutgoingRecord, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,7 @@ class TransactionalPump(Pump):
     def readiness(self) -> Readiness:
         return Readiness(False, f"transactions fail: {self._problem}") if self._problem else super().readiness()
 
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
+    def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         super().on_assigned(partitions, committed)
         for partition in partitions:
             self._lanes[partition].tried = self._tried.get(partition, {})
@@ -101,7 +99,7 @@ class TransactionalPump(Pump):
         self._held.ended(RecordBatch.of(records), how)
         super().report(records, size_bytes, how, replies)
 
-    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def _commit(self, offsets: CommitOffsets) -> None:
         self._next.update(offsets)
 
     async def _commit_often(self) -> None:
@@ -130,7 +128,7 @@ class TransactionalPump(Pump):
                 self._ended_with(failure, offsets, len(outputs))
 
     async def _write(
-        self, offsets: Mapping[TopicPartition, Committed], outputs: Sequence[tuple[TopicPartition, HeldOutput]]
+        self, offsets: CommitOffsets, outputs: Sequence[tuple[TopicPartition, HeldOutput]]
     ) -> HeadraceError | None:
         """Write a transaction, again while Kafka cannot be reached; return why it is not known to be committed."""
         records = [output.record for _, output in outputs]
@@ -174,7 +172,7 @@ class TransactionalPump(Pump):
         self._failures += 1
         self._problem = failure.description if self._failures > 1 else ""
 
-    async def _rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+    async def _rewind(self, epochs: Epochs) -> None:
         """Begin these assignments again after a pause, at what the group has committed."""
         if self._failures > 1:
             await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))

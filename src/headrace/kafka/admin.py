@@ -19,7 +19,7 @@ from headrace.kafka.properties import client_properties
 from headrace.kafka.reachability import Reachability
 from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import SystemClock, run_blocking
-from headrace.records import TopicPartition
+from headrace.records import Offsets, TopicPartition
 
 T = TypeVar("T")
 _MOVE_PAUSE_SECONDS = 0.1
@@ -284,7 +284,7 @@ class Admin:
         entries = await self._of_group(f"read offsets of group {group}", ask, right) if partitions else []
         return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
-    async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def alter_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Set committed offsets of a group without members.
 
         Raises:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -13,7 +13,7 @@ from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import from_client, to_client
 from headrace.lifecycle import Clock
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,12 @@ _NO_CONNECTION = (
 """`Reachability` reports the outage, once for all clients."""
 _RETRY_SECONDS = 1.0
 _COMMITS = "commits"
+Answer = Callable[[Sequence[TopicPartition] | HeadraceError], None]
+"""Takes the partitions that were revoked before their commit was acknowledged, or the error."""
 _TRIES, _TRY_SECONDS = 30, 0.1
 
 
-def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> confluent_kafka.KafkaError | None:
+def commit_now(client: Any, offsets: CommitOffsets) -> confluent_kafka.KafkaError | None:
     """Commit and wait. Returns why it failed; None if it did not.
 
     Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions. A commit
@@ -54,9 +56,7 @@ def commit_now(client: Any, offsets: Mapping[TopicPartition, Committed]) -> conf
 class _Request:
     """A commit whose caller waits for its end."""
 
-    def __init__(
-        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition] | HeadraceError], None]
-    ) -> None:
+    def __init__(self, partitions: Iterable[TopicPartition], answer: Answer) -> None:
         self.unsent = set(partitions)
         self.sent = set[TopicPartition]()
         self.dropped: list[TopicPartition] = []
@@ -75,8 +75,8 @@ class Commits:
         self,
         name: str,
         clock: Clock,
-        epoch_of: Mapping[TopicPartition, int],
-        acknowledged: Callable[[Mapping[TopicPartition, int]], None] = lambda _: None,
+        epoch_of: Epochs,
+        acknowledged: Callable[[Epochs], None] = lambda _: None,
         problems: ConsumerProblems | None = None,
     ) -> None:
         """Prepare; `acknowledged` gets the epochs of acknowledged commits by partition, `problems` a refused one."""
@@ -92,12 +92,7 @@ class Commits:
         self._retry_at = 0.0
         self._requests: list[_Request] = []
 
-    def request_answered(
-        self,
-        offsets: Mapping[TopicPartition, Committed],
-        epochs: Mapping[TopicPartition, int],
-        answer: Callable[[Sequence[TopicPartition] | HeadraceError], None],
-    ) -> None:
+    def request_answered(self, offsets: CommitOffsets, epochs: Epochs, answer: Answer) -> None:
         """Commit offsets of these epochs, and answer once.
 
         The answer has the partitions that are no longer assigned. The others are acknowledged by then. If a right is
@@ -108,9 +103,7 @@ class Commits:
         self.request(offsets, epochs)
         self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
-    def when_settled(
-        self, partitions: Iterable[TopicPartition], answer: Callable[[Sequence[TopicPartition] | HeadraceError], None]
-    ) -> None:
+    def when_settled(self, partitions: Iterable[TopicPartition], answer: Answer) -> None:
         """Answer when no commit of these partitions waits or is in flight, with those revoked before that."""
         settling = _Request(self._newest.keys() & set(partitions), answer)
         if self.in_flight:
@@ -118,7 +111,7 @@ class Commits:
         self._requests.append(settling)
         self._end_requests()
 
-    def request(self, offsets: Mapping[TopicPartition, Committed], epochs: Mapping[TopicPartition, int]) -> None:
+    def request(self, offsets: CommitOffsets, epochs: Epochs) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
         for partition, at in offsets.items():
             epoch = epochs.get(partition)

@@ -25,7 +25,7 @@ from headrace.kafka.properties import member_properties
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_offsets import GroupOffsets, metadata_in
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Consumer(Service):
             self._released_part = 0.0
             self._commands.wake()
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: CommitOffsets) -> None:
         assert self._poll
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         self._commands.append(functools.partial(self._poll.commits.request, dict(offsets), epochs))
@@ -215,11 +215,11 @@ class Consumer(Service):
             raise result
         return result
 
-    async def move(self, offsets: Mapping[TopicPartition, int]) -> Sequence[TopicPartition]:
+    async def move(self, offsets: Offsets) -> Sequence[TopicPartition]:
         """Read partitions from other offsets on, without a commit, unless some are not assigned: return those."""
         return await self._answered(lambda poll, answer: poll.move(offsets, answer))
 
-    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
         try:
             return await self._answered(lambda poll, answer: poll.committed(partitions, answer))
@@ -227,18 +227,18 @@ class Consumer(Service):
             await self._admin.group_members(self._group, "Read")  # the client does not say that the group is refused
             raise
 
-    async def commit_now(self, offsets: Mapping[TopicPartition, Committed]) -> Sequence[TopicPartition]:
+    async def commit_now(self, offsets: CommitOffsets) -> Sequence[TopicPartition]:
         """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         return await self._answered(lambda poll, answer: poll.commits.request_answered(offsets, epochs, answer))
 
-    async def for_transaction(self, offsets: Mapping[TopicPartition, Committed]) -> GroupOffsets | None:
+    async def for_transaction(self, offsets: CommitOffsets) -> GroupOffsets | None:
         """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         metadata: Any = await self._answered(lambda poll, answer: poll.group_metadata(epochs, answer))
         return GroupOffsets(offsets, lambda: metadata, self._admin.config, self._group) if metadata else None
 
-    def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> GroupOffsets:
+    def group_offsets(self, offsets: CommitOffsets) -> GroupOffsets:
         """Return offsets of the present assignments for a transaction, which reads the generation when it sends them.
 
         They must not be committed in another way.
@@ -251,7 +251,7 @@ class Consumer(Service):
         """Return whether a commit of a partition, as of the offset it starts at, waits or is in flight."""
         return self._poll is not None and self._poll.commits.is_open(partition)
 
-    def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+    def rewind(self, epochs: Epochs) -> None:
         """Deliver again what the group has not committed of these assignments."""
         assert self._poll
         self._commands.append(functools.partial(self._poll.rewind, dict(epochs)))
@@ -299,7 +299,7 @@ class Consumer(Service):
 
         self._commands.append(restart)
 
-    def _ask_store(self, loop: LoopProxy, epochs: Mapping[TopicPartition, int]) -> None:
+    def _ask_store(self, loop: LoopProxy, epochs: Epochs) -> None:
         """Ask for stored offsets; called on the thread."""
         for partition, epoch in epochs.items():
             loop.post(lambda p=partition, e=epoch: self.spawn(self._ask(p, e), "stored offset"))

@@ -7,7 +7,7 @@ killed process loses it when its session in the group ends, and a process that w
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,7 +20,7 @@ from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.topics import InternalTopic
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Epochs, TopicPartition
 
 _GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"
@@ -102,15 +102,11 @@ class Lease(Listener):
             await consumer.drain(Deadline(self._clock, _LEAVE_SECONDS))
             await consumer.stop()
 
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
+    def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         if partitions:
             self._assigned.set()
 
-    async def on_revoked(
-        self, partitions: Sequence[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, Committed]:
+    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
         self.lost.set()
         return {}
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from headrace.config.kafka import KafkaConfig
@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.kafka.access import Right, is_refused
 from headrace.kafka.error_map import to_error
 from headrace.lifecycle import Deadline, LoopBridge, Service
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import CommitOffsets, Epochs, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +22,7 @@ T = TypeVar("T")
 class Listener(Protocol):
     """Receives the records of a consumer. Every method runs on the loop; three of them do nothing by default."""
 
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
+    def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         """Partitions are assigned: partition to assignment epoch, and the group's committed offsets."""
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
@@ -39,9 +37,7 @@ class Listener(Protocol):
         """So many offsets are no longer in the log and were skipped, as the policy says."""
         return
 
-    async def on_revoked(
-        self, partitions: Sequence[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, Committed]:
+    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
         """Finish what is in flight for these partitions, and return what to commit for them.
 
         Returns within the deadline; what is unfinished then is abandoned, and the next owner delivers it.

@@ -23,7 +23,7 @@ from headrace.kafka.reader import to_batches
 from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.failpoints import reach
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class PollThread:
         self.resolver = resolver
         self._problems = problems
         self._clock = clock
-        self.member: tuple[bytes, Mapping[TopicPartition, int]] = b"", {}
+        self.member: tuple[bytes, Epochs] = b"", {}
         """For transactions: the client's metadata of the last turn, and the epochs then; for any thread."""
         self._use(security.make())
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
@@ -206,7 +206,7 @@ class PollThread:
         if added:
             self._on_assign(self._client, _plain(added))
 
-    def move(self, offsets: Mapping[TopicPartition, int], answer: Callable[[Sequence[TopicPartition]], None]) -> None:
+    def move(self, offsets: Offsets, answer: Callable[[Sequence[TopicPartition]], None]) -> None:
         """Read on at other offsets, without a commit. If partitions are not assigned, move none and answer with them.
 
         A revoke cannot happen between the check and the moves, because it is a call of this thread.
@@ -221,9 +221,7 @@ class PollThread:
         answer(gone)
 
     def committed(
-        self,
-        partitions: Sequence[TopicPartition],
-        answer: Callable[[Mapping[TopicPartition, Committed] | HeadraceError], None],
+        self, partitions: Sequence[TopicPartition], answer: Callable[[CommitOffsets | HeadraceError], None]
     ) -> None:
         """Answer with the committed offsets of the group, or with the error of Kafka."""
         try:
@@ -234,7 +232,7 @@ class PollThread:
             return
         answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
-    def group_metadata(self, epochs: Mapping[TopicPartition, int], answer: Callable[[Any], None]) -> None:
+    def group_metadata(self, epochs: Epochs, answer: Callable[[Any], None]) -> None:
         """Answer with the metadata of this member, when earlier commits of these partitions have ended.
 
         The answer is None if a partition is not assigned in its epoch any more.
@@ -251,7 +249,7 @@ class PollThread:
         if self.resolver.policy.transactional:
             self.member = self._client.consumer_group_metadata(), self.epochs.copy()
 
-    def rewind(self, epochs: Mapping[TopicPartition, int]) -> None:
+    def rewind(self, epochs: Epochs) -> None:
         """Begin these assignments anew, at what the group has committed; those that have ended are left out."""
         partitions = [partition for partition, epoch in epochs.items() if self.epochs.get(partition) == epoch]
         self._forget(partitions)
@@ -461,7 +459,7 @@ class PollThread:
             )
         reach("revoke.committed")
 
-    def _drain(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def _drain(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Wait until the loop has drained partitions; return what may be committed."""
         leave_by = self.leave_by
         seconds = min(_DRAIN_SECONDS, leave_by.remaining_seconds) if leave_by else self.resolver.policy.drain_seconds
@@ -469,7 +467,7 @@ class PollThread:
         listener = self.loop.listener
         self._read_member()  # a generation may have begun, and no other member has these partitions yet
 
-        async def drain() -> Mapping[TopicPartition, Committed]:
+        async def drain() -> CommitOffsets:
             return await listener.on_revoked(partitions, deadline)
 
         answer = self.loop.wait_for(drain, "revoke", seconds + 1)

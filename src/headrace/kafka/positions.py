@@ -13,7 +13,7 @@ import confluent_kafka
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, OffsetNotCommitted
 from headrace.lifecycle import Clock, Deadline
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 
 _LIMIT_SECONDS = 3.0
 """The thread does not poll meanwhile, and other partitions wait for it."""
@@ -26,7 +26,7 @@ _RETRY_SECONDS = 1.0
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
 """Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
 offset. Raises HeadraceError if there is no answer."""
-AskStore = Callable[[Mapping[TopicPartition, int]], None]
+AskStore = Callable[[Epochs], None]
 """Asks for stored offsets in these epochs and returns at once. `answered` or `failed` takes the answer."""
 
 
@@ -227,7 +227,7 @@ class PositionResolver:
         text = f"the group has committed no offset, and auto.offset.reset is none: {self.policy.advice}"
         return OffsetNotCommitted(f"{partition}: {text}", **partition._asdict())
 
-    def read_to(self, positions: Mapping[TopicPartition, int]) -> None:
+    def read_to(self, positions: Offsets) -> None:
         """Keep the next offsets to read in this assignment."""
         self._positions.update(positions)
 
@@ -252,7 +252,7 @@ class PositionResolver:
         """Start at another position, as soon as that is committed in its epoch."""
         self._sought[partition] = start
 
-    def acknowledged(self, epochs: Mapping[TopicPartition, int]) -> None:
+    def acknowledged(self, epochs: Epochs) -> None:
         """Take acknowledged commits: partition to epoch."""
         self._committed |= {p for p, start in self._sought.items() if epochs.get(p) == start.epoch}
 
@@ -408,7 +408,7 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap
     return OffsetGap(end, position, start) if position > end else None
 
 
-def to_client(offsets: Mapping[TopicPartition, Committed]) -> list[Any]:
+def to_client(offsets: CommitOffsets) -> list[Any]:
     """Return offsets to commit, as the client takes them."""
     return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
 

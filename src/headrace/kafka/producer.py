@@ -47,6 +47,7 @@ ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
 Results = list[ProduceResult]
 """One per record, in their order."""
+Done = Callable[[Results], None]
 
 
 class _Request:
@@ -60,7 +61,7 @@ class _Request:
         size_bytes: int,
         key: TopicPartitionKey,
         post: Callable[[_Request], None],
-        done: Callable[[Results], None],
+        done: Done,
         acked: bool = True,
         failure: Callable[[Any, Any], errors.HeadraceError] = lambda error, record: errors.KafkaError(error.str()),
         topics: Collection[str] = (),
@@ -72,7 +73,7 @@ class _Request:
         self.results: list[Any] = [None] * total
         self.delivered = 0  # written by the delivery thread only
         self.refused = 0  # written by the loop only
-        self.done: Callable[[Results], None] | None = done
+        self.done: Done | None = done
         self._acked = acked
         self._post = post
         self._failure = failure
@@ -246,11 +247,7 @@ class Producer(Service):
         return answer
 
     def send(
-        self,
-        records: Sequence[OutgoingRecord],
-        done: Callable[[Results], None],
-        partitions: int = 0,
-        size_bytes: int | None = None,
+        self, records: Sequence[OutgoingRecord], done: Done, partitions: int = 0, size_bytes: int | None = None
     ) -> None:
         """Write records without waiting.
 
@@ -272,13 +269,7 @@ class Producer(Service):
             return
         self._hand_over(self._take(records, done, partitions, size_bytes), records)
 
-    def _take(
-        self,
-        records: Sequence[OutgoingRecord],
-        done: Callable[[Results], None],
-        partitions: int,
-        size_bytes: int | None,
-    ) -> _Request:
+    def _take(self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None) -> _Request:
         """Count records that the client gets next, and return their request."""
         assert self._bridge is not None
         if self._refuses:

@@ -17,7 +17,7 @@ from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import ClientSecurity
 from headrace.lifecycle import run_blocking
-from headrace.records import Header, Record, RecordBatch, TopicPartition
+from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
@@ -84,10 +84,7 @@ def _readable_headers(message: Any) -> list[Header]:
 
 
 async def read_records(
-    kafka: KafkaConfig,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int] | None = None,
-    properties: Mapping[str, Any] = _NO_PROPERTIES,
+    kafka: KafkaConfig, starts: Offsets, ends: Offsets | None = None, properties: Mapping[str, Any] = _NO_PROPERTIES
 ) -> AsyncGenerator[list[Record], None]:
     """Read partitions from given offsets, in batches, in offset order inside each partition; before `ends`.
 
@@ -129,9 +126,7 @@ async def read_records(
         await run_blocking(client.close)
 
 
-async def read_window(
-    kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> AsyncGenerator[list[Record], None]:
+async def read_window(kafka: KafkaConfig, starts: Offsets, ends: Offsets) -> AsyncGenerator[list[Record], None]:
     """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
 
     Raises:
@@ -209,7 +204,7 @@ def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
 
 
 def _open_client(
-    kafka: KafkaConfig, properties: Mapping[str, Any], partitions: set[TopicPartition], at: Mapping[TopicPartition, int]
+    kafka: KafkaConfig, properties: Mapping[str, Any], partitions: set[TopicPartition], at: Offsets
 ) -> confluent_kafka.Consumer:
     client = confluent_kafka.Consumer({**_properties(kafka), **properties})
     client.assign([confluent_kafka.TopicPartition(*partition, at[partition]) for partition in partitions])

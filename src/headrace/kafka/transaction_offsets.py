@@ -4,7 +4,7 @@ Source: KIP-447.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka
@@ -14,7 +14,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.access import Right
 from headrace.kafka.error_map import to_error
 from headrace.kafka.positions import to_client
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Epochs
 
 _SECONDS: Final = 10.0
 _FRAME: Final = b"CGMDv2:"
@@ -31,7 +31,7 @@ _GENERATION_OVER: Final = {
 }
 
 
-def metadata_in(member: tuple[bytes, Mapping[TopicPartition, int]], epochs: Mapping[TopicPartition, int]) -> Any:
+def metadata_in(member: tuple[bytes, Epochs], epochs: Epochs) -> Any:
     """Return the metadata of a member with these partitions in these epochs, or None if it did not have them.
 
     Without a generation there is none either, because Kafka then accepts offsets of any member.
@@ -45,7 +45,7 @@ def metadata_in(member: tuple[bytes, Mapping[TopicPartition, int]], epochs: Mapp
 class GroupOffsets(NamedTuple):
     """Offsets that a transaction commits for a consumer group."""
 
-    offsets: Mapping[TopicPartition, Committed]
+    offsets: CommitOffsets
     member: Callable[[], Any]
     """Returns the client's object for the member and its generation, or None if it does not have the partitions any
     more. Called on the producer's thread. Kafka refuses the offsets after another generation began."""

@@ -19,22 +19,9 @@ from headrace.security import Authenticator, Principal
 from headrace.telemetry.audit import Audit
 from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.telemetry.metrics import Metrics
+from headrace.web.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
-from headrace.web.exchange import (
-    ALWAYS_OPEN,
-    CORRELATION,
-    JSON,
-    TRACEABILITY,
-    AsgiApp,
-    ClientGone,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    answer_error,
-    given_id,
-    headers_of,
-)
+from headrace.web.exchange import CORRELATION, JSON, TRACEABILITY, answer_error, given_id
 from headrace.web.forwarding import Forwarder
 from headrace.web.origin import RequestChecks
 

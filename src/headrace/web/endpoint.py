@@ -18,18 +18,8 @@ from headrace.errors import HeadraceError
 from headrace.security import Principal
 from headrace.security.principals import ADMIN, CHANGE_OWN, SEE_OWN
 from headrace.telemetry.correlation import caller
-from headrace.web.exchange import (
-    AsgiApp,
-    HttpResponse,
-    Receive,
-    Scope,
-    Send,
-    decode_body,
-    decode_query,
-    headers_of,
-    query_of,
-    read_json,
-)
+from headrace.web.asgi import AsgiApp, Receive, Scope, Send, headers_of
+from headrace.web.exchange import HttpResponse, decode_body, decode_query, query_of, read_json
 
 if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
     from headrace.telemetry.audit import Audit

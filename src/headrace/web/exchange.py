@@ -1,42 +1,23 @@
-"""Reads requests and writes answers on the bare ASGI interface.
-
-Source: ASGI specification 3.0, HTTP connection scope.
-"""
+"""Reads requests and writes answers."""
 
 import asyncio
 import contextlib
 import difflib
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from headrace import errors
 from headrace.config.http import HttpConfig
+from headrace.web.asgi import ClientGone, Headers, Receive, Scope, Send, throw_away
 
 T = TypeVar("T")
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
 
 JSON: Final = b"application/json"
-MAX_HEAD_BYTES: Final = 32_768
-LONG_HEAD: Final = "headrace.long_head"
-"""Set in a request's state if its head is longer than that, although it arrived in one piece."""
-STREAMING: Final = "headrace.streaming"
-"""Set in a request's state by a handler whose clients may send slowly."""
-WRITTEN: Final = "headrace.written"
-"""Key in a request's state of a weak reference to the method that waits until its answer is written."""
-UNREAD_SECONDS: Final = 300.0
-"""Longest time in which the client of a stream reads nothing of what was sent."""
-ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
-"""Paths that are served while draining, and on connections above the limit."""
 CORRELATION: Final = b"x-correlation-id"
 TRACEABILITY: Final = b"x-traceability-id"
 TRACE_PARENT: Final = b"traceparent"
@@ -60,15 +41,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRe
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
     return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
-
-
-class ClientGone(Exception):
-    """The client closed its connection before its request was complete."""
-
-
-def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request's headers by lower-case name. The last one of a repeated header counts."""
-    return dict(scope["headers"])
 
 
 def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
@@ -244,17 +216,3 @@ async def answer_error(receive: Receive, send: Send, error: errors.HeadraceError
 def retry_after(seconds: int | None) -> Headers:
     """Return the Retry-After header, if there is such a time."""
     return () if seconds is None else ((b"retry-after", str(seconds).encode()),)
-
-
-async def throw_away(receive: Receive) -> None:
-    """Read until the end of the request, or of the connection."""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request" or not message["more_body"]:
-            return
-
-
-async def client_closed(receive: Receive) -> None:
-    """Wait until the client has closed its connection, or the request is answered."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -29,8 +29,7 @@ from headrace.lifecycle.supervisor import first_of
 from headrace.security import Principal
 from headrace.sidecar.active.peer_connection import PeerConnection
 from headrace.telemetry.correlation import caller, correlation_id
-from headrace.web.endpoint import PRINCIPAL, Endpoint, owner_of, principal_of
-from headrace.web.exchange import (
+from headrace.web.asgi import (
     STREAMING,
     UNREAD_SECONDS,
     WRITTEN,
@@ -42,8 +41,9 @@ from headrace.web.exchange import (
     Send,
     client_closed,
     headers_of,
-    read_body,
 )
+from headrace.web.endpoint import PRINCIPAL, Endpoint, owner_of, principal_of
+from headrace.web.exchange import read_body
 
 _HOP: Final = "headrace.hop"
 _HEADER: Final = b"x-headrace-hop"

@@ -16,19 +16,9 @@ from headrace.functions.spec import HttpTrigger
 from headrace.security.principals import WRITE
 from headrace.telemetry.correlation import correlation_id
 from headrace.web.application import Router
+from headrace.web.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_closed, headers_of
 from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, Rule
-from headrace.web.exchange import (
-    STREAMING,
-    AsgiApp,
-    HttpResponse,
-    Receive,
-    Scope,
-    Send,
-    client_closed,
-    headers_of,
-    read_body,
-    retry_after,
-)
+from headrace.web.exchange import HttpResponse, read_body, retry_after
 
 _HEALTH: Final = "/__internal/health"
 _CREDENTIALS: Final = (b"authorization", b"x-scope-token")

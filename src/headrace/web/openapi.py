@@ -15,8 +15,8 @@ from headrace.errors import HeadraceError
 from headrace.records import Produced
 from headrace.security.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.sidecar.produce_answer import ProduceError
+from headrace.web.asgi import ALWAYS_OPEN
 from headrace.web.endpoint import JSON, JSON_BODY, OPEN, YAML, Endpoint
-from headrace.web.exchange import ALWAYS_OPEN
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.config.http import HttpConfig
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
-from headrace.web.exchange import LONG_HEAD, MAX_HEAD_BYTES, Scope
+from headrace.web.asgi import LONG_HEAD, MAX_HEAD_BYTES, Scope
 
 _ONCE: Final = b"""
     host content-length transfer-encoding content-type content-encoding idempotency-key authorization

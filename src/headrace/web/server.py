@@ -23,8 +23,8 @@ from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
+from headrace.web.asgi import AsgiApp
 from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
-from headrace.web.exchange import AsgiApp
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.produce_stream import StreamProduceRoute
 

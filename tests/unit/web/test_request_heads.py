@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from headrace.web.asgi import STREAMING
 from headrace.web.connection import check_deadlines
-from headrace.web.exchange import STREAMING
 
 BODY = b'{"records":[{"value":1}]}'
 

@@ -6,7 +6,7 @@ delivered records are committed: by `commit`, or with auto commit when the next 
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from headrace import errors
@@ -14,7 +14,7 @@ from headrace.config.consumers import FlowControl
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.kafka.loop_proxy import Listener
 from headrace.lifecycle import Clock, Deadline, Service
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time, names_of
@@ -22,7 +22,7 @@ from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
-_NONE: Final[Mapping[TopicPartition, Committed]] = {}
+_NONE: Final[CommitOffsets] = {}
 
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes records that the client of an instance has received, at least one."""
@@ -261,7 +261,7 @@ class ActiveInstance(Service, Listener):
         if not self._free.is_set() or self._stream is not stream:
             raise errors.InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
-    def _end_read(self, records: Sequence[Record], count: int, epochs: Mapping[TopicPartition, int]) -> None:
+    def _end_read(self, records: Sequence[Record], count: int, epochs: Epochs) -> None:
         """Count the first records as delivered, and put the others back, where the assignment still lasts."""
         self._free.set()
         self.last_used = self._clock.monotonic()
@@ -290,9 +290,7 @@ class ActiveInstance(Service, Listener):
             raise error
         self._admin.reachability.check(float("inf") if self._epochs else 0, "nothing was read")
 
-    async def commit(
-        self, offsets: Mapping[TopicPartition, Committed] | None = None, *, wait: bool = True
-    ) -> Mapping[TopicPartition, Committed]:
+    async def commit(self, offsets: CommitOffsets | None = None, *, wait: bool = True) -> CommitOffsets:
         """Commit offsets, or what was delivered, and return them.
 
         Raises:
@@ -317,7 +315,7 @@ class ActiveInstance(Service, Listener):
             raise self._refused(gone, {p: at for p, at in offsets.items() if p not in gone})
         return offsets
 
-    async def _commit_later(self, consumer: Consumer, offsets: Mapping[TopicPartition, Committed]) -> None:
+    async def _commit_later(self, consumer: Consumer, offsets: CommitOffsets) -> None:
         """Commit offsets of a request that is answered already."""
         with contextlib.suppress(errors.HeadraceError):  # the consumer has ended
             await consumer.commit_now(offsets)
@@ -325,9 +323,7 @@ class ActiveInstance(Service, Listener):
                 if self._unanswered.get(partition) is at:
                     del self._unanswered[partition]
 
-    async def for_transaction(
-        self, offsets: Mapping[TopicPartition, Committed]
-    ) -> tuple[GroupOffsets, Callable[[], None]]:
+    async def for_transaction(self, offsets: CommitOffsets) -> tuple[GroupOffsets, Callable[[], None]]:
         """Return offsets for a transaction, and what to call when it is committed.
 
         Raises:
@@ -364,9 +360,7 @@ class ActiveInstance(Service, Listener):
 
         return found, committed
 
-    def _refused(
-        self, gone: Sequence[TopicPartition], committed: Mapping[TopicPartition, Committed] = _NONE
-    ) -> errors.CommitRefused:
+    def _refused(self, gone: Sequence[TopicPartition], committed: CommitOffsets = _NONE) -> errors.CommitRefused:
         for partition in gone:
             self._revoked.pop(partition, None)
         names = names_of(gone)
@@ -376,14 +370,14 @@ class ActiveInstance(Service, Listener):
             committed=[{**p._asdict(), "offset": at.offset} for p, at in committed.items()],
         )
 
-    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
         async with self._changes:
             consumer = self._consumer or await self._open()
         async with in_time(": ask again"):
             return await consumer.committed(partitions)
 
-    async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def seek(self, offsets: Offsets) -> None:
         """Read partitions from other offsets on; what was delivered and not committed stays uncommitted.
 
         Raises:
@@ -397,7 +391,7 @@ class ActiveInstance(Service, Listener):
             text = f"not assigned to instance {self.name}, so no position has changed: {names_of(gone)}"
             raise errors.InstanceState(f"{text}; subscribe or assign them first")
 
-    async def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+    async def resume(self, positions: Offsets) -> None:
         """Read on behind the last event of a stream; of a partition that is not in it nothing was received."""
         await self.wait_assigned(list(positions))
         unknown = {p: self._buffer.first[p] for p in self.positions if p not in positions}
@@ -428,9 +422,7 @@ class ActiveInstance(Service, Listener):
                 self._consumer.commit(changed)
             sent = confirmed
 
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
+    def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         self._drop(list(partitions))
         self._epochs.update(partitions)
         self._arrived.set()
@@ -444,9 +436,7 @@ class ActiveInstance(Service, Listener):
             self._buffer.add(partition, [*records])  # each is made once, and not whenever it is read
             self._arrived.set()
 
-    async def on_revoked(
-        self, partitions: Sequence[TopicPartition], deadline: Deadline
-    ) -> Mapping[TopicPartition, Committed]:
+    async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
         found = {p: self._unanswered[p] for p in partitions if p in self._unanswered}
         if self.spec.auto_commit_seconds:
             found |= {p: Committed(self._confirmed[p]) for p in partitions if p in self._confirmed}
@@ -462,7 +452,7 @@ class ActiveInstance(Service, Listener):
         self._left({p: at for p, at in self._uncommitted().items() if p in partitions})
         self._drop(partitions)
 
-    def _left(self, positions: Mapping[TopicPartition, int]) -> None:
+    def _left(self, positions: Offsets) -> None:
         """Keep the partitions that another member got before what was delivered of them was committed."""
         by_client = self.reads is None or self.reads.partitions is not None
         if not by_client and not self.spec.auto_commit_seconds:

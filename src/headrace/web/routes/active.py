@@ -6,7 +6,6 @@ Both the documented names of fields and those of the light-4j kafka-sidecar's wi
 import functools
 import logging
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -20,7 +19,7 @@ from headrace.formats.codecs import format_name
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.lifecycle import run_while
-from headrace.records import Committed, TopicPartition
+from headrace.records import CommitOffsets, Committed, TopicPartition
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter, fitting
@@ -46,21 +45,10 @@ from headrace.sidecar.active.requests import (
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, check_key
+from headrace.web.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.web.endpoint import JSON as JSON_TYPE
 from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
-from headrace.web.exchange import (
-    JSON,
-    WRITTEN,
-    ClientGone,
-    HttpResponse,
-    Receive,
-    Scope,
-    Send,
-    client_closed,
-    decode_body,
-    decode_query,
-    headers_of,
-)
+from headrace.web.exchange import JSON, HttpResponse, decode_body, decode_query
 from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, positions_of, stream_records
 
 log = logging.getLogger(__name__)
@@ -408,5 +396,5 @@ def _milliseconds(moment: Moment) -> int:
         raise InvalidRequest(f"timestamp {cause}", parameter="timestamps") from None
 
 
-def _positions(offsets: Mapping[TopicPartition, Committed]) -> list[Position]:
+def _positions(offsets: CommitOffsets) -> list[Position]:
     return [Position(*partition, at.offset, at.metadata) for partition, at in sorted(offsets.items())]

@@ -6,7 +6,7 @@ Source: light-4j kafka-sidecar, its handlers of these operations.
 import base64
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.control.running_consumer import RunningConsumer
+from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.protocols import DeadLetter, Reply
@@ -28,8 +28,9 @@ from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import ConsumedRecord, ExactHeader
 from headrace.sidecar.active.spec import InstanceSpec, Topics
+from headrace.web.asgi import ClientGone, Receive, Scope, Send, client_closed
 from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, owner_of, require
-from headrace.web.exchange import ClientGone, HttpResponse, Receive, Scope, Send, client_closed, decode_query
+from headrace.web.exchange import HttpResponse, decode_query
 from headrace.web.routes.active import ActiveEndpoints, send_read
 
 GROUP: Final = "active-replay"
@@ -105,7 +106,7 @@ class ActiveDeadLetterEndpoints:
         instances: ActiveInstances,
         admin: Admin,
         codecs: Codecs,
-        consumers: Mapping[str, RunningConsumer],
+        consumers: RunningConsumers,
         produce: Produce,
         ensure: Callable[[str, str], Awaitable[None]] | None,
         name: str = INSTANCE,

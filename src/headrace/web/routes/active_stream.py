@@ -5,17 +5,17 @@ Source: WHATWG HTML, server-sent events.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from headrace.errors import HeadraceError, InstanceState, InvalidRequest
-from headrace.records import Record, TopicPartition
+from headrace.records import Offsets, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
-from headrace.web.exchange import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.web.asgi import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -53,7 +53,7 @@ async def stream_records(
     *,
     events: bool,
     until: float,
-    resume: Mapping[TopicPartition, int] | None = None,
+    resume: Offsets | None = None,
 ) -> None:
     """Send records as they arrive and the client takes them, until it closes the connection.
 

@@ -17,21 +17,9 @@ from headrace.sidecar.produce_answer import Prepared, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
 from headrace.telemetry.metrics import Metrics
 from headrace.web import endpoint
+from headrace.web.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import Endpoint, Rule, is_admin
-from headrace.web.exchange import (
-    CORRELATION,
-    JSON,
-    TRACEABILITY,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    headers_of,
-    media_type,
-    read_body,
-    read_json,
-    unknown_name,
-)
+from headrace.web.exchange import CORRELATION, JSON, TRACEABILITY, media_type, read_body, read_json, unknown_name
 from headrace.web.routes.produce_stream import NDJSON, StreamProduceRoute
 from headrace.web.routes.writing import KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
 

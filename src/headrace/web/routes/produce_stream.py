@@ -20,17 +20,9 @@ from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_request import SchemaChoices
 from headrace.sidecar.produce_stream import ProduceStream
 from headrace.telemetry.metrics import Metrics
+from headrace.web.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
 from headrace.web.endpoint import expires_at
-from headrace.web.exchange import (
-    STREAMING,
-    Receive,
-    Scope,
-    Send,
-    encoding_refused,
-    headers_of,
-    throw_away,
-    unknown_name,
-)
+from headrace.web.exchange import encoding_refused, unknown_name
 from headrace.web.routes.writing import request_ids
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")

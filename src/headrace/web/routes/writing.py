@@ -21,18 +21,14 @@ from headrace.sidecar.transactions import (
 )
 from headrace.telemetry.correlation import correlation_id
 from headrace.telemetry.metrics import Metrics
+from headrace.web.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.web.exchange import (
     CORRELATION,
     TRACE_PARENT,
     TRACEABILITY,
-    Headers,
     HttpResponse,
-    Receive,
-    Scope,
-    Send,
     given_id,
-    headers_of,
     read_json,
     retry_after,
 )

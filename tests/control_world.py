@@ -14,7 +14,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control import consumer_control
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.status import LiveSettings
+from headrace.delivery.status import SettingsInForce
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.lifecycle import SystemClock
@@ -62,7 +62,7 @@ class FakePump:
         self.assign(*partitions)
         self.whole = ""
         self.holds: dict[TopicPartition, str] = {}
-        self.settings: LiveSettings | None = None
+        self.settings: SettingsInForce | None = None
         self.sought: list[tuple[TopicPartition, int]] = []
         self.skipped: list[tuple[TopicPartition, int]] = []
         self.elsewhere = False
@@ -85,7 +85,7 @@ class FakePump:
         for partition in partitions or ():
             self.holds.pop(partition, None)
 
-    def change(self, settings: LiveSettings) -> None:
+    def change(self, settings: SettingsInForce) -> None:
         self.settings = settings
 
     async def seek(self, partition: TopicPartition, offset: int) -> bool:
@@ -150,7 +150,6 @@ def _running(pump: FakePump) -> RunningConsumer:
         topics=["t"],
         destination=anything,
         pump=anything,
-        kafka=KafkaConfig(),
         admin=admin,
     )
 

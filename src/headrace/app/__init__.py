@@ -1,5 +1,3 @@
 """Makes the services of a process from its configuration, and runs them."""
 
 from headrace.app.process import App, run
-
-__all__ = ["App", "run"]

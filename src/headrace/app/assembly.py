@@ -155,7 +155,6 @@ class Assembly:
             pump=pump,
             retry_pump=retry_pump,
             flow=reactive.flow,
-            kafka=self._config.kafka,
             admin=context.admin,
             no_replay=_OFFSETS_IN_BACKEND if offsets_of else "",
             owner=self._owner,
@@ -256,7 +255,6 @@ class Assembly:
             pump=pump,
             retry_pump=retry_pump,
             flow=flow,
-            kafka=admin.config,
             admin=admin,
             no_replay=_IN_TRANSACTIONS if held else "",
         )

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from pydantic.alias_generators import to_camel
 
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.entries import Command, iso_time, paused_text
 from headrace.control.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.status import PartitionStatus
+from headrace.delivery.status import PartitionStatus, SettingsInForce
 from headrace.errors import HeadraceError
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
@@ -27,17 +28,6 @@ class Pause(msgspec.Struct, rename="camel"):
     by: str
     since: str
     reason: str
-
-
-class SettingsInForce(msgspec.Struct, rename="camel"):
-    """The settings that hold now."""
-
-    rate_records: float | None
-    """Records per second at most; null for no limit."""
-    max_records: int
-    max_bytes: int
-    linger_seconds: float
-    max_in_flight: int
 
 
 class BreakerDetails(msgspec.Struct, rename="camel"):
@@ -188,9 +178,9 @@ class ConsumerStatuses:
             destination=consumer.destination_name,
             owner=consumer.owner,
             paused=_pause(hold),
-            settings=SettingsInForce(*consumer.pump.settings),
+            settings=consumer.pump.settings,
             breaker=BreakerDetails(breaker.state, iso_time(breaker.until) or None, breaker.why),
-            counts={_camel(name): count for name, count in counts.items()},
+            counts={to_camel(name): count for name, count in counts.items()},
             partitions_assigned=len(own),
             lag=sum(lags) if lags else None,
             in_flight=sum(each.in_flight for each in own),
@@ -274,8 +264,3 @@ def _pause(entry: Mapping[str, Any] | None) -> Pause | None:
     return (
         Pause(str(entry.get("by", "")), iso_time(entry.get("since")), str(entry.get("reason", ""))) if entry else None
     )
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.title, others))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -83,7 +84,7 @@ class DeadLetterJobs:
         if job.kind == "replay" or "window" in job.spec:
             return self._replays.make(job)
         spec: RedriveSpec = spec_of(job, RedriveSpec)
-        return RedriveJob(lambda resumes: self._redrive(spec, resumes=resumes), self._context.clock.monotonic)
+        return functools.partial(run_redrive, functools.partial(self._redrive, spec), self._context.clock.monotonic)
 
     async def begin(
         self, jobs: Jobs, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str
@@ -175,36 +176,39 @@ class DeadLetterJobs:
         )
         return RedriveSpec(topic, request.selection(), target, options)
 
-    def _redrive(self, spec: RedriveSpec, *, resumes: bool = False) -> Redrive:
+    def _redrive(self, spec: RedriveSpec, resumes: bool = False) -> Redrive:
         context = self._context
         admin, produce, clock = context.admin, context.produce, context.clock
         return Redrive(admin, produce, clock, spec, self._origins, resumes=resumes, on_sent=self._on_sent)
 
 
-class RedriveJob:
-    """See `JobRunner`. Numbers are those of this run: what earlier ones ended is not met again."""
+async def run_redrive(
+    make: Callable[[bool], Redrive],
+    now: Callable[[], float],
+    progress: Mapping[str, Any],
+    save_progress: SaveProgress,
+    stop: asyncio.Event,
+) -> str:
+    """See `JobRunner`. Numbers are those of this run: what earlier ones ended is not met again.
 
-    def __init__(self, make: Callable[[bool], Redrive], now: Callable[[], float]) -> None:
-        """Prepare; `make` makes the run, and takes whether it resumes another."""
-        self._make, self._now = make, now
+    `make` makes the run, and takes whether it resumes another.
+    """
+    reached, saved_at = {"done": 0}, now()
+    await save_progress(reached)
 
-    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
-        reached, saved_at = {"done": 0}, self._now()
-        await save_progress(reached)
+    async def on_progress(done: int, total: int) -> None:
+        nonlocal reached, saved_at
+        reached = {"done": done, "total": total}
+        if now() - saved_at >= _SAVE_SECONDS:
+            await save_progress(reached)
+            saved_at = now()
 
-        async def on_progress(done: int, total: int) -> None:
-            nonlocal reached, saved_at
-            reached = {"done": done, "total": total}
-            if self._now() - saved_at >= _SAVE_SECONDS:
-                await save_progress(reached)
-                saved_at = self._now()
-
-        done = await self._make(bool(progress)).run(stop, on_progress)
-        found = {name: _first(value) for name, value in msgspec.to_builtins(done).items()}
-        await save_progress({**reached, **found})
-        notes = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
-        notes += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
-        return "; ".join([*notes, *(f"not sent: {line}" for line in done.too_large[:10])])
+    done = await make(bool(progress)).run(stop, on_progress)
+    found = {name: _first(value) for name, value in msgspec.to_builtins(done).items()}
+    await save_progress({**reached, **found})
+    notes = [f"{count} dead letters left: {why}" for why, count in done.unproved.items()]
+    notes += [f"{done.kept_back} dead letters kept back: redriven too often"] if done.kept_back else []
+    return "; ".join([*notes, *(f"not sent: {line}" for line in done.too_large[:10])])
 
 
 def _first(value: Any) -> Any:

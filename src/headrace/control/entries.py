@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.status import LiveSettings
+from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def iso_time(seconds: Any) -> str:
         return ""
 
 
-def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveSettings:
+def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> SettingsInForce:
     """Return the settings of the file with the changed ones.
 
     Raises:
@@ -85,7 +85,9 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> LiveS
     rate = changed.get("rate_records")
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):
         raise ValueError(f"a rate is more than 0 records per second, and less than 1e9; this is {rate!r}")
-    return LiveSettings(rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight)
+    return SettingsInForce(
+        rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight
+    )
 
 
 def parse_key(key: str) -> ParsedKey | None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -87,15 +87,11 @@ SaveProgress = Callable[[Mapping[str, Any]], Awaitable[bool]]
 """Writes progress and says whether that succeeded; it may be tried again."""
 
 
-class JobRunner(Protocol):
-    """Runs one kind of job. Made anew for each run."""
+JobRunner = Callable[[Mapping[str, Any], SaveProgress, asyncio.Event], Awaitable[str]]
+"""Continues a job from earlier progress until it is done or the event is set; saves progress, returns a remark or "".
 
-    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
-        """Continue from earlier progress until the job is done or `stop` is set; save progress, return a remark or "".
-
-        Raises:
-            HeadraceError: It failed for good.
-        """
+Raises HeadraceError if the job failed for good.
+"""
 
 
 class _KnownJob:
@@ -385,7 +381,7 @@ class Jobs(Reconciler):
         end: tuple[State, str]
         try:
             await save(before)
-            message = await runner.run(before, save, stop)
+            message = await runner(before, save, stop)
             end = (_REACHED[known.job.desired], "") if stop.is_set() else ("done", message)
         except Exception as cause:  # boundary: the status says that it failed, and why
             end = _end_of(cause, self._retries)

@@ -96,7 +96,7 @@ class Replays:
         spec: ReplaySpec = spec_of(job, ReplaySpec)
         if "topic" not in spec.to and self._target_of(spec.to) is None:
             return None
-        return ReplayJob(job, spec, self._context, self._target_of)
+        return ReplayJob(job, spec, self._context, self._target_of).run
 
     def _target_of(self, to: Mapping[str, str]) -> RunningConsumer | None:
         return find_consumer(self._consumers.values(), *next(iter(to.items()), ("", "")))

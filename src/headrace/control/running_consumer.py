@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
-from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import GroupTopics
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination
@@ -41,7 +40,6 @@ class RunningConsumer:
     """Delivers the records of its retry topics, if it has any."""
     flow: FlowControl = dataclasses.field(default_factory=FlowControl)
     """Limits of what it holds in memory."""
-    kafka: KafkaConfig
     admin: Admin
     """Administration of the cluster it reads."""
     no_replay: str = ""

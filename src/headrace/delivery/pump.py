@@ -15,7 +15,7 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.moves import Moves
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
-from headrace.delivery.status import LiveSettings, PumpStatus, status_of
+from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
 from headrace.lifecycle import Clock, Deadline, Readiness, Service
 from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
@@ -258,12 +258,12 @@ class Pump(Service):
         self.apply_pauses()
 
     @property
-    def settings(self) -> LiveSettings:
+    def settings(self) -> SettingsInForce:
         """How much is delivered, as it was set last."""
         batch, limit, rate = self._context.batch, self.breaker.limit, self._context.rate.records_per_second
-        return LiveSettings(rate, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most)
+        return SettingsInForce(rate, self._max_records, batch.max_bytes, batch.linger_seconds, limit.most)
 
-    def change(self, settings: LiveSettings) -> None:
+    def change(self, settings: SettingsInForce) -> None:
         """Deliver so much from now on; what is in flight is not touched.
 
         A delivery holds no more than a second's worth of the rate, which is kept together with the retry topics.

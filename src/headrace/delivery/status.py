@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.context import DeadLetterBatch, PumpContext, Work
 from headrace.delivery.lane import Lane
@@ -14,8 +16,8 @@ _SLOW_SECONDS = 5.0
 """A delivery that is in flight for so long counts as slow."""
 
 
-class LiveSettings(NamedTuple):
-    """How much a pump delivers; can be changed while it runs."""
+class SettingsInForce(msgspec.Struct, frozen=True, rename="camel"):
+    """The settings that hold now."""
 
     rate_records: float | None
     """Records per second at most, over all partitions; None for no limit."""

@@ -12,33 +12,3 @@ from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
 from headrace.kafka.transaction_offsets import GroupOffsets
 from headrace.kafka.transactions import GroupTransactions, TransactionalProducers, TransactionSession
-
-__all__ = [
-    "JSON_OBJECTS",
-    "RAW_BYTES",
-    "Admin",
-    "CompactedTable",
-    "Consumer",
-    "GroupOffsets",
-    "GroupTransactions",
-    "InternalTopic",
-    "Lease",
-    "PartitionInfo",
-    "Producer",
-    "Reachability",
-    "ReadPolicy",
-    "Subscription",
-    "TopicCreator",
-    "TopicDirectory",
-    "TopicInfo",
-    "TransactionSession",
-    "TransactionalProducers",
-    "check_group",
-    "check_topic",
-    "hanging_consumers",
-    "lease_holder",
-    "read_back",
-    "read_records",
-    "read_slice",
-    "read_window",
-]

@@ -102,14 +102,7 @@ class Consumer(Service):
             loop=loop,
             commands=self._commands,
             flow=self._flow,
-            resolver=PositionResolver(
-                self._policy,
-                self._clock,
-                self._problems.report,
-                ask_store,
-                self._problems.stall,
-                self._problems.explain,
-            ),
+            resolver=PositionResolver(self._policy, self._clock, self._problems, ask_store),
             problems=self._problems,
             clock=self._clock,
         )
@@ -165,9 +158,8 @@ class Consumer(Service):
             self._commands.wake()
 
     def commit(self, offsets: CommitOffsets) -> None:
-        assert self._poll
-        epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        self._commands.append(functools.partial(self._poll.commits.request, dict(offsets), epochs))
+        copy, epochs = dict(offsets), {partition: self._epochs.get(partition, 0) for partition in offsets}
+        self._command(lambda poll: poll.commits.request(copy, epochs))
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:
@@ -253,29 +245,16 @@ class Consumer(Service):
 
     def rewind(self, epochs: Epochs) -> None:
         """Deliver again what the group has not committed of these assignments."""
-        assert self._poll
-        self._commands.append(functools.partial(self._poll.rewind, dict(epochs)))
-        self._commands.wake()
+        self._command(lambda poll: poll.rewind(epochs), wakes=True)
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions from now on, without membership in the group."""
-
-        def assign() -> None:
-            assert self._poll
-            self._poll.assign(partitions)
-
-        self._commands.append(assign)
-        self._commands.wake()
+        self._command(lambda poll: poll.assign(partitions), wakes=True)
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on; partitions of topics that stay are not revoked."""
         names = [check_topic(topic) for topic in topics]
-
-        def subscribe() -> None:
-            assert self._poll
-            self._poll.subscribe(names)
-
-        self._commands.append(subscribe)
+        self._command(lambda poll: poll.subscribe(names))
 
     def topics_found(self, topics: Iterable[str]) -> None:
         """Forget that Kafka has refused topics: they may be read now, also if another member has them."""
@@ -291,13 +270,19 @@ class Consumer(Service):
         self.on_problem(
             TopicRecreated(f"topic {topic} was deleted and created again; it is read from its start", topic=topic)
         )
-
         # KIP-848 knows topics by id and assigns the new one, but a late commit of the old one's offset may lie on it.
-        def restart() -> None:
-            assert self._poll
-            self._poll.restart_topic(topic, after)
+        self._command(lambda poll: poll.restart_topic(topic, after))
 
-        self._commands.append(restart)
+    def _command(self, call: Callable[[PollThread], None], *, wakes: bool = False) -> None:
+        """Have the thread call something in its next turn, and begin that now if it `wakes`."""
+
+        def run() -> None:
+            assert self._poll
+            call(self._poll)
+
+        self._commands.append(run)
+        if wakes:
+            self._commands.wake()
 
     def _ask_store(self, loop: LoopProxy, epochs: Epochs) -> None:
         """Ask for stored offsets; called on the thread."""

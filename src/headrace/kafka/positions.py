@@ -12,6 +12,7 @@ import confluent_kafka
 
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, OffsetNotCommitted
+from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 
@@ -153,23 +154,15 @@ class PositionResolver:
     """
 
     def __init__(
-        self,
-        policy: ReadPolicy,
-        clock: Clock,
-        report: Callable[[str, HeadraceError | str], None],
-        ask_store: AskStore | None,
-        stall: Callable[[str, HeadraceError], None] = lambda about, error: None,
-        explain: Callable[[Any, Collection[str], str], HeadraceError | str] = lambda error, _, at: f"{at}{error.str()}",
+        self, policy: ReadPolicy, clock: Clock, problems: ConsumerProblems, ask_store: AskStore | None = None
     ) -> None:
-        """Prepare; `report` gets a partition's problem, or an empty one; `stall` that of one that waits for a seek."""
+        """Prepare; `problems` gets the problems of partitions."""
         self.policy = policy
         self.subscribed: Sequence[str] = ()
         """Topics the group reads."""
         self._clock = clock
-        self._report = report
+        self._problems = problems
         self._ask_store = ask_store
-        self._stall = stall
-        self._explain = explain
         self._open: dict[TopicPartition, int | None] = {}
         """Partition to the position that is out of range, or None if there is no position yet."""
         self._sought: dict[TopicPartition, StartPosition] = {}
@@ -206,12 +199,12 @@ class PositionResolver:
             if not isinstance(start, StartPosition):
                 self._ask_last(partition)
                 if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
-                    self._stall(str(partition), self._no_offset(partition))
+                    self._problems.stall(str(partition), self._no_offset(partition))
                 else:
                     before = f"{partition}: where to begin cannot be read: "
-                    self._report(str(partition), self._explain(start, [partition.topic], before))
+                    self._problems.report(str(partition), self._problems.explain(start, [partition.topic], before))
                 continue
-            self._report(str(partition), "")
+            self._problems.report(str(partition), "")
             self._topics_read.add(partition.topic)
             self._open.pop(partition, None)
             self._at_end.discard(partition)
@@ -263,7 +256,7 @@ class PositionResolver:
                 known.pop(partition, None)
             self._committed.discard(partition)
             self._at_end.discard(partition)
-            self._report(str(partition), "")
+            self._problems.report(str(partition), "")
 
     def resolve(self, client: Any) -> Iterator[tuple[TopicPartition, StartPosition | OffsetGap | int]]:
         """Yield partitions that are resolved now: where to start, what is missing, or the position to resume at."""
@@ -282,10 +275,12 @@ class PositionResolver:
                 except confluent_kafka.KafkaException as cause:
                     self._ask_last(partition)
                     before = f"{partition}: offset {position} is out of range: "
-                    self._report(str(partition), self._explain(cause.args[0], [partition.topic], before))
+                    self._problems.report(
+                        str(partition), self._problems.explain(cause.args[0], [partition.topic], before)
+                    )
                     continue
                 del self._open[partition]
-                self._report(str(partition), "")
+                self._problems.report(str(partition), "")
                 yield partition, position if gap is None else gap
         self._pause_questions(started_at)
 
@@ -349,7 +344,9 @@ class PositionResolver:
         """Ask again after a pause: the backend did not answer."""
         if self._is_unanswered(partition, epoch):
             self._stored[partition] = _StoredOffset(0, self._clock.monotonic() + _RETRY_SECONDS)
-            self._report(str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}")
+            self._problems.report(
+                str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}"
+            )
 
     def _is_unanswered(self, partition: TopicPartition, epoch: int) -> bool:
         known = self._stored.get(partition)

@@ -8,28 +8,3 @@ from headrace.lifecycle.service_groups import GroupSpec, ServiceGroups
 from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor, run_while
 from headrace.lifecycle.threads import LoopBridge, LoopThread, OwnedThread, run_blocking
 from headrace.lifecycle.token_bucket import TokenBucket
-
-__all__ = [
-    "Child",
-    "ChildProcess",
-    "Clock",
-    "Deadline",
-    "GroupSpec",
-    "LoopBridge",
-    "LoopThread",
-    "OwnedThread",
-    "Readiness",
-    "RestartPauses",
-    "Service",
-    "ServiceGroups",
-    "Signals",
-    "Supervisor",
-    "SystemClock",
-    "TokenBucket",
-    "gauges",
-    "next_slice",
-    "run_blocking",
-    "run_program",
-    "run_while",
-    "start_child",
-]

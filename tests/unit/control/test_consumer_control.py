@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.consumer_control import NOT_READ
 from headrace.control.entries import iso_time, key_of, live_settings
-from headrace.delivery.status import LiveSettings
+from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
 from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, until
 
@@ -79,9 +79,9 @@ def test_times_that_are_none_are_left_out() -> None:
 
 def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
     """By the rules of the file."""
-    assert live_settings(CONFIG, {}) == LiveSettings(None, 100, 102_400, 0.0, 64)
+    assert live_settings(CONFIG, {}) == SettingsInForce(None, 100, 102_400, 0.0, 64)
     changed = {"by": "ann", "rate_records": 5, "max_records": 7, "max_in_flight": 2, "max_bytes": None}
-    assert live_settings(CONFIG, changed) == LiveSettings(5, 7, 102_400, 0.0, 2)
+    assert live_settings(CONFIG, changed) == SettingsInForce(5, 7, 102_400, 0.0, 2)
     single = CONFIG.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "backend": {"url": "http://b", "mode": "single"}}
     )

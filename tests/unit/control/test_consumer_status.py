@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka import KafkaConfig
 from headrace.control.commands import Commands, PartitionsRequest, SeekRequest, SkipRequest
 from headrace.control.consumer_control import CommandAnswer
 from headrace.control.consumer_status import ConsumerStatuses
 from headrace.control.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.breaker import BreakerStatus
-from headrace.delivery.status import HeadRecord, LiveSettings, PartitionStatus, PumpStatus
+from headrace.delivery.status import HeadRecord, PartitionStatus, PumpStatus, SettingsInForce
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka.admin import GroupMember
 from headrace.kafka.reachability import Outage
@@ -103,7 +102,7 @@ class Wheel:
 def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
     counts = SimpleNamespace(read=lambda: {"given_up": 1, "delivered": 2})
     status = PumpStatus(partitions, BreakerStatus("open", 1_000_060.0, "it answers 503"))
-    settings = LiveSettings(None, 100, 102_400, 0.0, 64)
+    settings = SettingsInForce(None, 100, 102_400, 0.0, 64)
     moves = SimpleNamespace(member=None)
     return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, moves=moves)
 
@@ -120,7 +119,6 @@ def made() -> tuple[RunningConsumer, Wheel, Cluster, ConsumerStatuses]:
         destination_name="http://b",
         pump=pump("g", HERE),
         retry_pump=pump("g.retry", {T0: HERE[P1]}),
-        kafka=KafkaConfig(),
         admin=anything,
     )
     statuses = ConsumerStatuses(wheel, lambda group: LAGS if group == "g" else {}, ManualClock())  # type: ignore[arg-type]

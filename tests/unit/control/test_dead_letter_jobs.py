@@ -17,7 +17,7 @@ from headrace.config.consumers import DeliveryConfig, FlowControl
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control import dead_letter_jobs
-from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, RedriveJob
+from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, run_redrive
 from headrace.control.jobs import Job, spec_of
 from headrace.control.origins import Origins
 from headrace.control.redrive import Redrive
@@ -83,7 +83,6 @@ def push_work(selection: Selection | None = None) -> ReplayJob:
         destination=Acknowledging(),
         pump=pump,
         flow=flow,
-        kafka=nothing,
         admin=nothing,
     )
     spec = ReplaySpec(
@@ -281,11 +280,11 @@ async def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_anot
         return Run(error)  # type: ignore[return-value]
 
     clock = ManualClock(1.0)
-    await RedriveJob(make, clock.monotonic).run({}, save, asyncio.Event())
+    await run_redrive(make, clock.monotonic, {}, save, asyncio.Event())
     ended: dict[str, Any] = {"records": 0, "targets": {}, "errors": {}, "hours": {}, "keptBack": 0}
     ended |= {"tooLarge": [], "unproved": {}}
     assert saved == [{"done": 0}, {"done": 1, "total": 2, **ended}]
     with pytest.raises(KafkaUnavailable):
-        failing = RedriveJob(lambda resumes: make(resumes, KafkaUnavailable("away")), clock.monotonic)
-        await failing.run(saved[0], save, asyncio.Event())
+        failing = lambda resumes: make(resumes, KafkaUnavailable("away"))  # noqa: E731
+        await run_redrive(failing, clock.monotonic, saved[0], save, asyncio.Event())
     assert (resumed, len(saved)) == ([False, True], 3)

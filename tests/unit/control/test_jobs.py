@@ -77,7 +77,7 @@ class House:
 
     async def process(self, name: str, able: bool = True) -> Jobs:
         def make(job: Job) -> Any:
-            return Runner(self, name, job) if able else None
+            return Runner(self, name, job).run if able else None
 
         jobs = Jobs(
             self.table,  # type: ignore[arg-type]

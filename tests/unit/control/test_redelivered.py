@@ -67,7 +67,6 @@ def running_consumer(config: ReactiveConsumerConfig, destination: Any, dead_lett
         destination=destination,
         dead_letters=dead_letters,
         pump=Pump("live", config.group, destination, None, delivery=config, clock=ManualClock()),
-        kafka=nothing,
         admin=nothing,
     )
 

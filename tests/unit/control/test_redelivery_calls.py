@@ -170,7 +170,6 @@ def consumer(world: World, **settings: Any) -> RunningConsumer:
         topics=config.topics,
         destination=cast(Any, world),
         pump=pump,
-        kafka=KafkaConfig(),
         admin=cast(Any, world),
         no_replay="its backend keeps offsets" if config.backend.offsets_path else "",
     )

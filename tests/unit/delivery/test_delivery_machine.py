@@ -19,7 +19,7 @@ from headrace.delivery.context import PumpHooks
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
-from headrace.delivery.status import LiveSettings
+from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
@@ -308,7 +308,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     )
     def settings(self, rate: float | None, max_records: int, linger_seconds: float, max_in_flight: int) -> None:
         self.world.most = max_in_flight
-        wanted = LiveSettings(rate, max_records, 1000, linger_seconds, max_in_flight)
+        wanted = SettingsInForce(rate, max_records, 1000, linger_seconds, max_in_flight)
         self._do(lambda: self.world.pump.change(wanted))
 
     @rule(partition=st.sampled_from(PARTITIONS))

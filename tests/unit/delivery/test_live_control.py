@@ -12,7 +12,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import DelayedRecord
 from headrace.delivery.pump import Pump
-from headrace.delivery.status import LiveSettings
+from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
@@ -206,7 +206,7 @@ async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_b
         assert 580 <= sum(len(offsets) for offsets in bed.delivered) <= 620
         assert max(len(offsets) for offsets in bed.delivered) == 10
         assert {bed.why(), bed.why(P1)} == {"deliveries are limited to 10 records a second"}
-        assert bed.pump.settings == LiveSettings(10, 100, 102_400, 0, 64)
+        assert bed.pump.settings == SettingsInForce(10, 100, 102_400, 0, 64)
         bed.pump.change(bed.pump.settings._replace(rate_records=None))
         await bed.clock.advance(1)
         assert bed.pump.numbers()["delivered"] == 1000

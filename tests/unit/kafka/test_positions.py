@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import OffsetGap, PositionResolver, ReadPolicy, StartPosition, find_gap, has_committed
 from headrace.records import Committed, TopicPartition
 from headrace.testing import ManualClock
@@ -45,7 +46,7 @@ class FakeClient:
 
 
 def resolver(policy: ReadPolicy, *, subscribed: Sequence[str] = ()) -> PositionResolver:
-    made = PositionResolver(policy, ManualClock(), lambda about, problem: None, None)
+    made = PositionResolver(policy, ManualClock(), ConsumerProblems("g"))
     made.subscribed = subscribed
     return made
 

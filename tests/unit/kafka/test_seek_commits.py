@@ -24,7 +24,7 @@ class Bench:
         self.clock = ManualClock()
         self.epochs = {PLACE: 1, OTHER: 1}
         self.problems = ConsumerProblems("g")
-        self.resolver = PositionResolver(ReadPolicy(), self.clock, self.problems.report, None)
+        self.resolver = PositionResolver(ReadPolicy(), self.clock, self.problems)
         self.commits = Commits("c", self.clock, self.epochs, self.resolver.acknowledged)
         self.sent: list[tuple[int, int]] = []
 

@@ -272,23 +272,19 @@ class ActiveEndpoints:
         audited="seek to the start",
     )
     async def first(self, call: Call[Partitions, None]) -> None:
-        await self._seek_all(call, self._admin.start_offsets)
+        instance, call.note = self._find(call.scope), _note(call)
+        await instance.wait_assigned(call.body.all)
+        is_last = call.endpoint.path.endswith("/last")
+        offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
+        await instance.seek(await offsets_of(call.body.all or instance.assigned))
 
-    @_changes(
+    last = first.at(
         "POST",
         f"{INSTANCE}/positions/last",
         "seekLastOffset",
-        "Read partitions from their end on",
-        example=_PARTITION,
+        summary="Read partitions from their end on",
         audited="seek to the end",
     )
-    async def last(self, call: Call[Partitions, None]) -> None:
-        await self._seek_all(call, self._admin.end_offsets)
-
-    async def _seek_all(self, call: Call[Partitions, None], offsets_of: Any) -> None:
-        instance, call.note = self._find(call.scope), _note(call)
-        await instance.wait_assigned(call.body.all)
-        await instance.seek(await offsets_of(call.body.all or instance.assigned))
 
     @_reads(
         "GET",

@@ -1,6 +1,6 @@
 """Jobs, and replays and dead letter runs that start jobs."""
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -107,9 +107,11 @@ class JobEndpoints:
         audited="redrive",
     )
     async def redrive(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        return await self._begin("redrive", call)
+        topic, kind = call.parameters["topic"], cast(Kind, call.endpoint.audited)
+        call.note = CallNote(topic, call.body.reason)
+        return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
 
-    @redrive.at(
+    drop = redrive.at(
         "POST",
         f"{DEAD_LETTERS}/drop",
         "dropLetters",
@@ -117,23 +119,13 @@ class JobEndpoints:
         example={**_SELECTION, "reason": "test data"},
         audited="drop",
     )
-    async def drop(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        return await self._begin("drop", call)
-
-    @redrive.at(
+    quarantine = redrive.at(
         "POST",
         f"{DEAD_LETTERS}/quarantine",
         "quarantineLetters",
         summary="Move dead letters to the quarantine topic",
         audited="quarantine",
     )
-    async def quarantine(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        return await self._begin("quarantine", call)
-
-    async def _begin(self, kind: Kind, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        topic = call.parameters["topic"]
-        call.note = CallNote(topic, call.body.reason)
-        return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
 
     @Endpoint("GET", JOBS, "getJobs", "Every job", ADMINISTER, errors=(errors.KafkaUnavailable,))
     async def list(self, call: Call[None, None]) -> JobList:
@@ -145,20 +137,12 @@ class JobEndpoints:
 
     @Endpoint("POST", f"{JOB}/pause", "pauseJob", "Pause a job", ADMINISTER, errors=_CHANGE, audited="job pause")
     async def pause(self, call: Call[None, None]) -> JobView:
-        return await self._set(call, "pause")
-
-    @pause.at("POST", f"{JOB}/resume", "resumeJob", summary="Resume a paused job", audited="job run")
-    async def resume(self, call: Call[None, None]) -> JobView:
-        return await self._set(call, "run")
-
-    @pause.at("POST", f"{JOB}/stop", "stopJob", summary="Stop a job for good", audited="job stop")
-    async def stop(self, call: Call[None, None]) -> JobView:
-        return await self._set(call, "stop")
-
-    async def _set(self, call: Call[None, None], desired: DesiredState) -> JobView:
-        job = call.parameters["job"]
+        job, desired = call.parameters["job"], cast(DesiredState, call.endpoint.audited.removeprefix("job "))
         call.note = CallNote(job)
         return await self._jobs.change(job, desired, caller_name())
+
+    resume = pause.at("POST", f"{JOB}/resume", "resumeJob", summary="Resume a paused job", audited="job run")
+    stop = pause.at("POST", f"{JOB}/stop", "stopJob", summary="Stop a job for good", audited="job stop")
 
 
 def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:

@@ -72,7 +72,7 @@ def kill_once():
 """
 OFFSETS_OUTSIDE = f"""{KILLED}
 from headrace.functions.exactly_once import TransactionalPump
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_job import GroupOffsets
 
 count, write = 0, TransactionalPump._write
 
@@ -92,7 +92,7 @@ TransactionalPump._write = _write
 RANDOM_IDS = f"""{KILLED}
 import uuid
 from headrace.kafka import transactions
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_job import GroupOffsets
 
 count, send, properties = 0, GroupOffsets.send, transactions.GroupTransactions._properties
 
@@ -113,7 +113,7 @@ TransactionalPump._ended_with = lambda self, failure, *others: failure and self.
 """
 KEPT_PRODUCER = f"""{KILLED}
 from headrace.kafka import transactions
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_job import GroupOffsets
 
 count, commit, send = 0, transactions._Writer._commit, GroupOffsets.send
 

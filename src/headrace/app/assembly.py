@@ -21,11 +21,10 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
-from headrace.functions.destination import FunctionDestination
+from headrace.functions.destination import FunctionDestination, RecordSizeLimit
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
-from headrace.functions.record_size_limit import RecordSizeLimit
 from headrace.functions.reload import FunctionReload
 from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
@@ -39,7 +38,7 @@ from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.security import ClientTlsFiles
-from headrace.sidecar.reactive.external_offsets import ExternalOffsets
+from headrace.sidecar.reactive.client import ask_offset
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
@@ -121,7 +120,9 @@ class Assembly:
         tls, destination = self._backend(label, reactive)
         dead_letters = self._dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
-        offsets_of = ExternalOffsets(destination.client, backend.offsets_path).ask if backend.offsets_path else None
+        offsets_of = (
+            functools.partial(ask_offset, destination.client, backend.offsets_path) if backend.offsets_path else None
+        )
         hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
         pump, retry_pump, retries = self._pumps(
             label,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from headrace.lifecycle import Clock
-from headrace.lifecycle.token_bucket import TokenBucket
+from headrace.lifecycle.clock import TokenBucket
 
 _BURST_SECONDS = 0.1
 """What was not used is kept for so long, so that late timers do not lower the rate."""

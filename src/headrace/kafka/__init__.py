@@ -10,5 +10,5 @@ from headrace.kafka.producer import Producer
 from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_job import GroupOffsets
 from headrace.kafka.transactions import GroupTransactions, TransactionalProducers, TransactionSession

@@ -23,7 +23,7 @@ from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
 from headrace.kafka.renewal import ClientSecurity
-from headrace.kafka.transaction_offsets import GroupOffsets, metadata_in
+from headrace.kafka.transaction_job import GroupOffsets, metadata_in
 from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 

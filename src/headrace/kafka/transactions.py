@@ -35,8 +35,7 @@ from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_guard import TransactionGuard
-from headrace.kafka.transaction_job import Receipt, TransactionJob
-from headrace.kafka.transaction_offsets import GroupOffsets
+from headrace.kafka.transaction_job import GroupOffsets, Receipt, TransactionJob
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, TopicPartition

@@ -3,6 +3,7 @@
 Every record is encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -53,29 +54,23 @@ class RequestIds(NamedTuple):
     """Of W3C Trace Context; passed on unchanged."""
 
 
+@dataclasses.dataclass(eq=False)
 class ProduceService:
     """Serves `POST /producers/{topic}`.
 
     A request is prepared, by `begin` without waiting or by `prepare`, and then written, by `hand_over` or `write`.
     """
 
-    def __init__(
-        self,
-        settings: ProducerConfig,
-        codecs: Codecs,
-        producer: Producer,
-        topics: TopicDirectory,
-        audit: Audit | None = None,
-        max_records: int = 10_000,
-        internal: InternalTopics | None = None,
-    ) -> None:
-        self._internal = internal or InternalTopics(HeadraceConfig())
-        self._max_records = max_records
-        self._settings = settings
-        self._codecs = codecs
-        self._producer = producer
-        self._topics = topics
-        self._audit = audit
+    _settings: ProducerConfig
+    _codecs: Codecs
+    _producer: Producer
+    _topics: TopicDirectory
+    _audit: Audit | None = None
+    _max_records: int = 10_000
+    _internal: InternalTopics = dataclasses.field(default_factory=lambda: InternalTopics(HeadraceConfig()))
+
+    def __post_init__(self) -> None:
+        settings = self._settings
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
 
     @property

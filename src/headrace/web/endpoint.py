@@ -186,7 +186,6 @@ class Call(Generic[Body, Query]):
 
     def __init__(self, scope: Scope, body: Body, query: Query) -> None:
         self.scope = scope
-        self.endpoint: Endpoint = scope["endpoint"]
         self.body = body
         self.query = query
         self.parameters: dict[str, str] = scope["path_params"]

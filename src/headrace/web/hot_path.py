@@ -6,6 +6,7 @@ path has no errors of its own. Both give the same answers, byte for byte.
 """
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import re
@@ -113,24 +114,16 @@ def _header_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
+@dataclasses.dataclass(eq=False)
 class HotPath:
     """Serves the usual requests of every connection."""
 
-    def __init__(
-        self,
-        settings: HttpConfig,
-        service: ProduceService,
-        metrics: Metrics,
-        gate: Gate,
-        origins: RequestChecks,
-        authenticator: Authenticator | None,
-    ) -> None:
-        self._max_body_bytes = settings.max_body_bytes
-        self._service = service
-        self._metrics = metrics
-        self._gate = gate
-        self._origins = origins
-        self._authenticator = authenticator
+    _settings: HttpConfig
+    _service: ProduceService
+    _metrics: Metrics
+    _gate: Gate
+    _origins: RequestChecks
+    _authenticator: Authenticator | None
 
     def begin(self, connection: ClientConnection) -> Exchange | None:
         """Return the exchange of a request whose head is complete; None if it is not a usual one."""
@@ -147,7 +140,7 @@ class HotPath:
         raw = headers.get(b"content-type") not in _KINDS
         if raw and media_type(headers) in _NOT_RAW:
             return None
-        if len(headers) != len(connection.headers) or not 0 < int(length) <= self._max_body_bytes:
+        if len(headers) != len(connection.headers) or not 0 < int(length) <= self._settings.max_body_bytes:
             return None
         scope["raw_path"], scope["query_string"] = connection.url, b""
         topic, principal = found[1].decode(), None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,7 +161,7 @@ def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
     bed = Bed(stopping(dict.fromkeys(range(0, 100, 10), 1), begun), first_delay_seconds=0.01)
 
     async def wait() -> None:
-        bed.pump.change(bed.pump.settings._replace(rate_records=100))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=100))
         await bed.clock.advance(3)
         assert bed.committed == 100
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from random import Random
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -347,7 +348,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.world.pump.resume(None)
         self.world.pump.resume(PARTITIONS)
         self.world.held, self.world.is_held = set(), False
-        self.world.pump.change(self.world.pump.settings._replace(rate_records=None))
+        self.world.pump.change(msgspec.structs.replace(self.world.pump.settings, rate_records=None))
         await self.world.clock.advance(400)
         assert not [status.why for status in self.world.pump.status().partitions.values() if status.why]
         await self.world.pump.stop()

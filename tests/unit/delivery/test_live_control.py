@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace import records
@@ -199,7 +200,7 @@ async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
 async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
     """Ten a second over all partitions, in portions of a second at most; without it all goes at once."""
     async with running(Bed()) as bed:
-        bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=100))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=10, max_records=100))
         bed.feed(*range(500))
         bed.feed(*range(500), partition=P1)
         await bed.clock.advance(60)
@@ -207,7 +208,7 @@ async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_b
         assert max(len(offsets) for offsets in bed.delivered) == 10
         assert {bed.why(), bed.why(P1)} == {"deliveries are limited to 10 records a second"}
         assert bed.pump.settings == SettingsInForce(10, 100, 102_400, 0, 64)
-        bed.pump.change(bed.pump.settings._replace(rate_records=None))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=None))
         await bed.clock.advance(1)
         assert bed.pump.numbers()["delivered"] == 1000
 
@@ -218,7 +219,7 @@ async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
         tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, shares_with=bed.pump, hooks=RETRIES)
         tiers.on_assigned({P0: 1}, {})
-        bed.pump.change(bed.pump.settings._replace(rate_records=10, max_records=1))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=10, max_records=1))
         bed.feed(*range(1000))
         tiers.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
         await bed.clock.advance(60)
@@ -233,7 +234,7 @@ async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on(
     async with running(Bed()) as bed:
         bed.feed(*range(4))
         await bed.clock.settle()
-        bed.pump.change(bed.pump.settings._replace(max_records=3, linger_seconds=5))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_records=3, linger_seconds=5))
         bed.feed(4, 5)
         await bed.clock.advance(1)
         assert bed.delivered == [[0, 1], [2, 3]]
@@ -242,7 +243,7 @@ async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on(
         assert bed.delivered[2:] == [[4, 5, 6]]
         bed.feed(7, 8)
         await bed.clock.settle()
-        bed.pump.change(bed.pump.settings._replace(linger_seconds=0, max_bytes=1))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, linger_seconds=0, max_bytes=1))
         await bed.clock.settle()
         assert bed.delivered[3:] == [[7], [8]]
 
@@ -252,10 +253,10 @@ async def test_what_is_changed_at_once_holds_at_once() -> None:
     async with running(Bed(ordering="none", max_records=1)) as bed:
         bed.pump.on_lost([P1])
         bed.free.clear()
-        bed.pump.change(bed.pump.settings._replace(rate_records=1, max_in_flight=2))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=1, max_in_flight=2))
         bed.feed(0, 1, 2)
         await bed.clock.settle()
-        bed.pump.change(bed.pump.settings._replace(rate_records=None, max_in_flight=1))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=None, max_in_flight=1))
         await bed.clock.settle()
         assert bed.delivered == [[0]]
 
@@ -268,10 +269,10 @@ async def test_more_or_fewer_deliveries_are_under_way() -> None:
         bed.feed(*range(20))
         await bed.clock.settle()
         assert len(bed.deliveries) == 4
-        bed.pump.change(bed.pump.settings._replace(max_in_flight=6))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_in_flight=6))
         await bed.clock.settle()
         assert len(bed.deliveries) == 6
-        bed.pump.change(bed.pump.settings._replace(max_in_flight=1))
+        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_in_flight=1))
         await bed.clock.settle()
         assert (len(bed.deliveries), bed.pump.settings.max_in_flight) == (6, 1)
         bed.free.set()

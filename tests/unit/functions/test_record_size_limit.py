@@ -13,7 +13,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationUnavailable
-from headrace.functions.record_size_limit import RecordSizeLimit
+from headrace.functions.destination import RecordSizeLimit
 from headrace.records import Record, TopicPartition
 
 

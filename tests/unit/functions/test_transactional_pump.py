@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, Recor
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.kafka import Consumer, GroupOffsets
-from headrace.kafka.transaction_offsets import metadata_in
+from headrace.kafka.transaction_job import metadata_in
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.testing import ManualClock

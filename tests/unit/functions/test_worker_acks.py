@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.functions import wire
-from headrace.functions.worker.acks import Acks
+from headrace.functions.worker.loop import Acks
 
 ACTIONS = st.one_of(
     st.tuples(st.just("send"), st.just(0)),

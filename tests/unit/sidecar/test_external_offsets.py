@@ -11,7 +11,7 @@ import pytest
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
-from headrace.sidecar.reactive.external_offsets import ExternalOffsets
+from headrace.sidecar.reactive.client import ask_offset
 
 EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
 
@@ -30,7 +30,7 @@ class Client:
 
 
 def ask(client: Any, partition: TopicPartition) -> int | None:
-    return asyncio.run(ExternalOffsets(client, "/offsets").ask("g & h", partition, EPOCHS[partition]))
+    return asyncio.run(ask_offset(client, "/offsets", "g & h", partition, EPOCHS[partition]))
 
 
 def test_each_partition_is_asked_for_with_its_epoch() -> None:

@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.functions import wire
 from headrace.functions.sdk import Context, Platform
-from headrace.functions.worker.acks import Acks
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
 from headrace.functions.worker.serving import Serving
 
@@ -31,6 +31,55 @@ _READ_BYTES = 262_144
 _STDERR = 2
 _NUMBERS = 256
 """Frames are numbered from 1, and again from 0 after 255."""
+
+
+_CLOSED = "the worker ends, and its connection to Headrace is closed"
+
+
+class Acks:
+    """The acknowledgements of one worker that the parent has not answered."""
+
+    def __init__(self, send: Callable[[wire.ToParent], None]) -> None:
+        """Prepare; `send` sends a message to the parent."""
+        self.read: Callable[[], object] | None = None
+        """Waits for bytes of the parent and takes them; None if an event loop does that while the handler waits."""
+        self.closed = False
+        """Whether the parent has closed the connection."""
+        self._send = send
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self._number = 0
+
+    async def send(self, topic: str, partition: int, offset: int) -> str:
+        """Acknowledge a record; return why that is not possible, empty if the parent has taken it.
+
+        Raises:
+            RuntimeError: Another thread than that of the handler called it.
+        """
+        import asyncio
+
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("explicit_ack was called in another thread: call it in the thread of the handler")
+        if self.closed:
+            return _CLOSED
+        self._number += 1
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[self._number] = answer
+        self._send(wire.Ack(self._number, topic, partition, offset))
+        while self.read and not answer.done():  # a plain handler: nothing else of the worker runs meanwhile
+            self.read()
+        return await answer
+
+    def answered(self, message: wire.Acked) -> None:
+        """Take an answer."""
+        answer = self._waiting.pop(message.number, None)
+        if answer and not answer.done():
+            answer.set_result(message.problem)
+
+    def close(self) -> None:
+        """Answer everything: the parent has closed the connection."""
+        self.closed = True
+        for number in [*self._waiting]:
+            self.answered(wire.Acked(number, _CLOSED))
 
 
 class _Plain:

@@ -9,12 +9,15 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
 
 from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connection_problem, forbidden_address
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
+from headrace.records import TopicPartition
 from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Answer, Broken, Connection
 from headrace.sidecar.reactive.token import Token, token_headers
 
@@ -230,3 +233,26 @@ def _target(path: str, query: str) -> str:
     return quote(path or "/", safe="/%:@!$&'()*+,;=-._~") + (
         f"?{quote(query, safe='/?%:@!$&()*+,;=-._~')}" if query else ""
     )
+
+
+class _StoredOffset(msgspec.Struct):
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None
+
+
+async def ask_offset(client: Client, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
+    """Return where a partition resumes, from a backend that keeps the offsets of the group; None if it has no offset.
+
+    It is asked for `path?group=&topic=&partition=&epoch=`; the answer is `{"offset": n}`, null for none.
+
+    Raises:
+        DestinationUnavailable: The backend does not say it.
+    """
+    query = {"group": group, "topic": partition.topic, "partition": partition.partition, "epoch": epoch}
+    answer = await client.get(f"{path}?{urlencode(query)}")
+    try:
+        if answer.status == 200:
+            return msgspec.json.decode(answer.body, type=_StoredOffset).offset
+        why = f"HTTP {answer.status}"
+    except (msgspec.MsgspecError, RecursionError) as cause:
+        why = f'a body that is not {{"offset": n}}: {cause}'
+    raise DestinationUnavailable(f"GET {path} of {client.url} answers {why}")

@@ -85,7 +85,7 @@ class HttpDestination(Service):
 
 
 def _records(payloads: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
-    body = array_of(delivery, records, payloads.keys(records), payloads.values(records))
+    body = array_of(delivery, records, payloads.keys.texts(records.keys), payloads.values.texts(records.values))
     return body, [_JSON, *replay_header(delivery)]
 
 

@@ -17,8 +17,8 @@ class PayloadDecoder:
     """Reads keys and values of one consumer's records."""
 
     def __init__(self, keys: Reader, key_format: str, values: Reader, value_format: str) -> None:
-        self._keys, self._key_format = keys, key_format
-        self._values, self._value_format = values, value_format
+        self.keys, self._key_format = keys, key_format
+        self.values, self._value_format = values, value_format
         self.content_type = _TYPES.get(value_format, "application/json")
         """Of what `body` returns."""
 
@@ -28,26 +28,18 @@ class PayloadDecoder:
         Raises:
             RegistryUnavailable: A schema is not known here, and the registry does not answer.
         """
-        if self._keys.names_schemas:
-            await self._keys.prepare(records.keys)
-        if self._values.names_schemas:
-            await self._values.prepare(records.values)
-
-    def keys(self, records: RecordBatch) -> list[str | None]:
-        """Return keys as JSON text.
-
-        Raises:
-            DecodeError: One is not of its format. So do all below.
-        """
-        return self._keys.texts(records.keys)
-
-    def values(self, records: RecordBatch) -> list[str | None]:
-        """Return values as JSON text."""
-        return self._values.texts(records.values)
+        if self.keys.names_schemas:
+            await self.keys.prepare(records.keys)
+        if self.values.names_schemas:
+            await self.values.prepare(records.values)
 
     def key_text(self, record: Record) -> str | None:
-        """Return a key outside of JSON: text as it is, bytes as base64, anything else as JSON text."""
-        found = self._keys.decode(record.key)
+        """Return a key outside of JSON: text as it is, bytes as base64, anything else as JSON text.
+
+        Raises:
+            DecodeError: It is not of its format, as of `body`.
+        """
+        found = self.keys.decode(record.key)
         if found is None:
             return None
         return _decode_text(found) if self._key_format in _TYPES else found.decode()
@@ -57,5 +49,5 @@ class PayloadDecoder:
         value = record.value
         if value is None or self._value_format == "binary":
             return value or b""
-        found = self._values.decode(value)
+        found = self.values.decode(value)
         return value if self._value_format in _AS_STORED else found or b""

@@ -274,7 +274,7 @@ class ActiveEndpoints:
     async def first(self, call: Call[Partitions, None]) -> None:
         instance, call.note = self._find(call.scope), _note(call)
         await instance.wait_assigned(call.body.all)
-        is_last = call.endpoint.path.endswith("/last")
+        is_last = call.scope["endpoint"].path.endswith("/last")
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
         await instance.seek(await offsets_of(call.body.all or instance.assigned))
 

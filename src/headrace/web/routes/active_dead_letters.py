@@ -5,6 +5,7 @@ Source: light-4j kafka-sidecar, its handlers of these operations.
 
 import base64
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
@@ -97,29 +98,23 @@ _SLICE: Final = 50
 """Results of one turn of the loop."""
 
 
+@dataclasses.dataclass(eq=False)
 class ActiveDeadLetterEndpoints:
     """Dead letters, fetched and written by clients."""
 
-    def __init__(
-        self,
-        settings: ActiveConsumersConfig,
-        instances: ActiveInstances,
-        admin: Admin,
-        codecs: Codecs,
-        consumers: RunningConsumers,
-        produce: Produce,
-        ensure: Callable[[str, str], Awaitable[None]] | None,
-        name: str = INSTANCE,
-    ) -> None:
-        """Prepare; `consumers` may change. `ensure` creates a dead letter topic; `name` is that of instances."""
-        self._settings = settings
-        self._instances = instances
-        self._admin = admin
-        self._codecs = codecs
-        self._name = name
-        self._consumers = consumers
-        self._produce = produce
-        self._writer = DeadLetterTopic("{topic}.dlq", produce, ensure)
+    _settings: ActiveConsumersConfig
+    _instances: ActiveInstances
+    _admin: Admin
+    _codecs: Codecs
+    _consumers: RunningConsumers
+    _produce: Produce
+    _ensure: Callable[[str, str], Awaitable[None]] | None
+    """Creates a dead letter topic."""
+    _name: str = INSTANCE
+    """Of instances."""
+
+    def __post_init__(self) -> None:
+        self._writer = DeadLetterTopic("{topic}.dlq", self._produce, self._ensure)
 
     @Endpoint(
         "GET",

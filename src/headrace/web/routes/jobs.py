@@ -1,12 +1,12 @@
 """Jobs, and replays and dead letter runs that start jobs."""
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from headrace import errors
-from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport, Kind
-from headrace.control.jobs import DesiredState, Jobs, JobView
+from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport
+from headrace.control.jobs import Jobs, JobView
 from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
@@ -107,7 +107,7 @@ class JobEndpoints:
         audited="redrive",
     )
     async def redrive(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        topic, kind = call.parameters["topic"], cast(Kind, call.endpoint.audited)
+        topic, kind = call.parameters["topic"], call.scope["endpoint"].audited
         call.note = CallNote(topic, call.body.reason)
         return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
 
@@ -137,7 +137,7 @@ class JobEndpoints:
 
     @Endpoint("POST", f"{JOB}/pause", "pauseJob", "Pause a job", ADMINISTER, errors=_CHANGE, audited="job pause")
     async def pause(self, call: Call[None, None]) -> JobView:
-        job, desired = call.parameters["job"], cast(DesiredState, call.endpoint.audited.removeprefix("job "))
+        job, desired = call.parameters["job"], call.scope["endpoint"].audited.removeprefix("job ")
         call.note = CallNote(job)
         return await self._jobs.change(job, desired, caller_name())
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from headrace.delivery.context import PumpContext, PumpHooks
 from headrace.delivery.lane import Lane
@@ -15,18 +15,31 @@ from headrace.lifecycle import Deadline
 from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
 
-if TYPE_CHECKING:
-    from headrace.delivery.pump import Pump
-
 log = logging.getLogger(__name__)
 
 _UNBLOCK_AGAIN_SECONDS = 1.0
 
 
+class LaneOwner(Protocol):
+    """The pump, as its moves use it."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a coroutine as a task."""
+
+    async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
+        """Begin nothing more, wait for what is in flight, and ignore its results from the deadline on."""
+
+    def apply_pauses(self) -> None:
+        """Pause and resume lanes, after `reason` has changed."""
+
+    def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
+        """Report records that have ended."""
+
+
 class Moves:
     """The seeks and skips of one pump."""
 
-    def __init__(self, owner: "Pump", lanes: Mapping[TopicPartition, Lane], context: PumpContext, hooks: PumpHooks):
+    def __init__(self, owner: LaneOwner, lanes: Mapping[TopicPartition, Lane], context: PumpContext, hooks: PumpHooks):
         """Prepare; `lanes` are those of the present assignment."""
         self.member: Membership | None = None
         """The consumer, if it has a group whose position can be moved."""

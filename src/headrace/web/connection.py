@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -25,9 +25,6 @@ from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, Ka
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after
-
-if TYPE_CHECKING:
-    from headrace.web.hot_path import HotPath
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
@@ -152,10 +149,20 @@ class Slices:
             self._waiting.popleft()()
 
 
+class DirectPath(Protocol):
+    """Serves usual requests on their connection, without a task."""
+
+    def begin(self, connection: ClientConnection) -> Any:
+        """Return the exchange for a request whose head is complete; None if the application must serve it."""
+
+    def serve(self, exchange: Any) -> bool:
+        """Serve a request whose body is complete; False if the application must serve it."""
+
+
 class Shared:
     """What all connections of a server share."""
 
-    def __init__(self, limits: Mapping[Kind, int], hot_path: HotPath | None) -> None:
+    def __init__(self, limits: Mapping[Kind, int], hot_path: DirectPath | None) -> None:
         self.limit = ConnectionLimit(limits)
         self.slices = Slices()
         self.hot_path = hot_path

@@ -242,7 +242,7 @@ class _StoredOffset(msgspec.Struct):
 async def ask_offset(client: Client, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
     """Return where a partition resumes, from a backend that keeps the offsets of the group; None if it has no offset.
 
-    It is asked for `path?group=&topic=&partition=&epoch=`; the answer is `{"offset": n}`, null for none.
+    The request is `GET path?group=&topic=&partition=&epoch=`, and the answer `{"offset": n}`, null for none.
 
     Raises:
         DestinationUnavailable: The backend does not say it.

@@ -83,21 +83,38 @@ class TaskDriver(Service):
             java_flags=(*_QUICK, *self._toolchain.archive.flags),
             task=task,
         )
-        if self._driver and self._session == (spec.driver, security):
+        kept = self._driver is not None and self._session == (spec.driver, security)
+        if kept and self._driver:
             self._driver.request(plan)
         else:
             await self._end()
             self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
-        async for event in self._driver.events():
+        answer = await self._answer(self._driver)
+        if isinstance(answer, wire.Answered):
+            return answer.result
+        if not (answer and answer.stack):  # the process has ended
+            code, output = await self._driver.exit_code(), self._driver.last_output()
+            self._driver = None
+            if kept:  # perhaps already between the task before and this one
+                return await self.ask(file, spec, kafka, task, registry)
+            if not answer:
+                text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
+                raise DriverLost(text, exit_code=code)
+        text = refusal(answer.text, kafka, spec) if answer.error == wire.KAFKA_REFUSES else answer.text
+        raise PipelineInvalid(self.sentence(file, {"part": answer.part, "text": text, "stack": answer.stack}))
+
+    async def _answer(self, driver: DriverProcess) -> wire.Answered | wire.Failed | None:
+        """Return the answer to a task. A failure without a stack trace, or none at all, ends the process."""
+        failed: wire.Failed | None = None
+        async for event in driver.events():
             if isinstance(event, wire.Answered):
-                return event.result
+                return event
             if isinstance(event, wire.Failed):
-                text = refusal(event.text, kafka, spec) if event.error == wire.KAFKA_REFUSES else event.text
-                raise PipelineInvalid(self.sentence(file, {"part": event.part, "text": text, "stack": event.stack}))
-        code, output = await self._driver.exit_code(), self._driver.last_output()
-        self._driver = None
-        raise DriverLost(f"The Spark driver ended with exit code {code}. Its last output: {output}", exit_code=code)
+                failed = event
+                if event.stack:
+                    break
+        return failed
 
     def sentence(self, file: Path, problem: Mapping[str, str]) -> str:
         """Return a problem of Spark with file and line; with its stack trace if the user asks for it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any
 
 import msgspec
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructType
@@ -48,9 +48,9 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
         )
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
-    except (Py4JNetworkError, OSError):
-        raise  # the JVM has ended, and the process ends with it
-    except Exception as cause:  # noqa: BLE001 boundary: the command shows this text
+    except Exception as cause:  # boundary: the command shows this text
+        if isinstance(cause, Py4JError | OSError) and not isinstance(cause, Py4JJavaError):
+            raise  # the JVM has ended, and the process ends with it
         return msgspec.structs.replace(failure_event(cause, ""), stack=traceback.format_exc())
     finally:
         with contextlib.suppress(Exception):  # boundary: a JVM that has ended keeps nothing

@@ -20,7 +20,7 @@ from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.jvm import ClassArchive, Progress, ensure_artifacts, find_java
 from headrace.lifecycle import ChildProcess, Deadline, Service, run_blocking
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver.plan import AnyEvent, DriverPlan
+from headrace.pipelines.driver.plan import MOST_ANSWER_BYTES, AnyEvent, DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,6 @@ async def find_toolchain(progress: Progress | None = None) -> Toolchain:
     return Toolchain(tuple(sorted(folder.glob("*.jar"))), archive)
 
 
-_MAX_EVENT_BYTES = 67_108_864
 _TAIL_BYTES = 4_096
 _TAIL_LINES = 5
 _MOST_OUTPUT_BYTES, _KEPT_OUTPUT_BYTES = 16_777_216, 1_048_576
@@ -147,7 +146,7 @@ class DriverProcess:
                 stderr=file,
                 env=toolchain.environment(plan.folder, security.values),
                 cwd=plan.folder,
-                limit=_MAX_EVENT_BYTES,
+                limit=MOST_ANSWER_BYTES + 65_536,
             )
         driver = cls(child, errors)
         driver.request(plan)

@@ -1,10 +1,12 @@
-"""Drivers that answer tasks: their death between two tasks."""
+"""Drivers that answer tasks: their death between two tasks, and answers that are too large."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from headrace.errors import DriverLost, PipelineInvalid
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines import tasks
 from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.driver import tasks as answering
 from headrace.pipelines.process import Toolchain
 from tests.pipeline_bench import SPEC, FakeDriver
 
@@ -102,3 +105,18 @@ def test_a_task_that_fails_keeps_the_session(ask: Callable[..., tuple[list[Any],
     found, lives = ask(2, [refused, wire.Answered(2)])
     assert found == [PipelineInvalid, 2]
     assert len(lives) == 1
+
+
+def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that asks could not read it; the session lives on."""
+    row = {"text": "ä" * 1_000_000}
+    for count, kind in ((10, wire.Answered), (40, wire.Failed)):
+        monkeypatch.setattr(answering, "kept_rows", lambda *_, count=count: {"stores": [row] * count})
+        plan = wire.DriverPlan(
+            spec=SPEC, bootstrap_servers="b:1", folder=Path(), jars=(), task=wire.DriverTask(kind="state")
+        )
+        events: list[Any] = []
+        answering.answer_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
+        assert [type(event) for event in events] == [kind]
+    assert "larger than 64 MB: take fewer of them (--limit), or fewer columns" in events[0].text
+    assert events[0].stack

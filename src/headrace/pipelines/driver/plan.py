@@ -205,6 +205,8 @@ REFUSED = re.compile(
     r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
 )
 """The exceptions of Kafka's client for that."""
+MOST_ANSWER_BYTES = 64_000_000
+"""Size of the largest result, as JSON."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
 AnyEvent = FolderInUse | SessionReady | FlowRunning | FlowProgress | FlowWorking | FlowFinished | Answered | Failed

@@ -43,9 +43,11 @@ def answer_requests(spark: SparkSession, plan: wire.DriverPlan, requests: IO[str
 def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
     before = set(sys.modules)
     try:
-        return wire.Answered(
-            {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind](spark, plan)
-        )
+        work = {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind]
+        result = work(spark, plan)
+        if len(msgspec.json.encode(result)) > wire.MOST_ANSWER_BYTES:
+            raise PipelineInvalid("the rows are larger than 64 MB: take fewer of them (--limit), or fewer columns")
+        return wire.Answered(result)
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
     except Exception as cause:  # boundary: the command shows this text

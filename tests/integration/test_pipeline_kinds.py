@@ -165,20 +165,61 @@ async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: P
 
 
 async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """Kafka to Kafka by SQL, with counts of bad records."""
+    """Kafka to Kafka by SQL with a table, a rule and its quarantine, and corrupt records in quarantine."""
     source, out = topic(1), topic()
+    (tmp_path / "gates.csv").write_text("1,north\n2,south\n3,east\n")
     spec = {
         "name": "quick",
+        "folder": str(tmp_path),
         "trigger": {"realtime": True, "checkpoint_seconds": 5},
-        "sources": {"passages": {"topic": source, "schema": "id INT"}},
-        "flows": {"f": {"sql": "SELECT id + 1 AS id FROM passages", "sink": {"topic": out}}},
+        "sources": {
+            "passages": {"topic": source, "schema": "id INT", "corrupt": "quarantine"},
+            "gates": {"table": "gates.csv", "schema": "id INT, gate STRING"},
+        },
+        "flows": {
+            "f": {
+                "sql": "SELECT passages.id + 1 AS id, gate FROM passages LEFT JOIN gates ON passages.id = gates.id",
+                "sink": {"topic": out},
+                "rules": {"known": {"check": "gate IS NOT NULL", "otherwise": "quarantine"}},
+            }
+        },
     }
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     async with running(spec, settings, tmp_path) as run:
-        produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b"{bad", b'{"id": 2}'])
+        produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b"{bad", b'{"id": 2}', b'{"id": 9}'])
         await until(lambda: run.status()["flows"]["f"]["corrupt_records"] == 1, run)
-    values = [json.loads(record.value or b"")["id"] for record in await records_of(settings, out)]
-    assert sorted(set(values)) == [2, 3]
+        await until(lambda: run.counts("passages-corrupt")["read"] == 4, run)
+        assert run.status()["flows"]["f"]["broken_rules"] == {"known": 1}
+
+    async def values(topic: str) -> set[bytes | None]:
+        return {record.value for record in await records_of(settings, topic)}
+
+    assert await values(out) == {b'{"id":2,"gate":"north"}', b'{"id":3,"gate":"south"}'}
+    assert await values(f"{out}.dlq") == {b'{"id":10,"gate":null}'}
+    assert await values(f"{source}.dlq") == {b"{bad"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"sources": {"a": {"rate": 5}}}, "INPUT_STREAM"), ({"sql": "SELECT id, count(*) AS n FROM a GROUP BY id"}, "")],
+)
+async def test_what_real_time_mode_does_not_have_is_not_tried_again(
+    kafka: Any, topic: Any, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    """A run that was not validated ends, with the remedy."""
+    source = topic(1)
+    produce(kafka.bootstrap_servers, source, [b'{"id": 1}'])
+    spec = {
+        "name": "quick",
+        "trigger": {"realtime": True, "checkpoint_seconds": 5},
+        "sources": settings.get("sources", {"a": {"topic": source, "schema": "id INT"}}),
+        "flows": {"f": {"sql": settings.get("sql", "SELECT * FROM a"), "sink": {"topic": topic()}}},
+        "driver": {"shuffle_partitions": 1},
+    }
+    async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path) as run:
+        await until(lambda: run.status()["state"] == "failed", run)
+        assert f"STREAMING_REAL_TIME_MODE.{reason}" in run.readiness().reason
+        assert "use trigger.interval_seconds" in run.readiness().reason
 
 
 async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import difflib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.errors import EnvironmentProblem
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
-from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource
+from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource, TableSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
 
@@ -94,13 +93,11 @@ def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
     """Raise EnvironmentProblem unless real-time mode has a core for each partition: Spark never reads the others."""
     if not spec.trigger.realtime:
         return
-    sql = " ".join(query.sql or "" for query in (*spec.views.values(), *spec.flows.values()))
-    shuffled = spec.driver.shuffle_partitions if re.search(r"\b(group\s+by|distinct)\b", sql, re.IGNORECASE) else 0
-    needed = shuffled + sum(partitions[topic] for flow in spec.running for topic in topics_read(spec, flow))
+    needed = sum(partitions[topic] for flow in spec.running for topic in topics_read(spec, flow))
     cores = spec.driver.cores or os.cpu_count() or 1
     if needed > cores:
         raise EnvironmentProblem(
-            f"Real-time mode needs a core for each partition that a flow reads or shuffles: {needed}, and there are "
+            f"Real-time mode needs a core for each partition that a flow reads: {needed}, and there are "
             f"{cores}. Set trigger.interval_seconds in place of trigger.realtime, or driver.cores on a larger machine"
         )
 
@@ -150,6 +147,10 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for name, source in spec.sources.items():
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
+        plain = isinstance(source, KafkaSource) and source.value_format not in SCHEMA_TYPES
+        if spec.trigger.realtime and not plain and not isinstance(source, TableSource):
+            what = "real-time mode reads topics with json, string or binary values, and tables"
+            yield ("sources", name), f"{what}: use trigger.interval_seconds"
         if isinstance(source, KafkaSource) and source.corrupt == "quarantine" and source.dead_letters == source.topic:
             yield ("sources", name, "dead_letter_topic"), f"is what the source reads, so corrupt records {_AGAIN}"
     for name, flow in spec.flows.items():

@@ -124,7 +124,9 @@ def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFi
             yield from query.findings(tables)
             yield from (
                 SqlFinding(query.path, _UNSUPPORTED[key][1], True)
-                for key in query.refused(flow.sink.mode, other, marked=bool(flow.late_rows))
+                for key in query.refused(
+                    flow.sink.mode, other, marked=bool(flow.late_rows), realtime=spec.trigger.realtime
+                )
             )
         expressions: dict[tuple[str, ...], str] = {
             ("rules", rule, "check"): each.check for rule, each in flow.rules.items()
@@ -213,7 +215,7 @@ class _Query:
                 return None if "*" in found.named_selects else {name.lower() for name in found.named_selects}
         return None
 
-    def refused(self, mode: str, other: Collection[str], *, marked: bool) -> Iterator[str]:
+    def refused(self, mode: str, other: Collection[str], *, marked: bool, realtime: bool) -> Iterator[str]:
         """Yield the keys of the operations that Spark certainly refuses, if no table is `other` than a stream.
 
         `marked` is whether the flow brings a watermark by itself.
@@ -243,6 +245,7 @@ class _Query:
             "subquery": inner,
             "set": has(exp.Except, exp.Intersect),
             "sample": has(exp.TableSample),
+            "realtime": realtime and (aggregates or has(exp.Join)),
         }
         yield from (key for key, does in applies.items() if does)
 

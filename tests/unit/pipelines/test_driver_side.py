@@ -211,6 +211,10 @@ LOSS = (
 CAST = (
     "[STREAM_FAILED] Query [id = 1] terminated with exception: [CAST_INVALID_INPUT] The value 'x' of. SQLSTATE: 22018"
 )
+MODE = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: [STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED] "
+    "Streaming real-time mode has the following limitation: The input stream x is not supported. SQLSTATE: 0A000"
+)
 STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided"
 
 
@@ -219,6 +223,7 @@ STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_
     [
         (LOSS, "RECORDS_REMOVED", "Could not read records in offset [300, 400)"),
         (CAST, "CAST_INVALID_INPUT", "use try_cast"),
+        (MODE, "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED", "use trigger.interval_seconds"),
         (STATE, "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the flow"),
         ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),
     ],

@@ -24,6 +24,7 @@ _PACKAGE_ADVICE = (
     "The executors' Python has no headrace: install the driver's version on every node, or name another Python by "
     "spark.pyspark.python in driver.settings"
 )
+_MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, or change the flow"
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _LASTING = (
     (
@@ -42,6 +43,7 @@ _LASTING = (
     ),
     (re.compile(r"No module named .headrace"), "PACKAGE_MISSING", _PACKAGE_ADVICE),
     (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
+    (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
 )
 """Errors of a running flow that a further start would meet again: how to know them, their name, and what to do."""
 

@@ -6,6 +6,7 @@ replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,6 +41,8 @@ _PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _REFUSED_TOPICS: Final = re.compile(r"access topics: \[([^\]]+)\]")
 _REFUSED_GROUP: Final = re.compile(r"access group: (\S+)")
+_in_memory: dict[Path, int] = {}
+"""Folder to the descriptor of its secrets."""
 
 
 class ConnectorSecurity(NamedTuple):
@@ -102,19 +105,36 @@ def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
     return ConnectorSecurity(options, secrets, frozenset(_secret_values(security)))
 
 
-def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
-    """Replace the secrets file of a folder, readable by its owner only; without secrets, remove it."""
+def write_secrets(
+    folder: Path, secrets: Mapping[str, str], *, shared: bool = False, keeps_others: bool = False
+) -> None:
+    """Replace the secrets file of a folder, readable by its owner only; without secrets, remove it.
+
+    Unless it is `shared` with other machines, it is a link to memory of this process where the system can do this
+    (Linux). So nothing is left when this process is killed. With `keeps_others`, that of a living process stays.
+    """
     file = folder / SECRETS_FILE
-    if not secrets:
-        file.unlink(missing_ok=True)
+    if keeps_others and not shared and folder not in _in_memory and file.exists():
         return
+    before = _in_memory.pop(folder, None)
     draft = file.with_suffix(".draft")
     draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
-        for name, value in secrets.items():  # every character in a form that Java's `Properties.load` reads
-            escaped = re.sub("....", r"\\u\g<0>", value.encode("utf-16-be").hex())
-            stream.write(f"{name}={escaped}\n")
-    draft.replace(file)
+    if not secrets:
+        file.unlink(missing_ok=True)
+    else:
+        if sys.platform == "linux" and not shared:
+            target = _in_memory[folder] = os.memfd_create(SECRETS_FILE)
+            os.fchmod(target, 0o600)
+            draft.symlink_to(f"/proc/{os.getpid()}/fd/{target}")
+        else:
+            target = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(target, "w", encoding="ascii", closefd=folder not in _in_memory) as stream:
+            for name, value in secrets.items():  # every character in a form that Java's `Properties.load` reads
+                escaped = re.sub("....", r"\\u\g<0>", value.encode("utf-16-be").hex())
+                stream.write(f"{name}={escaped}\n")
+        draft.replace(file)
+    if before is not None:
+        os.close(before)
 
 
 def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:

@@ -133,7 +133,7 @@ class DriverProcess:
     ) -> DriverProcess:
         """Start the process and send its first request; it dies with this process, and its JVM with it."""
         plan.scratch.mkdir(parents=True, exist_ok=True)
-        write_secrets(plan.folder, security.secrets)
+        write_secrets(plan.folder, security.secrets, shared=plan.spec.driver.on_cluster, keeps_others=True)
         errors = plan.folder / "driver.err"
         with errors.open("wb"), errors.open("ab") as file:  # what is appended goes behind a cut
             child = await ChildProcess.start(

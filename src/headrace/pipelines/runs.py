@@ -301,7 +301,7 @@ class PipelineRun(Service):
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
                 self._status.apply(event)
                 if isinstance(event, wire.SessionReady):  # another process had the folder until now, and its secrets
-                    write_secrets(self._folder, security.secrets)
+                    write_secrets(self._folder, security.secrets, shared=self._spec.driver.on_cluster)
                 self._note_progress(event)
                 if isinstance(event, wire.FlowProgress):
                     self._check_growth(event, driver)

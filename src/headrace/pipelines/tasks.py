@@ -18,7 +18,7 @@ from headrace.config.section import Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
 from headrace.lifecycle import Service, run_blocking
-from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry
+from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
@@ -54,6 +54,7 @@ class TaskDriver(Service):
                 yield driver
             finally:
                 await driver._end()
+                write_secrets(driver._folder, {})
                 await driver.stop()
 
     async def ask(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +218,32 @@ def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: s
         }
     )
     assert expected in refusal(reported, kafka, spec)
+
+
+def test_a_process_that_is_killed_leaves_no_secret(tmp_path: Path) -> None:
+    """Other processes read the file while it lives; a process that waits for its end does not replace it."""
+    code = (
+        "import sys, time; from pathlib import Path; from headrace.pipelines.connector import write_secrets\n"
+        "write_secrets(Path(sys.argv[1]), {'name': 'c4nary'}); print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        assert as_properties((tmp_path / "secrets.properties").read_text("ascii")) == {"name": "c4nary"}
+        write_secrets(tmp_path, {"name": "other"}, keeps_others=True)
+        assert as_properties((tmp_path / "secrets.properties").read_text("ascii")) == {"name": "c4nary"}
+        process.kill()
+    assert not (tmp_path / "secrets.properties").exists()
+    write_secrets(tmp_path, {"name": "other"}, keeps_others=True)
+    assert as_properties((tmp_path / "secrets.properties").read_text("ascii")) == {"name": "other"}
+    write_secrets(tmp_path, {})
+    assert not [*tmp_path.iterdir()]
+
+
+def test_secrets_of_a_cluster_are_a_file(tmp_path: Path) -> None:
+    """Other machines cannot read the memory of this one."""
+    write_secrets(tmp_path, {"name": "c4nary"}, shared=True)
+    file = tmp_path / "secrets.properties"
+    assert not file.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

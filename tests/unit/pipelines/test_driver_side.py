@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Row
 
-from headrace.errors import PipelineInvalid
+from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.driver.plan import DriverPlan, FlowProgress
@@ -135,7 +135,14 @@ def test_a_source_waits_briefly_only_when_latency_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "retriable"), [(RuntimeError("x"), True), (AnalysisException("x"), False), (PipelineInvalid("x"), False)]
+    ("cause", "retriable"),
+    [
+        (RuntimeError("x"), True),
+        (AnalysisException("x"), False),
+        (PipelineInvalid("x"), False),
+        (RecordTooLarge("x"), False),
+        (RuntimeError("PythonException: Traceback\nheadrace.errors.RecordTooLarge: x"), False),
+    ],
 )
 def test_only_errors_of_the_pipeline_itself_are_lasting(cause: Exception, retriable: bool) -> None:
     """SQL and schema stay wrong; everything else may go away."""
@@ -215,6 +222,10 @@ MODE = (
     "[STREAM_FAILED] Query [id = 1] terminated with exception: [STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED] "
     "Streaming real-time mode has the following limitation: The input stream x is not supported. SQLSTATE: 0A000"
 )
+LARGE = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure: Lost task 0.0: "
+    "org.apache.kafka.common.errors.RecordTooLargeException: The message is 1500088 bytes\n\tat org.apache.spark.Task"
+)
 STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided"
 
 
@@ -223,6 +234,7 @@ STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_
     [
         (LOSS, "RECORDS_REMOVED", "Could not read records in offset [300, 400)"),
         (CAST, "CAST_INVALID_INPUT", "use try_cast"),
+        (LARGE, "RecordTooLarge", "The message is 1500088 bytes\nThe same records would be refused again"),
         (MODE, "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED", "use trigger.interval_seconds"),
         (STATE, "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the flow"),
         ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),

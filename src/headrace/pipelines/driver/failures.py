@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from headrace.errors import ConfigError, HeadraceError, PipelineInvalid
+from headrace.errors import ConfigError, HeadraceError, PipelineInvalid, RecordRefused, RecordTooLarge
 from headrace.pipelines.checkpoints import CHOICES, RESTORE
 from headrace.pipelines.driver import plan as wire
 
@@ -23,6 +23,11 @@ _DATA_ADVICE = "The same records would fail again: use try_cast, try_divide or a
 _PACKAGE_ADVICE = (
     "The executors' Python has no headrace: install the driver's version on every node, or name another Python by "
     "spark.pyspark.python in driver.settings"
+)
+_OWN_LASTING = (PipelineInvalid, ConfigError, RecordTooLarge, RecordRefused)
+_RECORD_ADVICE = (
+    "The same records would be refused again: filter them out, or give them a key if the topic is compacted, or raise "
+    "kafka.max.request.size in the options of the sink and max.message.bytes of the topic"
 )
 _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, or change the flow"
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
@@ -43,6 +48,7 @@ _LASTING = (
     ),
     (re.compile(r"No module named .headrace"), "PACKAGE_MISSING", _PACKAGE_ADVICE),
     (re.compile(r"\[([A-Z_.]+)\][^\[]*SQLSTATE: 22"), "", _DATA_ADVICE),
+    (re.compile(r"errors\.(RecordTooLarge|InvalidRecord)Exception: (?P<text>.*)"), "", _RECORD_ADVICE),
     (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
 )
 """Errors of a running flow that a further start would meet again: how to know them, their name, and what to do."""
@@ -84,7 +90,7 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
             name = cause.getCondition() or name
     if isinstance(cause, HeadraceError):
-        lasting = isinstance(cause, PipelineInvalid | ConfigError)
+        lasting = isinstance(cause, _OWN_LASTING)
         return wire.Failed(cause.message, cause.description, retriable=not lasting, part=part)
     whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
     lines = [line for line in whole.splitlines() if line.strip()]
@@ -93,7 +99,7 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
     if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
         return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
     if own := _OWN.search(str(cause)):  # raised by the product's code in a Python worker of Spark
-        return wire.Failed(own[1], own[2], retriable=own[1] != "PipelineInvalid", part=part)
+        return wire.Failed(own[1], own[2], retriable=own[1] not in {each.__name__ for each in _OWN_LASTING}, part=part)
     if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
         return wire.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
     traces = _traces(cause)

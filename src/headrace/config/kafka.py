@@ -39,43 +39,20 @@ PRODUCER_KEYS: Final = _table("producer_keys.csv")
 CONSUMER_KEYS: Final = _table("consumer_keys.csv")
 """Every consumer key by its name there; a setting is one of a reactive consumer, but for sections of the file."""
 
-_OTHER_NAMES: Final = {
-    "compression.codec": "compression.type",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "message.send.max.retries": "retries",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "queue.buffering.max.ms": "linger.ms",
-    "request.required.acks": "acks",
-    "socket.timeout.ms": "request.timeout.ms",
-}
-"""librdkafka's second names."""
+with Path(__file__).with_name("client_properties.csv").open(newline="") as _file:
+    _PROPERTIES: Final = list(csv.DictReader(_file))
+"""Properties that are accepted, with the clients that take them, and second names of librdkafka's properties."""
+_OTHER_NAMES: Final = {row["property"]: row["second_name_of"] for row in _PROPERTIES if row["second_name_of"]}
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _accepted_by(clients: str) -> frozenset[str]:
+    return frozenset(row["property"] for row in _PROPERTIES if row["clients"] == clients)
 
 
-CONSUMER_ONLY: Final = _names(
-    """
-    fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.protocol heartbeat.interval.ms isolation.level
-    max.partition.fetch.bytes max.poll.interval.ms session.timeout.ms
-    """
-)
+CONSUMER_ONLY: Final = _accepted_by("consumer")
 """Allowed for consumers; the client warns of them in a producer."""
-_PRODUCER_ONLY: Final = _names(
-    """
-    batch.num.messages queue.buffering.backpressure.threshold sticky.partitioning.linger.ms
-    topic.metadata.propagation.max.ms
-    """
-)
-_EVERY_CLIENT: Final = _names(
-    """
-    broker.address.family broker.address.ttl client.dns.lookup client.rack connections.max.idle.ms metadata.max.age.ms
-    receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
-    socket.connection.setup.timeout.ms socket.keepalive.enable socket.receive.buffer.bytes socket.send.buffer.bytes
-    socket.timeout.ms ssl.cipher.suites topic.metadata.refresh.interval.ms
-    """
-)
+_PRODUCER_ONLY: Final = _accepted_by("producer")
+_EVERY_CLIENT: Final = _accepted_by("every")
 
 
 def _replacement(name: str, tables: tuple[dict[str, Key], ...]) -> str:

@@ -8,7 +8,7 @@ import csv
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,27 +42,20 @@ class MetricSpec(NamedTuple):
     help: str
 
 
-def _catalogue() -> Iterator[MetricSpec]:
-    with Path(__file__).with_name("metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            yield MetricSpec(row["name"], row["type"], row["unit"], tuple(row["labels"].split()), row["help"])
+def _table(name: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(name).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
-CATALOGUE: Final = tuple(_catalogue())
-"""Every metric, from `metrics.csv`. `docs/reference/metrics.md` is made from it."""
+_METRICS, _OUTCOMES = _table("metrics.csv"), _table("outcomes.csv")
+CATALOGUE: Final = tuple(
+    MetricSpec(row["name"], row["type"], row["unit"], tuple(row["labels"].split()), row["help"]) for row in _METRICS
+)
+"""Every metric. `docs/reference/metrics.md` is made from it."""
 BY_NAME: Final = {spec.name: spec for spec in CATALOGUE}
 
-OUTCOMES: Final = {
-    "delivered": "the backend or the handler took the record",
-    "dead_letter": "the record is in the dead letter topic",
-    "retry_topic": "the record is in a retry topic, from which it is delivered again",
-    "skipped": "the record failed, and by the policy this failure counts as handled",
-    "skipped_by_operator": "an operator ended the record without a delivery",
-    "delegated": "the record was not delivered here: it is blocked by its key, was delivered before, or not requested",
-    "discarded": "the record failed for good, and there is no dead letter topic for it",
-}
+OUTCOMES: Final = {row["outcome"]: row["meaning"] for row in _OUTCOMES}
 """Values of the label `outcome` of `headrace_ended_records_total`."""
-
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
 
@@ -77,28 +70,8 @@ _ENDED: Final = "headrace_ended_records_total"
 _BREAKER: Final = "headrace_breaker_open"
 
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
-    "taken": ("headrace_received_records_total", ()),
-    "delivered": (_ENDED, ("delivered",)),
-    "delegated": (_ENDED, ("delegated",)),
-    "dead_letters": (_ENDED, ("dead_letter",)),
-    "delayed": (_ENDED, ("retry_topic",)),
-    "skipped": (_ENDED, ("skipped",)),
-    "skipped_by_hand": (_ENDED, ("skipped_by_operator",)),
-    "given_up": (_ENDED, ("discarded",)),
-    "redeliveries": ("headrace_redelivered_records_total", ()),
-    "refusals": ("headrace_refused_deliveries_total", ()),
-    "gap": ("headrace_gap_offsets_total", ()),
-    "spared": ("headrace_ended_before_records_total", ()),
-    "abandoned": ("headrace_abandoned_records_total", ()),
-    "late": ("headrace_late_records_total", ()),
-    "open": ("headrace_open_records", ()),
-    "held": ("headrace_held_records", ()),
-    "breaker_open": (_BREAKER, ()),
-    "commits": ("headrace_commits_total", ()),
-    "assignment_changes": ("headrace_assignment_changes_total", ()),
-    "read": ("headrace_received_records_total", ()),
-    "corrupt": ("headrace_corrupt_records_total", ()),
-    "tombstone": ("headrace_tombstone_records_total", ()),
+    **{count: (row["name"], ()) for row in _METRICS for count in row["counts"].split()},
+    **{row["count"]: (_ENDED, (row["outcome"],)) for row in _OUTCOMES},
 }
 """The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
 

@@ -1,20 +1,18 @@
 """How to reach Kafka and the schema registry."""
 
-import contextlib
 import csv
 import difflib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from headrace.config.backend import ClientTls, is_protected
 from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.config.references import ReferenceProblem, is_secret_name, resolve
+from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
 
 
@@ -159,21 +157,6 @@ class SchemaRegistryConfig(Section):
     """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
     """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""
-    _password_text: str = PrivateAttr(default="")
-    _folder: Path = PrivateAttr(default=Path())
-
-    def read_from(self, folder: Path, password: str) -> Self:
-        """Return this, able to read its password again: a text with references, and what their paths start from."""
-        found = self.model_copy()
-        found._folder, found._password_text = folder, password
-        return found
-
-    def current_password(self) -> str:
-        """Return the password that its file holds now; the one before if it cannot be read."""
-        with contextlib.suppress(ReferenceProblem):
-            if self._password_text:
-                return resolve(self._password_text, os.environ, self._folder, lambda _: None)
-        return self.password.get_secret_value()
 
     @model_validator(mode="after")
     def _transport_fits(self) -> Self:

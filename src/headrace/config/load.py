@@ -17,7 +17,7 @@ from headrace.config.http import JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
 from headrace.config.model import HeadraceConfig
-from headrace.config.references import FileReferences, is_file
+from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
@@ -201,8 +201,10 @@ class _FileReader:
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
-        password = self._references.texts.get(("schema_registry", "password"), "")
-        registry = self._with_files(config.schema_registry, "schema_registry", "tls").read_from(folder, password)
+        registry = self._with_files(config.schema_registry, "schema_registry", "tls")
+        if password := self._references.texts.get(("schema_registry", "password")):
+            again = ReferredSecret(registry.password, password, folder)
+            registry = registry.model_copy(update={"password": again})
         return config.model_copy(
             update={
                 **(

@@ -3,6 +3,7 @@
 Source: `${NAME:default}` is the placeholder of light-4j files; the colon after the name starts the default.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -10,6 +11,8 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import SecretStr
 
 from headrace.config.yaml_tree import KeyPath
 
@@ -45,6 +48,20 @@ def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callab
         return _variable(match[1] or "", environ)
 
     return _REFERENCE.sub(replace, text)
+
+
+class ReferredSecret(SecretStr):
+    """A secret that is read again from its file whenever it is used, and stays as it was if that fails."""
+
+    def __init__(self, value: SecretStr, text: str, folder: Path) -> None:
+        """Take its present value, and the text with references, whose relative paths start from `folder`."""
+        super().__init__(value.get_secret_value())
+        self._text, self._folder = text, folder
+
+    def get_secret_value(self) -> str:
+        with contextlib.suppress(ReferenceProblem):
+            return resolve(self._text, os.environ, self._folder, lambda _: None)
+        return super().get_secret_value()
 
 
 def files_in(text: str) -> list[str]:

@@ -216,7 +216,7 @@ class SchemaRegistry:
     def _login(self) -> dict[str, str]:
         if not self._settings.username:
             return {}
-        pair = f"{self._settings.username}:{self._settings.current_password()}"
+        pair = f"{self._settings.username}:{self._settings.password.get_secret_value()}"
         return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
     def _open_session(self) -> aiohttp.ClientSession:

@@ -64,10 +64,8 @@ def require_supported(kafka: KafkaConfig) -> None:
 
 def with_registry(security: ConnectorSecurity, registry: SchemaRegistryConfig) -> ConnectorSecurity:
     """Return what also lets Python workers of Spark ask the schema registry; its settings are a secret as a whole."""
-    password, key_password = registry.current_password(), registry.tls.key_password.get_secret_value()
-    current = with_secrets(registry.model_copy(update={"password": SecretStr(password)}))
-    values = security.values | {*filter(None, (password, key_password))}
-    return security._replace(secrets={**security.secrets, REGISTRY: current}, values=values)
+    secrets = {**security.secrets, REGISTRY: with_secrets(registry)}
+    return security._replace(secrets=secrets, values=security.values.union(_secret_values(registry)))
 
 
 def connector_options(security: KafkaSecurity) -> ConnectorSecurity:

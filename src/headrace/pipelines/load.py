@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config.explain import explain
 from headrace.config.kafka_security import located
-from headrace.config.references import FileReferences, holds_plain_text, is_secret_name
+from headrace.config.references import FileReferences, ReferredSecret, holds_plain_text, is_secret_name
 from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
@@ -129,7 +129,8 @@ def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
     for name, flow in spec.flows.items():
         password = references.texts.get(("flows", name, "sink", "postgres", "password"), "")
         if isinstance(flow.sink, PostgresSink) and password:
-            flow.sink.postgres.read_password_from(password, references.folder)
+            database = flow.sink.postgres
+            database.__dict__["password"] = ReferredSecret(database.password, password, references.folder)
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:

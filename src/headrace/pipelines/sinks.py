@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model_validator
@@ -12,7 +9,6 @@ from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import PushConfig, ReactiveConsumerConfig
 from headrace.config.internal_topics import external_topic
-from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.section import Count, FormatName, Port, PositiveSeconds, Section, TopicName, known_by
 from headrace.pipelines.sources import ColumnName, Options
 
@@ -106,19 +102,6 @@ class FileSink(_Sink):
     """Further options of Spark's writer of this format."""
 
 
-class _ReferredSecret(SecretStr):
-    """A secret that is read again from its file whenever it is used, and stays as it was if that fails."""
-
-    def __init__(self, value: str, text: str, folder: Path) -> None:
-        super().__init__(value)
-        self._text, self._folder = text, folder
-
-    def get_secret_value(self) -> str:
-        with contextlib.suppress(ReferenceProblem):
-            return resolve(self._text, os.environ, self._folder, lambda _: None)
-        return super().get_secret_value()
-
-
 class PostgresConnection(Section):
     """How to reach a database of PostgreSQL. References work here, such as `${file:password}`."""
 
@@ -134,10 +117,6 @@ class PostgresConnection(Section):
     """Password of the user. From a file it is read again when the driver starts."""
     options: dict[str, str] = {}
     """Further parameters of libpq, such as `sslmode: verify-full` and `sslrootcert`."""
-
-    def read_password_from(self, text: str, folder: Path) -> None:
-        """Read the password again from a text with references whenever it is used."""
-        self.__dict__["password"] = _ReferredSecret(self.password.get_secret_value(), text, folder)
 
 
 class PostgresSink(_Sink):

@@ -77,6 +77,10 @@ _GAUGES: Final = {
     "batch_seconds": "headrace_flow_batch_seconds",
     "lag_records": "headrace_flow_lag_records",
 }
+_SUMS: Final = ("input_records", "corrupt_records", "tombstone_records", "late_records", "dropped_rows")
+"""Counts of a flow that its micro-batches add to."""
+_LATEST: Final = ("batch_id", "watermark", *_GAUGES)
+"""What a flow has of its last micro-batch that knows it."""
 
 
 class RunStatus:
@@ -140,22 +144,13 @@ class RunStatus:
             count = f"{event.corrupt_records} of {event.input_records} records"
             what = "are no row of their source and were left out; further ones are only counted (corrupt_records)"
             log.warning("pipeline %s, flow %s: %s %s", self.pipeline, event.flow, count, what)
-        flow.batch_id = event.batch_id
-        flow.input_records += event.input_records
-        flow.records_per_second = event.records_per_second
-        if event.lag_records is not None:
-            flow.lag_records = event.lag_records
-        flow.corrupt_records += event.corrupt_records
-        flow.tombstone_records += event.tombstone_records
-        flow.late_records += event.late_records
-        flow.dropped_rows += event.dropped_rows
-        if event.state_rows is not None:
-            flow.state_rows, flow.state_bytes = event.state_rows, event.state_bytes
-        flow.watermark = event.watermark or flow.watermark
+        for name in _SUMS:
+            setattr(flow, name, getattr(flow, name) + getattr(event, name))
+        for name in _LATEST:
+            if (value := getattr(event, name)) is not None:
+                setattr(flow, name, value)
         flow.received_per_second = event.received_per_second
-        if event.batch_seconds is not None:
-            flow.batch_seconds = event.batch_seconds
-            flow.worked_seconds += event.batch_seconds
+        flow.worked_seconds += event.batch_seconds or 0
         labels = {"pipeline": self.pipeline, "flow": event.flow}
         for name, metric in _GAUGES.items():
             if getattr(flow, name) is not None:

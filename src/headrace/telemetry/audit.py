@@ -25,9 +25,8 @@ from headrace.telemetry.audit_notes import (
     consumed_notes,
     consumed_ranges,
     key_text,
+    produced_notes,
     reason_of,
-    unwritten_notes,
-    written_notes,
     written_ranges,
 )
 from headrace.telemetry.audit_targets import AuditTarget
@@ -164,10 +163,10 @@ class Audit(Service):
         elif written and which == "all":
             if size_bytes is None:
                 size_bytes = sum([record.size_bytes for record in records])
-            notes = written_notes(common, self._key_of, records, results)
+            notes = produced_notes(common, self._key_of, records, results)
             self.put(notes, written, size_bytes + _RECORD_BYTES * len(records))
         if written < len(results):
-            self._put_list(list(unwritten_notes(common, self._key_of, records, results)))
+            self._put_list(list(produced_notes(common, self._key_of, records, results, failed=True)))
 
     def not_sent(self, topic: str, error: HeadraceError, count: int = 0) -> None:
         """Audit a produce request that was refused before anything was sent, or `count` lines of a stream."""

@@ -121,53 +121,41 @@ def key_text(how: str) -> KeyText:
     return lambda key: None if key is None else hashlib.sha256(key).hexdigest()[:32]
 
 
-def written_notes(
-    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+def produced_notes(
+    common: RangeNote,
+    key_of: KeyText,
+    records: Sequence[OutgoingRecord],
+    results: Sequence[Produced | HeadraceError],
+    *,
+    failed: bool = False,
 ) -> Iterator[RangeNote]:
-    """Yield a note for each record that was written."""
+    """Yield a note for each record that was written; with `failed` for each other one, which may be written or not."""
     for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
-        if isinstance(result, Produced):
-            correlation, traceability, _ = _ids_of(record.headers)
-            yield replace(
-                common,
-                id=identity.decode(),
-                topic=record.topic,
-                partition=result.partition,
-                offset=result.offset,
-                key=key_of(record.key),
-                correlation_id=correlation or identity.decode(),
-                traceability_id=traceability,
-            )
-
-
-def unwritten_notes(
-    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
-) -> Iterator[RangeNote]:
-    """Yield a note for each record that was not written, or may not be; arguments as of `written_notes`."""
-    for record, result in zip(records, results, strict=True):
+        if isinstance(result, HeadraceError) is not failed:
+            continue
+        correlation, traceability, _ = _ids_of(record.headers)
+        note = replace(
+            common,
+            id=identity.decode(),
+            topic=record.topic,
+            key=key_of(record.key),
+            correlation_id=correlation or identity.decode(),
+            traceability_id=traceability,
+        )
         if isinstance(result, HeadraceError):
-            identity = new_correlation_id().decode()
-            correlation, traceability, _ = _ids_of(record.headers)
-            yield replace(
-                common,
-                id=identity,
-                audit_status="UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE",
-                topic=record.topic,
-                partition=record.partition or 0,
-                offset=0,
-                key=key_of(record.key),
-                correlation_id=correlation or identity,
-                traceability_id=traceability,
-                stacktrace=reason_of(result),
-            )
+            note.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
+            note.partition, note.offset, note.stacktrace = record.partition or 0, 0, reason_of(result)
+        else:
+            note.partition, note.offset = result.partition, result.offset
+        yield note
 
 
 def written_ranges(
     common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
 ) -> list[RangeNote]:
-    """Return a note for the records that one request wrote, or a few; arguments as of `written_notes`."""
+    """Return a note for the records that one request wrote, or a few; arguments as of `produced_notes`."""
     if len(records) == 1:
-        return list(written_notes(common, key_of, records, results))
+        return list(produced_notes(common, key_of, records, results))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record, result in zip(records, results, strict=True):
         if type(result) is Produced:
@@ -231,13 +219,8 @@ def _range_notes(
         if len(ranges) > 1:
             note.ranges = ranges
         else:
-            [one] = ranges
-            note.topic, note.partition, note.offset, note.last_offset = (
-                one.topic,
-                one.partition,
-                one.offset,
-                one.last_offset,
-            )
+            note.topic, note.partition = ranges[0].topic, ranges[0].partition
+            note.offset, note.last_offset = ranges[0].offset, ranges[0].last_offset
         notes.append(note)
     return notes
 

@@ -179,16 +179,11 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(url: str | None, token: str, config: Path | None, **others: Any) -> Any:
-        return command(api=Api(url or url_of(config), token), **others)
+        return command(api=Api(url or address_of(find_settings(config)), token), **others)
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
     who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
     return where(who(config_option(output_option(run))))
-
-
-def url_of(config: Path | None) -> str:
-    """Return the URL of the Headrace of a file, by default of `./headrace.yaml`, or of one without a file."""
-    return address_of(find_settings(config))
 
 
 def address_of(settings: HeadraceConfig | None) -> str:

@@ -56,9 +56,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = vars(importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}"))[
-            cmd_name
-        ]
+        module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(

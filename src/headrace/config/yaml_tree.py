@@ -56,12 +56,12 @@ class Problems:
     @property
     def ordered(self) -> list[str]:
         """The problems by their line; those without a line come last."""
-        lines = [_LINE.match(text) for text in self.found]
-        return [self.found[index] for index in sorted(range(len(lines)), key=lambda index: _number(lines[index]))]
 
+        def line(text: str) -> float:
+            found = _LINE.match(text)
+            return int(found[1]) if found else math.inf
 
-def _number(line: re.Match[str] | None) -> float:
-    return int(line[1]) if line else math.inf
+        return sorted(self.found, key=line)
 
 
 def dotted(path: KeyPath) -> str:

@@ -52,8 +52,7 @@ class ProtobufCodec:
         self.record_name: str = descriptor.full_name
         self._make: Any = GetMessageClass(descriptor)
         self._indexes = _indexes_of(descriptor)
-        convert = converter(descriptor, {})
-        self._convert: Convert = convert
+        self._convert: Convert = converter(descriptor, {})
         self.first: Any = GetMessageClass(next(iter(self._file.message_types_by_name.values())))
 
     def encode(self, text: bytes) -> bytes:

@@ -53,11 +53,8 @@ class TriggerSpec(Section):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         timed = self.interval_seconds != _INTERVAL_SECONDS
-        chosen = [
-            name
-            for name, is_set in (("once", self.once), ("realtime", self.realtime), ("interval_seconds", timed))
-            if is_set
-        ]
+        given = {"once": self.once, "realtime": self.realtime, "interval_seconds": timed}
+        chosen = [name for name, is_set in given.items() if is_set]
         if len(chosen) > 1:
             raise ValueError(f"has both {' and '.join(chosen)}: keep one of them")
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from headrace.cli.api import url_of
+from headrace.cli.api import address_of
 from headrace.cli.connection import ENDPOINTS, find_cluster, find_settings
 from headrace.devcluster import environment
 from headrace.errors import ConfigError
@@ -69,7 +69,7 @@ def test_every_command_reads_the_file_of_the_folder(folder: Path) -> None:
     file = folder / "headrace.yaml"
     file.write_text("kafka: {bootstrap_servers: 'file:1'}\nhttp: {port: 9001}")
     assert found() == ("file:1", "http://localhost:8081")
-    assert url_of(None) == "http://127.0.0.1:9001"
+    assert address_of(find_settings(None)) == "http://127.0.0.1:9001"
     file.write_text("kafka: [")
     assert found("option:1") == ("option:1", "http://localhost:8081")
     with pytest.raises(ConfigError, match="is not YAML"):

@@ -10,7 +10,7 @@ import click
 
 from headrace.app.context import make_registry
 from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
-from headrace.cli.output import collected_warnings, print_json
+from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.selection import window
@@ -89,15 +89,8 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
         for trigger in spec.triggers:
             found += [f"{trigger.name}: {text}" for text in await _advice(spec, trigger, cluster.kafka, partitions)]
     problems += warnings if strict else ()
-    if output == "json":
-        print_json({"ok": not problems, "problems": problems, "warnings": warnings, "advice": found})
-    else:
-        marked = {"warning": () if strict else warnings, "advice": found}
-        click.echo("".join(f"{mark}: {text}\n" for mark, texts in marked.items() for text in texts), err=True, nl=False)
-    if problems or not spec:
-        raise FunctionInvalid("\n".join(problems))
-    if output == "text":
-        click.echo(f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.all_triggers)})")
+    fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.all_triggers)})" if spec else ""
+    print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
 
 
 @function.command("test")

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from headrace.errors import HeadraceError
+
 output_option = click.option(
     "--output",
     type=click.Choice(["text", "json"]),
@@ -112,6 +114,22 @@ def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def print_check(
+    error: type[HeadraceError], problems: list[str], warnings: list[str], fine: str, output: str, **further: list[str]
+) -> None:
+    """Print what a check has found; raise the problems as an error of the given class, print `fine` without any."""
+    if output == "json":
+        print_json({"ok": not problems, "problems": problems, "warnings": warnings, **further})
+    else:
+        remarks = {"warning": [text for text in warnings if text not in problems], **further}
+        for kind, texts in remarks.items():
+            click.echo("".join(f"{kind}: {text}\n" for text in texts), err=True, nl=False)
+    if problems:
+        raise error("\n".join(problems))
+    if output == "text":
+        click.echo(fine)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from headrace.cli.output import (
     counted,
     install_progress,
     output_option,
+    print_check,
     print_json,
     print_result,
     print_rows,
@@ -110,14 +111,8 @@ def validate(files: Sequence[Path], output: str) -> None:
             load_pipelines(files, check=True)
         except PipelineInvalid as invalid:
             problems = invalid.description.splitlines()
-    if output == "json":
-        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
-    else:
-        click.echo("".join(f"warning: {warning}\n" for warning in warnings), err=True, nl=False)
-    if problems:
-        raise PipelineInvalid("\n".join(problems))
-    if output == "text":
-        click.echo("".join(f"{file}: ok\n" for file in files), nl=False)
+    fine = "\n".join(f"{file}: ok" for file in files)
+    print_check(PipelineInvalid, problems, warnings, fine, output)
 
 
 @pipeline.command("compile")

@@ -392,8 +392,9 @@ def drawn(url: str, now: Poll, table: Sequence[TopRow]) -> Group:
     reasons = [Text(_printable(f"{url}: {now.problem}"), "red")] if now.problem else []
     for row in table:
         style = ("", "yellow", "yellow", "red")[_trouble(row)]
-        numbers = map(_short, (row.records_per_second, row.lag, row.in_flight, row.attempts))
-        cells = (_printable(row.consumer), *numbers, row.breaker, _age(row.oldest_seconds))
+        counts = row.records_per_second, row.lag, row.in_flight, row.attempts
+        numbers = (_short(each, _NUMBERS, 100_000) for each in counts)
+        cells = (_printable(row.consumer), *numbers, row.breaker, _short(row.oldest_seconds, _AGES, 100))
         shown.add_row(*map(Text, cells), style=style)
         if row.why:
             reasons.append(Text(_printable(f"{row.consumer}: {row.why}"), style))
@@ -445,19 +446,13 @@ def _printable(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
-def _short(number: float | None) -> str:
-    if number is None:
-        return "-"
-    for unit, limit in (("", 100_000), ("k", 100_000_000), ("M", 100_000_000_000)):
-        if number < limit:
-            return f"{number * 100_000 / limit:,.0f}{unit}"
-    return f"{number / 1e9:,.0f}G"
+_NUMBERS = ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"))
+_AGES = ((1, "s"), (60, "m"), (3600, "h"), (86_400, "d"))
 
 
-def _age(seconds: float | None) -> str:
-    if seconds is None:
+def _short(value: float | None, units: Sequence[tuple[float, str]], most: int) -> str:
+    """Return a value in the first unit in which it is below `most`, else in the last one."""
+    if value is None:
         return "-"
-    for unit, size, limit in (("s", 1, 100), ("m", 60, 6000), ("h", 3600, 360_000)):
-        if seconds < limit:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds / 86_400:.0f}d"
+    size, unit = next((each for each in units if value < most * each[0]), units[-1])
+    return f"{value / size:,.0f}{unit}"

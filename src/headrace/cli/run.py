@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
-from headrace.cli.output import collected_warnings, output_option, print_json
+from headrace.cli.output import collected_warnings, output_option, print_check, print_json
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -105,16 +105,9 @@ def check(file: Path, output: str) -> None:
         problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
-    if output == "json":
-        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
-    else:
-        click.echo("".join(f"warning: {warning}\n" for warning in warnings), err=True, nl=False)
-    if problems or not settings:
-        raise ConfigError("\n".join(problems))
-    if output == "text":
-        parts = ("reactive_consumers", "functions", "pipelines")
-        counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part))}" for part in parts)
-        click.echo(f"{file}: ok ({counts})")
+    parts = ("reactive_consumers", "functions", "pipelines")
+    counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part, ()))}" for part in parts)
+    print_check(ConfigError, problems, warnings, f"{file}: ok ({counts})", output)
 
 
 @config.command()

@@ -1,5 +1,6 @@
 """The model of `headrace.yaml`; parsing, checks, JSON Schema and the reference page are made from it."""
 
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal, Self
 
@@ -114,14 +115,13 @@ class HeadraceConfig(Section):
         for consumer in self.reactive_consumers.values():
             for topic in consumer.topics if consumer.dead_letter.enabled else ():
                 dlqs_of.setdefault(topic, set()).add(consumer.dead_letter.topic_for(topic))
-        for topic in dlqs_of:
-            reached, new = set[str](), {topic}
-            while new := {dlq for origin in new for dlq in dlqs_of.get(origin, ())} - reached:
-                reached |= new
-            if topic in reached:
-                raise ValueError(
-                    f"a dead letter of topic {topic} that fails again ends in {topic} once more, in an endless cycle "
-                    f"through {', '.join(sorted(reached))}: give one of these consumers another "
-                    "dead_letter.topic, or turn it off"
-                )
+        try:
+            TopologicalSorter(dlqs_of).prepare()
+        except CycleError as cause:
+            topic, *cycle = cause.args[1]
+            raise ValueError(
+                f"a dead letter of topic {topic} that fails again ends in {topic} once more, in an endless cycle "
+                f"through {', '.join(sorted(cycle))}: give one of these consumers another "
+                "dead_letter.topic, or turn it off"
+            ) from None
         return self

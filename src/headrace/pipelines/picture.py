@@ -6,8 +6,10 @@ from graphlib import TopologicalSorter
 from html import escape
 from typing import Any
 
+from headrace.config.section import Section
 from headrace.pipelines.graph import ordered_views, reads
 from headrace.pipelines.sinks import PostgresSink
+from headrace.pipelines.sources import end_of
 from headrace.pipelines.spec import FlowSpec, PipelineSpec
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
@@ -63,10 +65,8 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     return edges
 
 
-def _end(end: object) -> str:
-    """Return what a source reads, or a sink writes: the key by which its kind is known, and its value."""
-    kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(end, key))
-    return f"{kind} {getattr(end, kind)}".removesuffix(" True")
+def _end(end: Section) -> str:
+    return end_of(end).removesuffix(" True")
 
 
 def as_picture(spec: PipelineSpec, *, page: bool = False) -> str:

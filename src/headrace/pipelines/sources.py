@@ -15,6 +15,12 @@ CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
 """Behind a source's name: the names of the view of its corrupt records, and of the flow that writes them."""
 
 
+def end_of(part: Section) -> str:
+    """Return what a source reads, or a sink writes: the key by which its kind is known, and its value."""
+    kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(part, key))
+    return f"{kind} {getattr(part, kind)}"
+
+
 class _Source(Section):
     model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)
 

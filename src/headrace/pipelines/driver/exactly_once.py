@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError, PipelineInvalid
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.postgres import PostgresBatches
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 
 _RETRY_SECONDS = 60.0
@@ -141,6 +140,8 @@ def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
 
     def make(query: str) -> Any:
         if isinstance(sink, PostgresSink):
+            from headrace.pipelines.driver.postgres import PostgresBatches  # here, because it needs a further library
+
             return PostgresBatches(sink, f"{prefix}.{query}")
         from headrace.kafka.batch_transactions import BatchTransactions  # only drivers with such a sink load the client
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.pipelines.checkpoints import Frozen
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.sources import RAW
-from headrace.pipelines.sources import CORRUPT_RECORDS
+from headrace.pipelines.sources import CORRUPT_RECORDS, end_of
 from headrace.pipelines.spec import FlowSpec
 
 _ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
@@ -21,7 +21,6 @@ _KEY_METHODS |= {"DeduplicateWithinWatermark": "keys"}
 _WINDOWS = ("window", "session_window")
 _SPAN = re.compile(r"(?<=[%+] )\d+|(?<=cast\()[\w. ]+(?= as interval)")
 _MOST_FIELDS = 1000
-_KINDS = ("topic", "files", "table", "rate", "postgres", "console", "memory")
 
 
 def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen:
@@ -35,18 +34,9 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
         sources=walk.sources,
         operators=walk.operators,
         output_mode=sink.mode,
-        sink=topic if sink.topics else _described(sink),
+        sink=topic if sink.topics else end_of(sink),
         shuffle_partitions=parts if walk.operators else 0,
     )
-
-
-def _described(part: object) -> str:
-    """Return the kind of a source or sink, and what it reads or writes."""
-    found = ((kind, getattr(part, kind, None)) for kind in _KINDS)
-    for kind, value in found:
-        if value is not None:
-            return f"{kind} {value}" if isinstance(value, str | int) else kind  # a section may hold a secret
-    return "another stream"
 
 
 def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
@@ -108,7 +98,7 @@ class _Walk:
         source = source.removesuffix(CORRUPT_RECORDS).removesuffix(f" {RAW}")
         alias = source if source in self._known else alias
         if not children and node.isStreaming():
-            self.sources.append(_described(self._known.get(alias)))
+            self.sources.append(end_of(self._known[alias]) if alias in self._known else "another stream")
             return True
         streams = [self.visit(child, alias) for child in children]
         if any(streams) and name == "Aggregate":

@@ -6,17 +6,18 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import psycopg
+import pyarrow
+from psycopg import sql
+from pyarrow import csv
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace.pipelines.sinks import PostgresSink
-
-if TYPE_CHECKING:
-    import pyarrow
 
 LEDGER: Final = "_headrace_batches"
 """Table with the number of the next batch of each query."""
@@ -58,8 +59,6 @@ class PostgresBatches:
 
     def open(self) -> int | None:
         """Connect, and wait for the end of what a predecessor is committing."""
-        import psycopg
-
         to = self._sink.postgres
         login: dict[str, Any] = {"dbname": to.database, "user": to.user, "password": to.password.get_secret_value()}
         login |= {"connect_timeout": _LIMIT_SECONDS, **to.options}
@@ -106,9 +105,6 @@ class PostgresBatches:
             raise SinkUnavailable(f"another process writes the batches of {self._query} too: stop one of them")
 
     def _copy(self, rows: pyarrow.Table) -> None:
-        from psycopg import sql
-        from pyarrow import csv
-
         columns = _names(rows.column_names)
         new = sql.SQL("CREATE TEMP TABLE headrace_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
         self._connection.execute(new.format(columns, _table(self._sink.table)))
@@ -121,8 +117,6 @@ class PostgresBatches:
 
     def _merge(self, columns: Sequence[str]) -> None:
         """Write the rows to the table; of several with one key the last counts."""
-        from psycopg import sql
-
         keys, all_columns = self._sink.keys, _names(columns)
         one = sql.SQL("DISTINCT ON ({})").format(_names(keys)) if keys else sql.SQL("")
         order = sql.SQL(", ").join([*map(sql.Identifier, keys), sql.SQL("headrace_row DESC")])
@@ -137,8 +131,6 @@ class PostgresBatches:
     @contextlib.contextmanager
     def _errors(self, number: int | None = None) -> Iterator[None]:
         """Raise errors of PostgreSQL as those of a sink, without values of rows."""
-        import psycopg
-
         try:
             yield
         except psycopg.Error as cause:
@@ -167,13 +159,9 @@ class PostgresBatches:
             raise (SinkUnavailable if state == _NO_RIGHT else PipelineInvalid)(text) from None
 
 
-def _names(columns: Sequence[str]) -> Any:
-    from psycopg import sql
-
+def _names(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def _table(name: str) -> Any:
-    from psycopg import sql
-
+def _table(name: str) -> sql.Identifier:
     return sql.Identifier(*name.split("."))

@@ -12,7 +12,6 @@ from headrace.pipelines.driver.exactly_once import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of
 from headrace.pipelines.driver.late_rows import take_out
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.postgres import as_texts
 from headrace.pipelines.driver.records import as_records, with_rules
 from headrace.pipelines.driver.sources import register_source, texts
 from headrace.pipelines.driver.views import register_view, rows_of
@@ -81,6 +80,8 @@ def _writer(
                 options["kafka.linger.ms"] = "0"
             return records.writeStream.format("kafka").options(**{**options, **texts(sink.options)})
         case PostgresSink():
+            from headrace.pipelines.driver.postgres import as_texts  # here, because it needs a further library
+
             assert target
             return as_texts(rows).writeStream.foreachBatch(target)
         case FileSink() as sink:

@@ -109,8 +109,7 @@ async def find_toolchain(progress: Progress | None = None) -> Toolchain:
     spark = find_spec("pyspark")
     assert spark
     assert spark.origin
-    jars = Path(spark.origin).with_name("jars")
-    archive = ClassArchive(java, folder, f"{jars} {jars.stat().st_mtime_ns}")  # of this installation
+    archive = ClassArchive(java, folder, Path(spark.origin).with_name("jars"))
     return Toolchain(tuple(sorted(folder.glob("*.jar"))), archive)
 
 

@@ -25,6 +25,7 @@ from headrace.pipelines.driver.sources import texts
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
+_TASK_FAILURES = 4  # without a limit of failures, no task in the driver's process is tried again
 _SETTINGS = Path(__file__).with_name("spark.properties")
 _LOOPBACK = "127.0.0.1"
 _PROVIDERS = "org.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.FileConfigProvider"
@@ -89,12 +90,14 @@ def _end(context: SparkContext, gateway: Any) -> None:
 def settings(plan: DriverPlan) -> dict[str, str]:
     """Return Spark's settings for a plan: Spark's name to text."""
     driver = plan.spec.driver
+    threads = str(driver.cores or "*")
+    if "task" in plan.spec.transactions:
+        threads += f",{_TASK_FAILURES}"
     lines = [line for line in _SETTINGS.read_text().splitlines() if line and not line.startswith("#")]
     found = {
         **dict(line.split("=", 1) for line in lines),
         "spark.app.name": f"headrace.{plan.spec.name}",
-        # Without a limit of failures, no task in this process is tried again.
-        "spark.master": driver.master or f"local[{driver.cores or '*'}{',4' * ('task' in plan.spec.transactions)}]",
+        "spark.master": driver.master or f"local[{threads}]",
         "spark.driver.memory": f"{driver.heap_bytes // 1024}k",
         "spark.driver.extraClassPath": os.pathsep.join(map(str, plan.jars)),
         "spark.driver.extraJavaOptions": _java_options(plan),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, Service
@@ -18,6 +18,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.testing import ManualClock
 
+T = TypeVar("T")
 SPEC = PipelineSpec.model_validate(
     {
         "name": "delays",
@@ -40,6 +41,17 @@ def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
         "positions": {"flights": {0: 10 * (batch_id + 1)}},
     }
     return wire.FlowProgress("by_carrier", batch_id, **(fields | values))
+
+
+def held(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
+    """Return an event, and a function that does the work when the event is set."""
+    event = asyncio.Event()
+
+    async def slow(*arguments: Any) -> T:
+        await event.wait()
+        return await work(*arguments)
+
+    return event, slow
 
 
 class FakeDriver:

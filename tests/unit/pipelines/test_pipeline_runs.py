@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -23,7 +22,7 @@ from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
-from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
+from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, held, progress
 
 
 def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
@@ -172,13 +171,7 @@ def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test
     """A slow answer of Kafka does not swallow what was read in the meantime."""
 
     async def steps(bench: Bench) -> None:
-        plain: Callable[..., Awaitable[None]] = bench.alter_group_offsets
-        answered = asyncio.Event()
-
-        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-            await answered.wait()
-            await plain(group, offsets)
-
+        answered, slow = held(bench.alter_group_offsets)
         bench.run._publisher._publish = slow
         bench.lives[0].tell(*READY, progress(0))
         await bench.clock.advance(1)
@@ -195,13 +188,7 @@ def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[
     """The two go to Kafka side by side, and neither takes the other's positions away."""
 
     async def steps(bench: Bench) -> None:
-        plain: Callable[..., Awaitable[None]] = bench.alter_group_offsets
-        answered = asyncio.Event()
-
-        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-            await answered.wait()
-            await plain(group, offsets)
-
+        answered, slow = held(bench.alter_group_offsets)
         bench.run._publisher._publish = slow
         bench.lives[0].tell(*READY, progress(0))
         await bench.clock.advance(1)
@@ -305,77 +292,6 @@ def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: p
     asyncio.run(main())
 
 
-def test_a_pipeline_is_paused_and_resumed(drive: Callable[[Test], None], tmp_path: Path) -> None:
-    """A pause lets the micro-batch end and is no failure; it outlasts this process, a stop does not."""
-
-    async def steps(bench: Bench) -> None:
-        bench.lives[0].tell(*READY)
-        bench.lives[0].last = [progress(3)]
-        await bench.clock.settle()
-        await bench.run.hold("paused")
-        assert (bench.lives[0].stops, bench.published[0][0]) == (1, "headrace.delays.by_carrier")
-        await bench.clock.advance(100)
-        assert len(bench.lives) == 1
-        assert bench.run.status()["flows"]["by_carrier"]["state"] == "paused"
-        assert bench.run.readiness().ready
-        later = Bench(tmp_path, KafkaConfig())
-        assert (tmp_path / "delays/paused").exists()
-        await later.run.stop()
-        bench.run.resume()
-        await bench.clock.settle()
-        assert len(bench.lives) == 2
-        await bench.run.hold("stopped")
-        assert bench.run.status()["state"] == "stopped"
-        assert not (tmp_path / "delays/paused").exists()
-
-    drive(steps)
-
-
-def test_a_pipeline_that_was_paused_begins_paused(drive: Callable[[Test], None], tmp_path: Path) -> None:
-    """After a restart of Headrace nothing is started until it is resumed."""
-    (tmp_path / "delays").mkdir()
-    (tmp_path / "delays/paused").touch()
-
-    async def steps(bench: Bench) -> None:
-        await bench.clock.advance(10)
-        assert (bench.lives, bench.run.status()["state"]) == ([], "paused")
-        bench.run.resume()
-        await bench.clock.settle()
-        assert len(bench.lives) == 1
-
-    drive(steps)
-
-
-def test_a_pause_wins_over_waiting(drive: Callable[..., None]) -> None:
-    """While a topic is missing, or before the next start, a pause is shown and kept."""
-
-    async def steps(bench: Bench) -> None:
-        await bench.run.hold("paused")
-        await bench.clock.advance(5)
-        assert bench.run.status()["state"] == "paused"
-        bench.missing.clear()
-        await bench.clock.advance(5)
-        assert bench.lives == []
-
-    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
-
-
-def test_a_pipeline_that_failed_for_good_can_be_resumed(drive: Callable[[Test], None]) -> None:
-    """After an operator discarded a checkpoint or granted a right, no restart of Headrace is needed."""
-
-    async def steps(bench: Bench) -> None:
-        bench.lives[0].tell(wire.Failed("CHECKPOINT_UNUSABLE", "damaged", False, "flows.by_carrier"))
-        bench.lives[0].end(1)
-        await bench.clock.settle()
-        assert bench.run.status()["state"] == "failed"
-        bench.run.resume()
-        await bench.clock.settle()
-        assert len(bench.lives) == 2
-        assert bench.reason == "Spark is starting"
-
-    drive(steps)
-
-
 def test_a_flow_without_progress_is_reported_and_its_driver_replaced(drive: Callable[[Test], None]) -> None:
     """No batch for the limit is said in readiness, also when Spark reports records it does not read; twice the limit
     replaces the driver. Ended tasks and idle reports without lag count as progress."""
@@ -457,85 +373,6 @@ def test_a_watermark_beyond_the_calendar_ends_nothing(drive: Callable[[Test], No
         assert bench.run.death is None
         flow = bench.run.status()["flows"]["by_carrier"]
         assert (flow["batch_id"], flow["watermark"]) == (1, "55853-07-04T05:33:20.000Z")
-
-    drive(steps)
-
-
-def test_a_pause_while_a_driver_is_being_started_ends_it(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process is there only after the pause was accepted."""
-
-    async def steps(bench: Bench) -> None:
-        go = asyncio.Event()
-
-        async def slow(*parts: Any) -> FakeDriver:
-            await go.wait()
-            return await bench.start_driver(*parts)
-
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
-        bench.lives[0].end(1)
-        await bench.clock.advance(1)
-        await bench.run.hold("paused")
-        go.set()
-        await bench.clock.advance(1)
-        assert [life.ended.done() for life in bench.lives] == [True] * len(bench.lives)
-        assert bench.run.status()["state"] == "paused"
-
-    drive(steps)
-
-
-def test_a_resume_while_the_driver_ends_starts_it_again(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of the driver is then no failure, and the pause that is still waiting changes nothing."""
-
-    async def steps(bench: Bench) -> None:
-        last = asyncio.Event()
-
-        async def slow(driver: FakeDriver, deadline: Deadline) -> None:
-            await last.wait()
-            driver.end(0)
-
-        monkeypatch.setattr(FakeDriver, "stop", slow)
-        bench.lives[0].tell(*READY)
-        await bench.clock.settle()
-        pausing = asyncio.ensure_future(bench.run.hold("paused"))
-        await bench.clock.settle()
-        bench.run.resume()
-        last.set()
-        await pausing
-        await bench.clock.settle()
-        assert len(bench.lives) == 2
-        bench.lives[1].tell(*READY)
-        await bench.clock.settle()
-        assert bench.run.status()["state"] == "running"
-
-    drive(steps)
-
-
-def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None]) -> None:
-    """Offsets may take long to be published; the pipeline runs again meanwhile."""
-
-    async def steps(bench: Bench) -> None:
-        answered = asyncio.Event()
-
-        async def slow(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-            await answered.wait()
-
-        bench.run._publisher._publish = slow
-        bench.lives[0].tell(*READY, progress(0))
-        await bench.clock.settle()
-        pausing = asyncio.ensure_future(bench.run.hold("paused"))
-        await bench.clock.settle()
-        bench.run.resume()
-        await bench.clock.settle()
-        bench.lives[1].tell(*READY)
-        await bench.clock.settle()
-        answered.set()
-        await pausing
-        assert bench.run.status()["state"] == "running"
-        assert bench.run.status()["flows"]["by_carrier"]["state"] == "running"
 
     drive(steps)
 

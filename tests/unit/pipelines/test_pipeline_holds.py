@@ -1,0 +1,150 @@
+"""Pauses, stops and resumes of a pipeline, with a driver process that does as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.config.kafka import KafkaConfig
+from headrace.errors import TopicNotFound
+from headrace.pipelines.driver import plan as wire
+from tests.pipeline_bench import READY, Bench, FakeDriver, Test, held, progress
+
+
+def test_a_pipeline_is_paused_and_resumed(drive: Callable[[Test], None], tmp_path: Path) -> None:
+    """A pause lets the micro-batch end and is no failure; it outlasts this process, a stop does not."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        bench.lives[0].last = [progress(3)]
+        await bench.clock.settle()
+        await bench.run.hold("paused")
+        assert (bench.lives[0].stops, bench.published[0][0]) == (1, "headrace.delays.by_carrier")
+        await bench.clock.advance(100)
+        assert len(bench.lives) == 1
+        assert bench.run.status()["flows"]["by_carrier"]["state"] == "paused"
+        assert bench.run.readiness().ready
+        later = Bench(tmp_path, KafkaConfig())
+        assert (tmp_path / "delays/paused").exists()
+        await later.run.stop()
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        await bench.run.hold("stopped")
+        assert bench.run.status()["state"] == "stopped"
+        assert not (tmp_path / "delays/paused").exists()
+
+    drive(steps)
+
+
+def test_a_pipeline_that_was_paused_begins_paused(drive: Callable[[Test], None], tmp_path: Path) -> None:
+    """After a restart of Headrace nothing is started until it is resumed."""
+    (tmp_path / "delays").mkdir()
+    (tmp_path / "delays/paused").touch()
+
+    async def steps(bench: Bench) -> None:
+        await bench.clock.advance(10)
+        assert (bench.lives, bench.run.status()["state"]) == ([], "paused")
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 1
+
+    drive(steps)
+
+
+def test_a_pause_wins_over_waiting(drive: Callable[..., None]) -> None:
+    """While a topic is missing, or before the next start, a pause is shown and kept."""
+
+    async def steps(bench: Bench) -> None:
+        await bench.run.hold("paused")
+        await bench.clock.advance(5)
+        assert bench.run.status()["state"] == "paused"
+        bench.missing.clear()
+        await bench.clock.advance(5)
+        assert bench.lives == []
+
+    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
+
+
+def test_a_pipeline_that_failed_for_good_can_be_resumed(drive: Callable[[Test], None]) -> None:
+    """After an operator discarded a checkpoint or granted a right, no restart of Headrace is needed."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(wire.Failed("CHECKPOINT_UNUSABLE", "damaged", False, "flows.by_carrier"))
+        bench.lives[0].end(1)
+        await bench.clock.settle()
+        assert bench.run.status()["state"] == "failed"
+        bench.run.resume()
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        assert bench.reason == "Spark is starting"
+
+    drive(steps)
+
+
+def test_a_pause_while_a_driver_is_being_started_ends_it(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is there only after the pause was accepted."""
+
+    async def steps(bench: Bench) -> None:
+        go, slow = held(bench.start_driver)
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
+        bench.lives[0].end(1)
+        await bench.clock.advance(1)
+        await bench.run.hold("paused")
+        go.set()
+        await bench.clock.advance(1)
+        assert [life.ended.done() for life in bench.lives] == [True] * len(bench.lives)
+        assert bench.run.status()["state"] == "paused"
+
+    drive(steps)
+
+
+def test_a_resume_while_the_driver_ends_starts_it_again(
+    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the driver is then no failure, and the pause that is still waiting changes nothing."""
+
+    async def steps(bench: Bench) -> None:
+        last, slow = held(FakeDriver.stop)
+        monkeypatch.setattr(FakeDriver, "stop", slow)
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        pausing = asyncio.ensure_future(bench.run.hold("paused"))
+        await bench.clock.settle()
+        bench.run.resume()
+        last.set()
+        await pausing
+        await bench.clock.settle()
+        assert len(bench.lives) == 2
+        bench.lives[1].tell(*READY)
+        await bench.clock.settle()
+        assert bench.run.status()["state"] == "running"
+
+    drive(steps)
+
+
+def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None]) -> None:
+    """Offsets may take long to be published; the pipeline runs again meanwhile."""
+
+    async def steps(bench: Bench) -> None:
+        answered, slow = held(bench.alter_group_offsets)
+        bench.run._publisher._publish = slow
+        bench.lives[0].tell(*READY, progress(0))
+        await bench.clock.settle()
+        pausing = asyncio.ensure_future(bench.run.hold("paused"))
+        await bench.clock.settle()
+        bench.run.resume()
+        await bench.clock.settle()
+        bench.lives[1].tell(*READY)
+        await bench.clock.settle()
+        answered.set()
+        await pausing
+        assert bench.run.status()["state"] == "running"
+        assert bench.run.status()["flows"]["by_carrier"]["state"] == "running"
+
+    drive(steps)

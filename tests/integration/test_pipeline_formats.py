@@ -43,6 +43,29 @@ JSON = {
     "properties": {"id": {"type": "integer", "maximum": 5}, "gate": {"type": "string"}, "day": {"format": "date"}},
     "required": ["id"],
 }
+FILE = """\
+name: formats
+trigger: {{interval_seconds: 0.1}}
+sources:
+  flights: {{topic: {source}, value_format: avro, corrupt: quarantine, key_column: k}}
+flows:
+  avro:
+    sql: SELECT * EXCEPT (k) FROM flights
+    sink: {{topic: {avro}, key: id, value_format: avro, schema_file: out.avsc}}
+  proto:
+    sql: SELECT id, at, raw, CAST(fare AS DOUBLE) AS fare_amount, gate FROM flights
+    sink: {{topic: {proto}, key: id, value_format: protobuf}}
+  plain:
+    sql: SELECT id, gate, day FROM flights
+    sink: {{topic: {plain}, key: id, value_format: jsonschema}}
+  text:
+    sql: SELECT concat(k, ' ', id) AS line FROM flights
+    sink: {{topic: {text}, value_format: string}}
+  handled:
+    handler: fares:handler
+    reads: [flights]
+    sink: {{topic: {handled}}}
+"""
 
 
 def schema(*more: dict[str, Any]) -> str:
@@ -86,31 +109,7 @@ async def test_values_of_many_schemas_are_rows_and_rows_are_values(
     register(proto, PROTO, "PROTOBUF")
     register(plain, json.dumps(JSON), "JSON")
     file = tmp_path / "formats.yaml"
-    file.write_text(
-        f"""\
-name: formats
-trigger: {{interval_seconds: 0.1}}
-sources:
-  flights: {{topic: {source}, value_format: avro, corrupt: quarantine, key_column: k}}
-flows:
-  avro:
-    sql: SELECT * EXCEPT (k) FROM flights
-    sink: {{topic: {avro}, key: id, value_format: avro, schema_file: out.avsc}}
-  proto:
-    sql: SELECT id, at, raw, CAST(fare AS DOUBLE) AS fare_amount, gate FROM flights
-    sink: {{topic: {proto}, key: id, value_format: protobuf}}
-  plain:
-    sql: SELECT id, gate, day FROM flights
-    sink: {{topic: {plain}, key: id, value_format: jsonschema}}
-  text:
-    sql: SELECT concat(k, ' ', id) AS line FROM flights
-    sink: {{topic: {text}, value_format: string}}
-  handled:
-    handler: fares:handler
-    reads: [flights]
-    sink: {{topic: {handled}}}
-"""
-    )
+    file.write_text(FILE.format(source=source, avro=avro, proto=proto, plain=plain, text=text, handled=handled))
     spec = load_pipeline(file, check=True)
     of_first, of_second = AvroCodec(schema()), AvroCodec(schema(GATE))
     values = [header_of(first) + of_first.encode_python(row(number)) for number in range(3)]
@@ -127,6 +126,16 @@ flows:
         assert run.status()["restarts"] == 0
         await until(lambda: run.status()["flows"]["plain"]["broken_rules"] == {"failed": 1}, run)
         await until(lambda: run.status()["flows"]["handled"]["broken_rules"] == {"failed": 4}, run)
+    await _check_rows(settings, avro, proto, plain)
+    assert {each.value for each in await records_of(settings, text)} == {b"k%d %d" % (n, n) for n in range(6)} | {
+        b"k0 6"
+    }
+    assert {each.value for each in await records_of(settings, handled)} == {b"%d.10" % n for n in range(7)}
+    await _check_dead_letters(settings, source, plain, handled, bad)
+
+
+async def _check_rows(settings: KafkaConfig, avro: str, proto: str, plain: str) -> None:
+    of_second = AvroCodec(schema(GATE))
     written = {int(each.key or b""): each.value or b"" for each in await records_of(settings, avro)}
     expected = {n: row(n, gate=f"g{n}" if n > 2 else None) for n in range(7)}
     found = {n: of_second.decode_python(unframe(value)[1]) for n, value in written.items()}
@@ -140,14 +149,13 @@ flows:
     assert objects == {
         n: {"id": n, "day": f"2026-01-0{n + 1}", **({"gate": f"g{n}"} if n > 2 else {})} for n in range(6)
     }
+
+
+async def _check_dead_letters(settings: KafkaConfig, source: str, plain: str, handled: str, bad: list[bytes]) -> None:
     [misfit] = await records_of(settings, f"{plain}.dlq")
     assert json.loads(misfit.value or b"")["id"] == 6
     assert dict(misfit.headers)["headrace.dlq.error"] == b"EncodeError"
     assert b"maximum" in (dict(misfit.headers)["headrace.dlq.reason"] or b"")
-    assert {each.value for each in await records_of(settings, text)} == {b"k%d %d" % (n, n) for n in range(6)} | {
-        b"k0 6"
-    }
-    assert {each.value for each in await records_of(settings, handled)} == {b"%d.10" % n for n in range(7)}
     dead = {
         each.value: dict(each.headers)["headrace.dlq.error"] for each in await records_of(settings, f"{handled}.dlq")
     }

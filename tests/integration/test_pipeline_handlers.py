@@ -39,19 +39,7 @@ async def waits(context, event):
     await asyncio.sleep(0)
     return context.Response(body=f"{{event.id}} {{event.key}}", headers={{"pid": str(context.user_data.pid)}})
 '''
-
-
-async def test_handlers_write_any_number_of_records_and_dead_letters(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """Outputs, emitted records and dead letters of a plain and an async handler; each worker is set up once; the
-    example's function.yaml runs unmodified over a view."""
-    source, out, other, waits, dropped, late = topic(2), topic(), topic(), topic(), topic(), topic()
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    shutil.copytree(ROOT / "examples" / "function", tmp_path / "example")
-    # The example's module is named main too.
-    (tmp_path / "main.py").write_text(HANDLERS.format(folder=tmp_path, other=other))
-    file = tmp_path / "handlers.yaml"
-    file.write_text(
-        f"""\
+FILE = """\
 name: handlers
 trigger: {{interval_seconds: 0.1, max_records: 100}}
 sources:
@@ -72,7 +60,18 @@ flows:
     sink: {{topic: {dropped}, delivery: exactly_once}}
   example: {{handler: example/function.yaml, reads: [odd], sink: {{topic: {late}}}}}
 """
-    )
+
+
+async def test_handlers_write_any_number_of_records_and_dead_letters(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Outputs, emitted records and dead letters of a plain and an async handler; each worker is set up once; the
+    example's function.yaml runs unmodified over a view."""
+    source, out, other, waits, dropped, late = topic(2), topic(), topic(), topic(), topic(), topic()
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    shutil.copytree(ROOT / "examples" / "function", tmp_path / "example")
+    # The example's module is named main too.
+    (tmp_path / "main.py").write_text(HANDLERS.format(folder=tmp_path, other=other))
+    file = tmp_path / "handlers.yaml"
+    file.write_text(FILE.format(source=source, out=out, waits=waits, dropped=dropped, late=late))
     spec = load_pipeline(file, check=True)
     values = [json.dumps({"id": n, "carrier": f"C{n}", "arr_delay": float(n)}).encode() for n in range(300)]
     produce(kafka.bootstrap_servers, source, [*values, b"{bad", None])
@@ -93,23 +92,31 @@ flows:
     emitted = await records_of(settings, other)
     assert Counter(json.loads(each.value or b"")["id"] for each in emitted) == Counter([*range(8, 300, 10)] * 2)
     assert {(each.key, *each.headers) for each in emitted} == {(b"emitted", ("h", b"x"))}
-    dead = await records_of(settings, f"{out}.dlq")
-    assert Counter(each.value for each in dead) == Counter([*values[7::10], b"{bad", None])
-    letter = dict(next(each for each in dead if each.value == values[7]).headers)
-    assert (letter["headrace.dlq.attempts"], letter["headrace.dlq.topic"]) == (b"2", source.encode())
-    assert letter["headrace.dlq.reason"] == b"ValueError: seven"
-    answers = await records_of(settings, waits)
-    assert len(answers) == 302
-    pids = {dict(each.headers)["pid"] for each in answers}
-    setups = (tmp_path / "setups").read_text().split()
-    assert len(setups) == len(set(setups))
-    assert {pid.decode() for pid in pids if pid} <= set(setups)
+    await _check_dead_letters(settings, source, out, values)
+    await _check_set_ups(settings, waits, tmp_path / "setups")
     words = {
         json.loads(each.value or b"")["id"]: json.loads(each.value or b"")["arrival"]
         for each in await records_of(settings, late)
     }
     assert words.keys() == {*range(1, 300, 2)}
     assert (words[1], words[17], words[61]) == ("a little late", "late", "very late")
+
+
+async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, values: list[bytes]) -> None:
+    dead = await records_of(settings, f"{out}.dlq")
+    assert Counter(each.value for each in dead) == Counter([*values[7::10], b"{bad", None])
+    letter = dict(next(each for each in dead if each.value == values[7]).headers)
+    assert (letter["headrace.dlq.attempts"], letter["headrace.dlq.topic"]) == (b"2", source.encode())
+    assert letter["headrace.dlq.reason"] == b"ValueError: seven"
+
+
+async def _check_set_ups(settings: KafkaConfig, waits: str, file: Path) -> None:
+    answers = await records_of(settings, waits)
+    assert len(answers) == 302
+    pids = {dict(each.headers)["pid"] for each in answers}
+    setups = file.read_text().split()
+    assert len(setups) == len(set(setups))
+    assert {pid.decode() for pid in pids if pid} <= set(setups)
 
 
 async def test_a_failure_stops_the_flow_if_it_shall(kafka: Any, topic: Any, tmp_path: Path) -> None:

@@ -23,6 +23,26 @@ from pyspark.sql import functions as f
 def priced(passages, gates):
     return passages.join(gates, "gate", "left").withColumn("cents", f.col("cents") * f.coalesce("factor", f.lit(1)))
 """
+FILE = """\
+name: tolls
+trigger: {{once: true}}
+sources:
+  passages: {{topic: {source}, schema: "id INT, gate STRING, cents INT", corrupt: quarantine}}
+  gates: {{table: gates.csv, schema: "gate STRING, factor INT", options: {{header: true}}}}
+views:
+  priced: {{python: "prices:priced", reads: [passages, gates]}}
+flows:
+  out:
+    sql_file: out.sql
+    sink: {{topic: {out}, key: id, mode: append}}
+    rules:
+      positive: {{check: cents >= 0, otherwise: quarantine}}
+      small: {{check: cents < 400, otherwise: drop}}
+      even: {{check: cents % 2 = 0}}
+  files:
+    sql: SELECT id, cents, id % 2 AS odd FROM priced
+    sink: {{files: rows, format: json, partition_by: [odd]}}
+"""
 
 
 async def records_of(kafka: KafkaConfig, topic: str) -> list[Record]:
@@ -44,28 +64,7 @@ async def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(kafka: Any
     (tmp_path / "gates.csv").write_text("gate,factor\ng1,10\n")
     (tmp_path / "out.sql").write_text("SELECT id, cents FROM priced -- the file's own text\n")
     file = tmp_path / "tolls.yaml"
-    file.write_text(
-        f"""\
-name: tolls
-trigger: {{once: true}}
-sources:
-  passages: {{topic: {source}, schema: "id INT, gate STRING, cents INT", corrupt: quarantine}}
-  gates: {{table: gates.csv, schema: "gate STRING, factor INT", options: {{header: true}}}}
-views:
-  priced: {{python: "prices:priced", reads: [passages, gates]}}
-flows:
-  out:
-    sql_file: out.sql
-    sink: {{topic: {out}, key: id, mode: append}}
-    rules:
-      positive: {{check: cents >= 0, otherwise: quarantine}}
-      small: {{check: cents < 400, otherwise: drop}}
-      even: {{check: cents % 2 = 0}}
-  files:
-    sql: SELECT id, cents, id % 2 AS odd FROM priced
-    sink: {{files: rows, format: json, partition_by: [odd]}}
-"""
-    )
+    file.write_text(FILE.format(source=source, out=out))
     spec = load_pipeline(file, check=True)
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     bad = [b"{bad", b'{"id": "many"}']
@@ -85,6 +84,13 @@ flows:
     assert {n: row["cents"] for n, row in written.items()} == {
         n: cents for n, cents in priced.items() if n not in broken | large
     }
+    await _check_dead_letters(settings, source, out, broken, bad)
+    lines = [line for part in (tmp_path / "rows").rglob("*.json") for line in part.read_text().splitlines()]
+    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == priced
+    assert {folder.name for folder in (tmp_path / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
+
+
+async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, broken: set[int], bad: list[bytes]) -> None:
     quarantined = await records_of(settings, f"{out}.dlq")
     assert {json.loads(record.value or b"")["id"] for record in quarantined} == broken
     headers = dict(quarantined[0].headers)
@@ -93,9 +99,6 @@ flows:
     corrupt = await records_of(settings, f"{source}.dlq")
     assert sorted(record.value or b"" for record in corrupt) == sorted(bad)
     assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
-    lines = [line for part in (tmp_path / "rows").rglob("*.json") for line in part.read_text().splitlines()]
-    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == priced
-    assert {folder.name for folder in (tmp_path / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
 
 
 @pytest.mark.parametrize(

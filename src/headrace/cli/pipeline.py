@@ -29,9 +29,17 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.selection import milliseconds
 from headrace.errors import HeadraceError, InvalidRequest, PipelineInvalid
+from headrace.kafka import Admin
+from headrace.lifecycle import Deadline, SystemClock
 from headrace.pipelines.checkpoints import discard
+from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.graph import paths_read, resolved_sql
 from headrace.pipelines.load import load_pipeline, load_pipelines
+from headrace.pipelines.picture import as_picture, as_text, guarantee
+from headrace.pipelines.prepare import prepare as prepare_pipelines
+from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.tasks import TaskDriver, differences, load_trial
 from headrace.web.endpoint import Endpoint
 from headrace.web.routes.pipelines import PipelineEndpoints
 
@@ -70,10 +78,6 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
 
 
 async def _run_once(spec: PipelineSpec, cluster: ClusterSettings, settings: HeadraceConfig, output: str) -> int:
-    from headrace.kafka import Admin
-    from headrace.lifecycle import Deadline, SystemClock
-    from headrace.pipelines.runs import PipelineRun
-
     kafka, clock, state = spec.cluster(cluster.kafka), SystemClock(), settings.state_dir / "pipelines"
     one = PipelineRun(spec, kafka, state, clock, Admin(kafka), cluster.registry)
     await one.start()
@@ -124,8 +128,6 @@ def compile_(file: Path, flow: str | None, output: str) -> None:
 
     Example: headrace pipeline compile tolls.yaml heavy_ones
     """
-    from headrace.pipelines.graph import resolved_sql
-
     spec = load_pipeline(file)
     found = {name: resolved_sql(spec, name) for name in ([_known(flow, list(spec.flows))] if flow else spec.flows)}
     text = "\n\n".join(sql if flow else f"-- flow {name}\n{sql};" for name, sql in found.items())
@@ -143,10 +145,6 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
 
     Example: headrace pipeline plan tolls.yaml --picture tolls.svg
     """
-    from headrace.pipelines.driver.plan import DriverTask
-    from headrace.pipelines.picture import as_picture, as_text, guarantee
-    from headrace.pipelines.tasks import TaskDriver
-
     spec = load_pipeline(file, check=True)
     if picture:
         picture.write_text(as_picture(spec, page=picture.suffix == ".html"))
@@ -184,9 +182,6 @@ async def show(
 
     Example: headrace pipeline show tolls.yaml heavy --limit 5 --watch
     """
-    from headrace.pipelines.driver.plan import DriverTask
-    from headrace.pipelines.tasks import TaskDriver
-
     async with TaskDriver.opened(debug=_debug()) as driver:
         async for _ in _changes(file, watch=watch):
             began = time.monotonic()
@@ -213,9 +208,6 @@ async def slices_of(
     spec: PipelineSpec, name: str, kafka: KafkaConfig, records: int, start: datetime | None
 ) -> dict[str, Any]:
     """Return where reading begins and ends in each topic of a part."""
-    from headrace.kafka import Admin
-    from headrace.pipelines.graph import paths_read
-
     admin, slices = Admin(kafka), dict[str, Any]()
     read = [spec.sources[each].topics for kind, each in paths_read(spec, [name]) if kind == "sources"]
     for topic in {topic for topics in read for topic in topics}:
@@ -254,8 +246,6 @@ def test(file: Path, tests: Path | None, output: str) -> int:
 
 
 async def _test(file: Path, folder: Path, output: str) -> int:
-    from headrace.pipelines.tasks import TaskDriver, differences, load_trial
-
     spec = load_pipeline(file, check=True)
     trials = {each: load_trial(each) for each in sorted(folder.glob("*.yaml"))}
     trials = {each: trial for each, trial in trials.items() if trial.pipeline in (None, file.name)}
@@ -321,8 +311,6 @@ def prepare() -> None:
 
     Example: headrace pipeline prepare
     """
-    from headrace.pipelines.prepare import prepare as prepare_pipelines
-
     with install_progress() as progress:
         prepare_pipelines(progress)
     click.echo("ready")
@@ -340,9 +328,6 @@ async def state(file: Path, flow: str, limit: int, cluster: ClusterSettings, out
 
     Example: headrace pipeline state tolls.yaml by_gate
     """
-    from headrace.pipelines.driver.plan import DriverTask
-    from headrace.pipelines.tasks import TaskDriver
-
     spec, _, checkpoint = _checkpoint_of(file, flow, cluster.file)
     async with TaskDriver.opened() as driver:
         task = DriverTask(kind="state", checkpoint=checkpoint, limit=limit)

@@ -205,11 +205,10 @@ class _FileReader:
         if password := self._references.texts.get(("schema_registry", "password")):
             again = ReferredSecret(registry.password, password, folder)
             registry = registry.model_copy(update={"password": again})
+        written = {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}  # must answer
         return config.model_copy(
             update={
-                **(
-                    {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}
-                ),  # one in the file must answer
+                **written,
                 **files,
                 "kafka": config.kafka.model_copy(update={"security": security}),
                 "functions_secrets_dir": secrets,

@@ -15,7 +15,6 @@ from headrace.jvm.cache import disk_problems, file_lock
 from headrace.jvm.java import Java
 from headrace.lifecycle import run_program
 
-
 _SAME_SECONDS = 2.0
 """File systems and images of containers keep the time of a file as exactly as this."""
 

@@ -104,17 +104,7 @@ def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
 
 def _queries(spec: PipelineSpec) -> dict[Path, QuerySpec]:
     views: dict[Path, QuerySpec] = {("views", name): view for name, view in spec.views.items()}
-    return views | {("flows", name, _kind(flow)): flow for name, flow in spec.flows.items()}
-
-
-def _kind(flow: FlowSpec) -> str:
-    return "sql" if flow.sql else "reads"
-
-
-def _known(spec: PipelineSpec) -> list[str]:
-    """Return the names that a query may read."""
-    corrupt = [name + CORRUPT_RECORDS for name, source in spec.sources.items() if isinstance(source, KafkaSource)]
-    return [*spec.sources, *spec.views, *corrupt]
+    return views | {("flows", name, "sql" if flow.sql else "reads"): flow for name, flow in spec.flows.items()}
 
 
 def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
@@ -129,7 +119,8 @@ def _clashes(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
-    known = _known(spec)
+    corrupt = [name + CORRUPT_RECORDS for name, source in spec.sources.items() if isinstance(source, KafkaSource)]
+    known = [*spec.sources, *spec.views, *corrupt]
     for path, query in _queries(spec).items():
         names = read_by(query)
         if not names:

@@ -19,7 +19,6 @@ import pytest
 
 from headrace.cli import pipeline as commands
 from headrace.cli.main import main
-from headrace.pipelines import tasks
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.picture import as_picture, guarantee
@@ -75,7 +74,7 @@ class FakeDriver:
 
 def fake(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> FakeDriver:
     driver = FakeDriver(answers)
-    monkeypatch.setattr(tasks, "TaskDriver", driver)
+    monkeypatch.setattr(commands, "TaskDriver", driver)
     return driver
 
 
@@ -232,7 +231,7 @@ def test_the_newest_records_are_read_or_those_since_a_time(folder: Path, monkeyp
             assert timestamp_ms == 1_767_225_600_000
             return {at[1]: 20, at[2]: 10}
 
-    monkeypatch.setattr("headrace.kafka.Admin", FakeAdmin)
+    monkeypatch.setattr(commands, "Admin", FakeAdmin)
     spec, since = load_pipeline(folder / "tolls.yaml"), datetime(2026, 1, 1, tzinfo=UTC)
     newest = asyncio.run(commands.slices_of(spec, "by_gate", None, 10, None))
     assert newest == {"passages": {0: (0, 5), 1: (40, 50), 2: (0, 9)}}

@@ -70,7 +70,7 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
     check = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming
     parts: dict[str, Any] = {}
     problems: list[dict[str, Any]] = []
-    for path, make in _parts(spark, plan, lambda name: register_source(spark, plan, name)):
+    for path, make in _parts(spark, plan, functools.partial(register_source, spark, plan)):
         kind, _, name = path.partition(".")
         try:
             with part(path):
@@ -89,9 +89,7 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
 
 
 def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
-    def register(name: str) -> None:
-        register_source(spark, plan, name, bounded=True)
-
+    register = functools.partial(register_source, spark, plan, bounded=True)
     for path, make in _parts(spark, plan, register, paths_read(plan.spec, [plan.task.name])):
         with part(path):
             frame = make()

@@ -6,10 +6,9 @@ from graphlib import TopologicalSorter
 from html import escape
 from typing import Any
 
-from headrace.config.section import Section
 from headrace.pipelines.graph import ordered_views, reads
 from headrace.pipelines.sinks import PostgresSink
-from headrace.pipelines.sources import end_of
+from headrace.pipelines.sources import EndSection
 from headrace.pipelines.spec import FlowSpec, PipelineSpec
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
@@ -65,8 +64,8 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     return edges
 
 
-def _end(end: Section) -> str:
-    return end_of(end).removesuffix(" True")
+def _end(end: EndSection) -> str:
+    return end.described.removesuffix(" True")
 
 
 def as_picture(spec: PipelineSpec, *, page: bool = False) -> str:

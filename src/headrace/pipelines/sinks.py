@@ -10,20 +10,15 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import PushConfig, ReactiveConsumerConfig
 from headrace.config.internal_topics import external_topic
 from headrace.config.section import Count, FormatName, Port, PositiveSeconds, Section, TopicName, known_by
-from headrace.pipelines.sources import ColumnName, Options
+from headrace.pipelines.sources import ColumnName, EndSection, Options
 
 _TRANSACTION_SECONDS: Final = 60.0
 OutputMode = Literal["append", "update", "complete"]
 
 
-class _Sink(Section):
+class _Sink(EndSection):
     mode: OutputMode = "append"
     """Spark's output mode."""
-
-    @property
-    def topics(self) -> list[str]:
-        """Topics that it writes to."""
-        return []
 
 
 class KafkaSink(_Sink):
@@ -81,10 +76,6 @@ class KafkaSink(_Sink):
             text = "scope, transaction_timeout_seconds and accept_unknown_batch"
             raise ValueError(f"{text} need delivery: exactly_once: set it")
         return self
-
-    @property
-    def topics(self) -> list[str]:
-        return [self.topic]
 
 
 class FileSink(_Sink):

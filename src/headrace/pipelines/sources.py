@@ -15,22 +15,24 @@ CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
 """Behind a source's name: the names of the view of its corrupt records, and of the flow that writes them."""
 
 
-def end_of(part: Section) -> str:
-    """Return what a source reads, or a sink writes: the key by which its kind is known, and its value."""
-    kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(part, key))
-    return f"{kind} {getattr(part, kind)}"
+class EndSection(Section):
+    """A source or a sink: an end of a pipeline."""
 
-
-class _Source(Section):
     model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)
 
     @property
     def topics(self) -> list[str]:
-        """Topics that it reads."""
-        return []
+        """Topics that it reads or writes."""
+        return [self.topic] if hasattr(self, "topic") else []
+
+    @property
+    def described(self) -> str:
+        """What it reads or writes: the key by which its kind is known, and its value."""
+        kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(self, key))
+        return f"{kind} {getattr(self, kind)}"
 
 
-class KafkaSource(_Source):
+class KafkaSource(EndSection):
     """One Kafka topic as a table of rows that never ends.
 
     A value that is not of its format, or in which a field is not of its declared type, is no row: it is corrupt.
@@ -60,16 +62,12 @@ class KafkaSource(_Source):
     """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
 
     @property
-    def topics(self) -> list[str]:
-        return [self.topic]
-
-    @property
     def dead_letters(self) -> str:
         """The dead letter topic of corrupt records."""
         return self.dead_letter_topic or f"{self.topic}.dlq"
 
 
-class FileSource(_Source):
+class FileSource(EndSection):
     """Files of a folder as a table that grows: each new file is read once."""
 
     files: Annotated[str, Field(min_length=1)]
@@ -82,7 +80,7 @@ class FileSource(_Source):
     """Further options of Spark's reader of this format, such as `header`."""
 
 
-class RateSource(_Source):
+class RateSource(EndSection):
     """Rows made by Spark, for trials: columns `timestamp` and `value`, which counts from 0."""
 
     rate: Count
@@ -91,7 +89,7 @@ class RateSource(_Source):
     """Further options of Spark's rate source."""
 
 
-class TableSource(_Source):
+class TableSource(EndSection):
     """A table that does not grow, for joins. Each micro-batch reads it as it is then."""
 
     table: Annotated[str, Field(min_length=1)]

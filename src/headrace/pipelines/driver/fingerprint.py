@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.pipelines.checkpoints import Frozen
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.sources import RAW
-from headrace.pipelines.sources import CORRUPT_RECORDS, end_of
+from headrace.pipelines.sources import CORRUPT_RECORDS
 from headrace.pipelines.spec import FlowSpec
 
 _ID = re.compile(r"#\d+L?(-T\d+ms)?|^~")
@@ -34,7 +34,7 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
         sources=walk.sources,
         operators=walk.operators,
         output_mode=sink.mode,
-        sink=topic if sink.topics else end_of(sink),
+        sink=topic if sink.topics else sink.described,
         shuffle_partitions=parts if walk.operators else 0,
     )
 
@@ -98,7 +98,7 @@ class _Walk:
         source = source.removesuffix(CORRUPT_RECORDS).removesuffix(f" {RAW}")
         alias = source if source in self._known else alias
         if not children and node.isStreaming():
-            self.sources.append(end_of(self._known[alias]) if alias in self._known else "another stream")
+            self.sources.append(self._known[alias].described if alias in self._known else "another stream")
             return True
         streams = [self.visit(child, alias) for child in children]
         if any(streams) and name == "Aggregate":

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,12 +18,11 @@ from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.handler_setup import handler_problems
 from headrace.pipelines.sinks import PostgresSink
-from headrace.pipelines.spec import PipelineSpec, QuerySpec
+from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import check_sql
 
 log = logging.getLogger(__name__)
 _HOLDS_SECRET = re.compile(r"password\s*=|LoginModule|PRIVATE KEY", re.IGNORECASE)
-AnyQuery = TypeVar("AnyQuery", bound=QuerySpec)
 
 
 def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[PipelineSpec]:
@@ -136,15 +135,13 @@ def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:
     """Return a pipeline with its folder, in which the texts of SQL files stand in place of their names."""
     folder = folder / (spec.folder or "")
-
-    def read(query: AnyQuery, at: KeyPath) -> AnyQuery:
-        try:
-            text = read_text(folder / (query.sql_file or ""), PipelineInvalid, "Correct the path")
-        except PipelineInvalid as cause:
-            report(at, cause.description)
-            return query
-        return query.model_copy(update={"sql": text, "sql_file": None})
-
-    views = {name: read(each, ("views", name)) if each.sql_file else each for name, each in spec.views.items()}
-    flows = {name: read(each, ("flows", name)) if each.sql_file else each for name, each in spec.flows.items()}
-    return spec.model_copy(update={"folder": folder, "views": views, "flows": flows})
+    found: dict[str, Any] = {"views": dict(spec.views), "flows": dict(spec.flows)}
+    for kind, queries in found.items():
+        for name, query in queries.items():
+            if query.sql_file:
+                try:
+                    text = read_text(folder / query.sql_file, PipelineInvalid, "Correct the path")
+                    queries[name] = query.model_copy(update={"sql": text, "sql_file": None})
+                except PipelineInvalid as cause:
+                    report((kind, name), cause.description)
+    return spec.model_copy(update={"folder": folder, **found})

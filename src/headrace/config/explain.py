@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Collection
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, instead_of
@@ -49,6 +50,24 @@ _TABLES = {
     "schema_registry": (PRODUCER_KEYS,),
 }
 """Sections in which people write the keys of Java's clients, and the tables that explain these."""
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def validated(
+    model: type[AnySection],
+    tree: Any,
+    problems: Problems,
+    reported: Collection[KeyPath] = (),
+    hidden: Collection[KeyPath] = (),
+) -> AnySection | None:
+    """Return a tree as a section; None if it is none, with the problems as `explain` says them."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as cause:
+        explain(cause.errors(include_url=False, include_input=False), tree, problems, reported, model, hidden)
+        return None
 
 
 def explain(

@@ -6,13 +6,12 @@ Order: defaults, file, environment. Only `config` interprets the file and its re
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
-from pydantic import ValidationError
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.explain import explain, known_keys
+from headrace.config.explain import AnySection, known_keys, validated
 from headrace.config.http import JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
@@ -21,8 +20,6 @@ from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
-
-AnySection = TypeVar("AnySection", bound=Section)
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "watched_functions", "pipelines")
@@ -90,14 +87,9 @@ class _FileReader:
         self._apply_overrides()
         self._translate_properties()
         files = self._named_files()
-        config = None
-        try:
-            config = HeadraceConfig.model_validate(self._tree)
-        except ValidationError as cause:
-            errors = cause.errors(include_url=False, include_input=False)
-            known = self._references
-            explain(errors, self._tree, self._problems, known.unresolved, hidden=set(known.texts))
-        else:
+        known = self._references
+        config = validated(HeadraceConfig, self._tree, self._problems, known.unresolved, known.texts)
+        if config:
             config = self._with_absolute_paths(config)
             for path, sentence in unprotected(config):
                 self._report(path, sentence)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from headrace.config.explain import explain
+from headrace.config.explain import validated
 from headrace.config.kafka_security import located
 from headrace.config.references import FileReferences, ReferredSecret, holds_plain_text, is_secret_name
 from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
@@ -70,13 +68,9 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         raise PipelineInvalid("\n".join(problems.ordered))
     references = FileReferences(path, path.resolve().parent, os.environ, report)
     _replace_references(tree, (), references)
-    try:
-        spec = PipelineSpec.model_validate(tree)
-    except ValidationError as cause:
-        errors = cause.errors(include_url=False, include_input=False)
-        hidden = references.texts
-        explain(errors, tree, problems, references.unresolved, PipelineSpec, hidden)
-        raise PipelineInvalid("\n".join(problems.ordered)) from None
+    spec = validated(PipelineSpec, tree, problems, references.unresolved, references.texts)
+    if not spec:
+        raise PipelineInvalid("\n".join(problems.ordered))
     if spec.kafka.security:
         security = located(spec.kafka.security, _SECURITY, references)
         spec = spec.model_copy(update={"kafka": spec.kafka.model_copy(update={"security": security})})

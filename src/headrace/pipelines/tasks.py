@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
-
-from headrace.config.explain import explain
+from headrace.config.explain import validated
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.section import Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
@@ -157,12 +155,8 @@ def load_trial(file: Path) -> TrialSpec:
     """Return the given and expected rows of a file."""
     problems = Problems()
     tree = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), problems)
-    try:
-        spec = TrialSpec.model_validate(tree)
-    except ValidationError as cause:
-        errors = cause.errors(include_url=False, include_input=False)
-        explain(errors, tree, problems, model=TrialSpec)
-    if problems.found:
+    spec = validated(TrialSpec, tree, problems)
+    if problems.found or not spec:
         raise PipelineInvalid("\n".join(problems.ordered))
     return spec
 

@@ -422,3 +422,17 @@ class TestSecrets:
     def test_repr_hides_secrets(self, write: Write) -> None:
         """Printing the models shows no secret."""
         assert "hunter2" not in repr(load_config(write(self.PLAIN), {}))
+
+
+def test_the_password_of_the_registry_is_read_again_from_its_file(tmp_path: Path) -> None:
+    """A new secret needs no restart; while its file is missing, the first one stays."""
+    secret, file = tmp_path / "password", tmp_path / "headrace.yaml"
+    secret.write_text("first")
+    secret.chmod(0o600)
+    file.write_text("schema_registry: {username: u, password: '${file:password}'}\n")
+    registry = load_config(file, {}).schema_registry
+    secret.write_text("second")
+    assert registry.password.get_secret_value() == "second"
+    secret.unlink()
+    assert registry.password.get_secret_value() == "first"
+    assert "first" not in registry.model_dump_json()

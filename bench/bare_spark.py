@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from datetime import datetime
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +25,7 @@ from headrace.jvm import ensure_artifacts, find_java
 
 SCHEMA = "id INT, name STRING, amount DOUBLE, tags ARRAY<STRING>, active BOOLEAN"
 RECORD = "key binary, value binary"
+TRIGGER = TriggerInfo("kafka", "bench")
 
 
 def session() -> SparkSession:
@@ -49,15 +50,14 @@ def sql(records: DataFrame) -> DataFrame:
 
 
 def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    trigger = TriggerInfo("kafka", "bench")
     for batch in batches:
         columns = [column.to_pylist() for column in batch.columns]
-        values = [add_tax(None, event) for event in map(event_of, *columns, [trigger] * len(batch))]
+        values = [add_tax(None, event) for event in map(event_of, *columns)]
         yield pa.RecordBatch.from_arrays([batch.column(0), pa.array(values, pa.binary())], ["key", "value"])
 
 
-def event_of(key: bytes, value: bytes, topic: str, partition: int, offset: int, at: Any, trigger: TriggerInfo) -> Event:
-    return Event(EventSource(topic, partition, offset, at), value, key, [], trigger)
+def event_of(key: bytes, value: bytes, topic: str, partition: int, offset: int, at: datetime) -> Event:
+    return Event(value, key, [], offset, int(at.timestamp() * 1000), EventSource(topic, partition, 0, TRIGGER))
 
 
 def handler(records: DataFrame) -> DataFrame:

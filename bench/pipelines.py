@@ -85,8 +85,7 @@ heap. Values are JSON objects of 100 bytes in 8 partitions. "Work" is the time i
         """Write a pipeline file with a folder of its own, and return it."""
         folder = self.bench.folder / f"pipeline-{time.time_ns()}"
         folder.mkdir()
-        starting = "earliest" if trigger.get("once") else "latest"
-        source_section: dict[str, Any] = {"topic": source, "schema": SCHEMA, "starting": starting}
+        source_section: dict[str, Any] = {"topic": source, "schema": SCHEMA, "starting": "earliest"}
         if work == "handler":  # it parses the bytes itself, as in bare PySpark
             source_section["value_format"] = "binary"
             shutil.copy(Path(__file__).with_name("work.py"), folder)

@@ -1,8 +1,8 @@
 """The same jobs in bare PySpark, each in a process of its own.
 
-usage: python -m bench.bare_spark sql|handler|tick BOOTSTRAP SOURCE TARGET [SECONDS]
-`sql` and `handler` read all present records and end; `tick` runs for so many seconds without a pause between
-micro-batches. Prints JSON: seconds and records of all micro-batches.
+usage: python -m bench.bare_spark sql|handler BOOTSTRAP SOURCE TARGET RECORDS
+It reads all present records, so many in a micro-batch, and ends. It prints JSON: seconds and records of all
+micro-batches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -64,20 +63,15 @@ def handler(records: DataFrame) -> DataFrame:
     return records.select("key", "value", "topic", "partition", "offset", "timestamp").mapInArrow(call, RECORD)
 
 
-def main(what: str, servers: str, source: str, target: str, seconds: str = "0") -> None:
+def main(what: str, servers: str, source: str, target: str, most: str) -> None:
     spark = session()
     kafka = {"kafka.bootstrap.servers": servers}
-    reader = spark.readStream.format("kafka").options(**kafka, subscribe=source)
-    reader.option("startingOffsets", "latest" if what == "tick" else "earliest")
-    rows = (handler if what == "handler" else sql)(reader.load())
+    reader = spark.readStream.format("kafka").options(**kafka, subscribe=source, maxOffsetsPerTrigger=most)
+    records = reader.option("startingOffsets", "earliest").load()
+    rows = (handler if what == "handler" else sql)(records)
     writer = rows.writeStream.format("kafka").options(**kafka, topic=target, checkpointLocation=tempfile.mkdtemp())
-    if what == "tick":
-        query = writer.trigger(processingTime="0 seconds").start()
-        time.sleep(float(seconds))
-        query.stop()
-    else:
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
     milliseconds = sum(progress["durationMs"]["triggerExecution"] for progress in batches)
     found = {"records": sum(progress["numInputRows"] for progress in batches), "seconds": milliseconds / 1000}

@@ -184,9 +184,10 @@ def test_a_partition_keeps_its_worker_while_it_is_assigned(
     """Whatever else is assigned or given up; and no worker is given more than its share of a topic."""
     found, assigned = PartitionWorkers(workers), dict[TopicPartition, int]()
     for is_assigned, partitions in steps:
+        new = partitions - assigned.keys() if is_assigned else set()
         if is_assigned:
             found.assigned(partitions)
-            for partition in partitions - assigned.keys():
+            for partition in new:
                 assigned[partition] = found.worker_of(partition)
         else:
             found.given_up(partitions)
@@ -194,8 +195,7 @@ def test_a_partition_keeps_its_worker_while_it_is_assigned(
                 assigned.pop(partition, None)
         for topic in ("a", "b"):
             mine = {each: worker for each, worker in assigned.items() if each.topic == topic}
-            new = [worker for each, worker in mine.items() if is_assigned and each in partitions]
-            if new and len(new) == len(mine):
+            if mine and mine.keys() <= new:
                 loads = Counter(mine.values())
                 assert max(loads.values()) <= -(-len(mine) // workers)
         assert {each: found.worker_of(each) for each in assigned} == assigned

@@ -44,6 +44,24 @@ flows:
     sink: {{files: rows, format: json, partition_by: [odd]}}
 """
 
+BEHIND = [
+    b'{"id": 1}{"id": 2}',
+    b'{"id": 1}\n{"id": 2}',
+    b'{"id": 1} x',
+    b'{"id": 1}]',
+    b'{"id": 1},{"id": 2}',
+    b"{}{}",
+]
+"""Objects with something behind them, which Spark ignores."""
+WHOLE = [
+    b'{"id": 1}\n',
+    b' {"id": 2} ',
+    b'{"id": 3, "x": {"y": [{}, "}"]}}',
+    b'{"id": 4, "gate": "}"}',
+    b"{ }\n",
+    b"{}",
+]
+
 
 async def records_of(kafka: KafkaConfig, topic: str) -> list[Record]:
     offsets = await Admin(kafka).topic_offsets(topic)
@@ -67,7 +85,7 @@ async def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(kafka: Any
     file.write_text(FILE.format(source=source, out=out))
     spec = load_pipeline(file, check=True)
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    bad = [b"{bad", b'{"id": "many"}']
+    bad = [b"{bad", b'{"id": "many"}', *BEHIND]
     produce(kafka.bootstrap_servers, source, [*(passage(number) for number in range(300)), *bad, None])
     async with running(spec.model_dump(by_alias=True), settings, tmp_path / "state") as run:
         await until(lambda: run.status()["state"] == "finished", run)
@@ -101,10 +119,29 @@ async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, brok
     assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
 
 
+async def test_an_object_is_the_whole_record(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """What is behind it makes the record corrupt; blanks do not, and nested and empty objects are rows."""
+    source, out = topic(), topic()
+    spec = {
+        "name": "whole",
+        "trigger": {"once": True},
+        "sources": {"passages": {"topic": source, "schema": "id INT"}},
+        "flows": {"f": {"sql": "SELECT * FROM passages", "sink": {"topic": out}}},
+    }
+    produce(kafka.bootstrap_servers, source, [*WHOLE, *BEHIND])
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.status()["state"] == "finished", run)
+        assert run.counts("f")["corrupt"] == len(BEHIND)
+    found = [json.loads(record.value or b"")["id"] for record in await records_of(settings, out)]
+    assert found == [1, 2, 3, 4, None, None]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"corrupt": "fail"}, "passages: record "),
+        ({"corrupt": "fail", "bad": BEHIND[0]}, "passages: record "),
         ({"rules": {"small": {"check": "id < 2", "otherwise": "fail"}}}, "a row breaks rule small"),
     ],
 )
@@ -119,7 +156,7 @@ async def test_what_shall_fail_fails_for_good(
         "sources": {"passages": {"topic": source, "schema": "id INT", "corrupt": changes.get("corrupt", "drop")}},
         "flows": {"f": {"sql": "SELECT * FROM passages", "sink": {"topic": out}, "rules": changes.get("rules", {})}},
     }
-    produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}', b"{bad"])
+    produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}', changes.get("bad", b"{bad")])
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     async with running(spec, settings, tmp_path) as run:
         await until(lambda: run.status()["state"] == "failed", run)

@@ -2,10 +2,11 @@
 
 import json
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import BooleanType, StringType, StructType
 
 from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
@@ -25,6 +26,8 @@ RAW = "records"
 """Behind a source's name and a blank: the name of the table of its records as they are, for handlers."""
 CORRUPT = "_corrupt_record"
 """Column with the text of a row that is not of its schema."""
+_END = f"_{uuid4().hex[:8]}"
+"""Last field of objects that are parsed; no record can know its name."""
 _LATENCY_BOUND_SECONDS = 1.0
 
 
@@ -107,10 +110,25 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
     if not isinstance(schema, StructType):
         raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")
     parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    row = f.from_json(text, schema.add(CORRUPT, StringType()), parser)
+    marked, is_flat = _with_end(text)
+    row = f.from_json(marked, schema.add(_END, BooleanType()).add(CORRUPT, StringType()), parser)
     parsed = records.withColumn("row", row)
     # An empty value gives no row and no corrupt text either.
-    return parsed.withColumn("good", f.col("row").isNotNull() & f.col(f"row.{CORRUPT}").isNull()).drop("text")
+    good = f.col(f"row.{CORRUPT}").isNull() & (f.col(f"row.{_END}").isNotNull() | is_flat)
+    return parsed.withColumn("good", f.coalesce(good, f.lit(False))).drop("text")
+
+
+def _with_end(text: Column) -> tuple[Column, Column]:
+    """Return a JSON object with one more field at its end, and whether it is flat and needs none.
+
+    Spark reads an object and ignores what is behind it. So the field is found only if the object is the whole text.
+    The first brace that closes a flat object is its last character.
+    """
+    whole = f.when(text.endswith("}"), text).otherwise(f.rtrim(text, f.lit(" \t\r\n"))).cast("binary")
+    head = f.substr(whole, f.lit(1), f.octet_length(whole) - 1)  # of bytes, because their number is known
+    is_object, is_nested = f.endswith(whole, f.lit(b"}")), f.contains(head, f.lit(b"}"))
+    marked = f.when(is_object & is_nested, f.concat(head, f.lit(f',"{_END}":true}}'.encode()))).otherwise(whole)
+    return marked.cast("string"), is_object & ~is_nested
 
 
 def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
@@ -123,7 +141,7 @@ def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
         record = f.concat_ws(":", "topic", "partition", "offset")
         refused = f.concat(f.lit(f"{name}: record "), record, f.lit(" is no row of its source"))
         good = f.when(corrupt, f.raise_error(refused).cast("boolean")).otherwise(good)
-    fields = [field for field in counted.schema["row"].dataType.fieldNames() if field != CORRUPT]  # type: ignore[attr-defined]
+    fields = [field for field in counted.schema["row"].dataType.fieldNames() if field not in (_END, CORRUPT)]  # type: ignore[attr-defined]
     chosen = [f.col(f"row.`{field}`") for field in fields]
     if source.key_column:
         chosen.append(f.col("key").cast("string").alias(source.key_column))

@@ -1,0 +1,182 @@
+"""Pipelines under attack, on a real broker and a real Spark: a full disk, strange records, new partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from headrace.config.kafka import KafkaConfig
+from headrace.lifecycle import Deadline, SystemClock
+from tests.integration.test_pipeline_kinds import records_of
+from tests.integration.test_pipelines import produce, running, until
+
+pytestmark = pytest.mark.heavy
+
+
+async def committed(servers: str, topic: str) -> list[dict[str, Any]]:
+    """Return the values of a topic as a reader at `read_committed` has them."""
+    return [json.loads(r.value or b"null") for r in await records_of(KafkaConfig(bootstrap_servers=servers), topic)]
+
+
+async def test_partitions_that_are_added_during_a_run_are_read_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Their records are in the topic of each sink exactly once, over a driver that is killed; the digest holds."""
+    source, out = topic(1), f"{topic()}-out.dotted-name"
+    servers = kafka.bootstrap_servers
+    exact = {"topic": out, "delivery": "exactly_once", "key": "id"}
+    spec = {
+        "name": "grown",
+        "trigger": {"interval_seconds": 0.1, "max_records": 700},
+        "sources": {"a": {"topic": source, "schema": "id INT", "starting": "latest"}},
+        "flows": {
+            "one": {"sql": "SELECT id, 1 AS flow FROM a", "sink": exact},
+            "two": {"sql": "SELECT id, 2 AS flow FROM a", "sink": {**exact, "scope": "task"}},
+        },
+    }
+
+    def send(numbers: range, partition: int) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": servers, "topic.metadata.refresh.interval.ms": 200})
+        for number in numbers:
+            producer.produce(source, b'{"id": %d}' % number, partition=partition)
+        assert producer.flush(60) == 0
+
+    async with running(spec, KafkaConfig(bootstrap_servers=servers), tmp_path) as run:
+        await until(lambda: run.readiness().ready, run)
+        send(range(1000), 0)
+        await until(lambda: run.counts("one")["read"] > 0, run)
+        admin = AdminClient({"bootstrap.servers": servers})
+        admin.create_partitions([NewPartitions(source, 4)])[source].result(30)
+        for partition in (1, 2, 3):
+            send(range(partition * 1000, partition * 1000 + 1000), partition)
+        os.kill(run.status()["driver_pid"], signal.SIGKILL)
+        send(range(4000, 5000), 3)
+        await until(lambda: run.status()["restarts"] == 1 and run.readiness().ready, run)
+        await until(lambda: all(flow["lag_records"] == 0 for flow in run.status()["flows"].values()), run)
+        await run.drain(Deadline(SystemClock(), 60))
+    found = Counter((row["flow"], row["id"]) for row in await committed(servers, out))
+    assert found == Counter((flow, number) for flow in (1, 2) for number in range(5000))
+
+
+async def test_strange_records_arrive_as_they_are(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Null keys and values, empty ones, headers without a value, twice the same header, and values of almost 1 MB."""
+    source, out, servers = topic(2), topic(), kafka.bootstrap_servers
+    (tmp_path / "echo.py").write_text("def handler(context, event):\n    return event.body\n")
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "message.max.bytes": 2_000_000})
+    headers = [("h", None), ("h", b""), ("ä", b"\xff"), ("h", b"1")]
+    large = json.dumps({"id": 4, "text": "x" * 1_040_000}).encode()
+    sent = [(None, b'{"id": 1}'), (b"", b'{"id": 2}'), (b"\xff", b'{"id": 3}'), (b"k", large)]
+    odd = [(None, None), (b"k", b""), (b"k", b"{"), (None, b'{"id": 5}{"id": 6}')]
+    for key, value in [*sent, *odd]:
+        producer.produce(source, value, key, headers=headers)
+    assert producer.flush(60) == 0
+    exact = {"delivery": "exactly_once"}
+    spec = {
+        "name": "strange",
+        "folder": str(tmp_path),
+        "trigger": {"once": True},
+        "sources": {
+            "a": {"topic": source, "schema": "id INT, text STRING", "corrupt": "quarantine"},
+            "raw": {"topic": source, "value_format": "binary"},
+        },
+        "flows": {
+            "rows": {"sql": "SELECT * FROM a", "sink": {"topic": out, "key": "id"}},
+            "exact": {"sql": "SELECT * FROM a", "sink": {"topic": f"{out}-exact", "key": "id", **exact}},
+            "echo": {"handler": "echo:handler", "reads": ["raw"], "sink": {"topic": f"{out}-echo", **exact}},
+        },
+    }
+    settings = KafkaConfig(bootstrap_servers=servers)
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.status()["state"] in ("finished", "failed"), run)
+        assert run.status()["state"] == "finished", run.status()
+        flows = run.status()["flows"]
+        assert (flows["rows"]["corrupt_records"], flows["rows"]["tombstone_records"]) == (3, 1)
+    for each in (out, f"{out}-exact"):
+        assert sorted(row["id"] for row in await committed(servers, each)) == [1, 2, 3, 4]
+    dead = await records_of(settings, f"{source}.dlq")
+    assert sorted((r.key or b"", r.value) for r in dead) == sorted((k or b"", v) for k, v in odd if v is not None)
+    assert all(r.headers[: len(headers)] == headers for r in dead), [r.headers for r in dead]
+    echoed = await records_of(settings, f"{out}-echo")
+    assert len(echoed) >= len(sent), [r.value for r in echoed]
+    assert {(r.key, r.value) for r in echoed} >= set(sent)
+
+
+async def test_a_record_that_kafka_never_takes_is_written_no_second_time(
+    kafka: Any, topic: Any, tmp_path: Path
+) -> None:
+    """Neither sink is tried again, so the rows beside it do not come again and again."""
+    source, out, servers = topic(1), topic(), kafka.bootstrap_servers
+    produce(servers, source, [b'{"id": %d}' % number for number in range(100)])
+    for delivery in ("at_least_once", "exactly_once"):
+        spec = {
+            "name": delivery.replace("_", "-"),
+            "sources": {"a": {"topic": source, "schema": "id INT"}},
+            "flows": {
+                "f": {
+                    "sql": "SELECT id, repeat('x', if(id = 99, 2000000, 1)) AS text FROM a",
+                    "sink": {"topic": out, "delivery": delivery},
+                }
+            },
+        }
+        async with running(spec, KafkaConfig(bootstrap_servers=servers), tmp_path) as run:
+            await until(lambda: run.status()["state"] == "failed" or run.status()["restarts"] > 1, run)
+            assert run.status()["state"] == "failed", run.status()
+            print(run.readiness().reason)
+    assert max(Counter(row["id"] for row in await committed(servers, out)).values(), default=0) <= 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """Give a folder on a file system of 60 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_is_waited_for(kafka: Any, topic: Any, small_disk: Path) -> None:
+    """The checkpoint cannot be written for a while: then the run continues, and each record is there once."""
+    source, out, servers = topic(2), topic(), kafka.bootstrap_servers
+    spec = {
+        "name": "full",
+        "trigger": {"interval_seconds": 0.1, "max_records": 50},
+        "sources": {"a": {"topic": source, "schema": "id INT"}},
+        "flows": {
+            "exact": {"sql": "SELECT id FROM a", "sink": {"topic": out, "delivery": "exactly_once"}},
+            "sums": {
+                "sql": "SELECT id % 10 AS last, count(*) AS n FROM a GROUP BY 1",
+                "sink": {"topic": f"{out}-sums", "key": "last"},
+            },
+        },
+    }
+    ballast = small_disk / "ballast"
+    settings = KafkaConfig(bootstrap_servers=servers)
+    async with running(spec, settings, small_disk) as run:
+        produce(servers, source, [b'{"id": %d}' % number for number in range(500)])
+        await until(lambda: run.counts("exact")["read"] >= 200, run)
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"\0" * 4096)
+        produce(servers, source, [b'{"id": %d}' % number for number in range(500, 1000)])
+        await until(lambda: not run.readiness().ready, run)
+        print("FULL", run.readiness().reason)
+        await asyncio.sleep(15)
+        print("LATER", run.status()["state"], run.readiness().reason)
+        ballast.unlink()
+        await until(lambda: run.status()["state"] == "failed" or run.readiness().ready, run)
+        print("AFTER", run.status()["state"], run.readiness().reason)
+        await until(lambda: all(flow["lag_records"] == 0 for flow in run.status()["flows"].values()), run)
+        await run.drain(Deadline(SystemClock(), 60))
+    assert Counter(row["id"] for row in await committed(servers, out)) == Counter(range(1000))
+    newest = {r.key: json.loads(r.value or b"")["n"] for r in await records_of(settings, f"{out}-sums")}
+    assert newest == {str(last).encode(): 100 for last in range(10)}

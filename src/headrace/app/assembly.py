@@ -139,7 +139,7 @@ class Assembly:
         policy = ReadPolicy(
             reactive.auto_offset_reset, reactive.on_gap, matches is not None, reactive.consumer, offsets_of
         )
-        consumer = self._consumer(label, pump, reactive.topics, policy, flow=reactive.flow)
+        consumer = self._consumer(label, pump, reactive.topics, policy, flow=reactive.flow, admin=context.admin)
         watch = Subscription(
             f"{label} topics", consumer, context.admin, context.clock, topics=reactive.topics, fits=matches
         )
@@ -412,22 +412,17 @@ class Assembly:
         pump = make(path.destination, path.writer, hooks=hooks)
         retry_pump = path.pump(pump)
         early = policy._replace(reset="earliest")
-        consumer = self._consumer(f"{label} retries", retry_pump, path.topics, early, flow=flow)
+        consumer = self._consumer(
+            f"{label} retries", retry_pump, path.topics, early, flow=flow, admin=self._context.admin
+        )
         tables = [path.blocked_keys] if path.blocked_keys else []
         return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
 
     def _consumer(
-        self,
-        label: str,
-        pump: Pump,
-        topics: Sequence[str],
-        policy: ReadPolicy,
-        *,
-        flow: FlowControl,
-        admin: Admin | None = None,
+        self, label: str, pump: Pump, topics: Sequence[str], policy: ReadPolicy, *, flow: FlowControl, admin: Admin
     ) -> Consumer:
         consumer = Consumer(
-            admin or self._context.admin,
+            admin,
             name=f"{label} consumer",
             group=pump.group,
             topics=topics,

@@ -257,16 +257,9 @@ def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTabl
     topics = [
         topic for each in assembly.consumers if each.admin.servers == context.admin.servers for topic in each.topics
     ]
-    config, source = context.config, next(iter(topics), "")
-    topic = config.control.topic
-    return CompactedTable(
-        context.admin,
-        InternalTopic(topic, source),
-        JSON_OBJECTS,
-        context.inner_producer.produce,
-        context.clock,
-        optional="control",
-    )
+    topic = InternalTopic(context.config.control.topic, next(iter(topics), ""))
+    produce = context.inner_producer.produce
+    return CompactedTable(context.admin, topic, JSON_OBJECTS, produce, context.clock, optional="control")
 
 
 class _Announcer(Service):

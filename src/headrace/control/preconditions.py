@@ -71,13 +71,9 @@ def summarize(findings: Sequence[Finding]) -> list[Finding]:
 def judge_servers(servers: str) -> Finding:
     """Judge the list of brokers to ask first."""
     count = len(servers.split(","))
-    return _judged(
-        "cluster",
-        "bootstrap servers",
-        "ok" if count >= _SERVERS else "warning",
-        str(count),
-        "name at least two in kafka.bootstrap_servers: with one, nothing starts while that one is down",
-    )
+    state: State = "ok" if count >= _SERVERS else "warning"
+    advice = "name at least two in kafka.bootstrap_servers: with one, nothing starts while that one is down"
+    return _judged("cluster", "bootstrap servers", state, str(count), advice)
 
 
 def judge_topic(topic: Topic) -> Iterator[Finding]:

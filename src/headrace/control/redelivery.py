@@ -271,13 +271,7 @@ class PartitionRedelivery:
     """Delivers dead letters of one original partition and group, each once."""
 
     def __init__(
-        self,
-        consumer: RunningConsumer,
-        delivery: Delivery,
-        done: Redelivered,
-        clock: Clock,
-        *,
-        last_retry: bool = False,
+        self, consumer: RunningConsumer, delivery: Delivery, done: Redelivered, clock: Clock, *, last_retry: bool
     ) -> None:
         """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
         self._consumer, self._delivery, self._done = consumer, delivery, done

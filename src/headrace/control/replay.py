@@ -83,7 +83,7 @@ class ReplayJob:
         target = self._target
         self._context = context._replace(admin=target.admin) if target else context
         self._matcher = Matcher(spec.select) if spec.select is not None else None
-        self._run = Run(context.clock)
+        self._run = Run(context.clock, self._check)
         self._ended: EndedOffsets | None = None
         self._lease: Lease | None = None
         self._restored: RestoredDelivery | None = None
@@ -127,7 +127,7 @@ class ReplayJob:
                 reach("replay.saved")
             return saved
 
-        finished = await self._run.deliver(pump, source, save, stop, self._check)
+        finished = await self._run.deliver(pump, source, save, stop)
         return self._message(source.progress, resumed=bool(progress)) if finished else ""
 
     def _check(self) -> None:

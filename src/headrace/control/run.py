@@ -221,8 +221,9 @@ Save = Callable[[Progress], Awaitable[bool]]
 class Run:
     """Delivers one window, and saves what has ended: often, at the end, and before it stops for any reason."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
+        """Prepare; `check` raises if the run cannot continue."""
+        self._clock, self._check = clock, check
         self._problem: HeadraceError | None = None
         self._source: WindowSource | None = None
 
@@ -232,20 +233,12 @@ class Run:
         if self._source:
             self._source.changed.set()
 
-    async def deliver(
-        self,
-        pump: Pump,
-        source: WindowSource,
-        save: Save,
-        stop: asyncio.Event,
-        check: Callable[[], None] = lambda: None,
-    ) -> bool:
+    async def deliver(self, pump: Pump, source: WindowSource, save: Save, stop: asyncio.Event) -> bool:
         """Deliver the window.
 
         Args:
             save: Saves progress and says whether that succeeded; it is called again if not.
             stop: Set to end the run early.
-            check: Raises if the run cannot continue.
 
         Returns:
             Whether the whole window has ended and is saved.
@@ -258,7 +251,7 @@ class Run:
             for service in (pump, source):
                 service.on_death = self._died
                 await service.start()
-            return await self._save_often(pump, source, save, stop, check)
+            return await self._save_often(pump, source, save, stop)
         except (HeadraceError, asyncio.CancelledError):
             with contextlib.suppress(HeadraceError, TimeoutError):
                 await asyncio.shield(self._close(source, save))
@@ -267,9 +260,7 @@ class Run:
             for service in (source, pump):
                 await service.stop()
 
-    async def _save_often(
-        self, pump: Pump, source: WindowSource, save: Save, stop: asyncio.Event, check: Callable[[], None]
-    ) -> bool:
+    async def _save_often(self, pump: Pump, source: WindowSource, save: Save, stop: asyncio.Event) -> bool:
         saved = None
         saved_at = received_at = self._clock.monotonic()
         while not (source.finished and saved is source.progress):
@@ -279,7 +270,7 @@ class Run:
             source.changed.clear()
             if self._problem:
                 raise self._problem
-            check()
+            self._check()
             if stop.is_set():
                 await self._close(source, save)
                 return False

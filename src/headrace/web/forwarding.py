@@ -77,21 +77,16 @@ class Forwarder:
     """Decides for each request of an instance where it is served."""
 
     def __init__(
-        self,
-        settings: ClusterConfig,
-        http: HttpConfig,
-        owners: InstanceOwners,
-        tls: ssl.SSLContext | None,
-        clock: Clock,
+        self, cluster: ClusterConfig, http: HttpConfig, owners: InstanceOwners, tls: ssl.SSLContext | None, clock: Clock
     ) -> None:
         self.owners = owners
         self.ending = asyncio.Event()
         """Set when this process stops: forwarded reads end."""
-        self._settings = settings
+        self._settings = cluster
         self._http = http
         self._tls = tls
         self._clock = clock
-        self._secret = settings.secret.get_secret_value().encode()
+        self._secret = cluster.secret.get_secret_value().encode()
         self._kept: defaultdict[str, list[PeerConnection]] = defaultdict(list)
         self._in_flight: defaultdict[str, int] = defaultdict(int)
         self._unconfirmed: dict[tuple[str, str], asyncio.Event] = {}

@@ -48,12 +48,13 @@ class Frozen(msgspec.Struct, frozen=True):
 class FlowRecord(msgspec.Struct):
     """What is known of a flow's checkpoint apart from it."""
 
-    frozen: Frozen
+    frozen: Frozen | None
+    """None if it is not known: a Spark Connect server does not show its plan."""
     batch: int = -1
     """A micro-batch that the checkpoint has; -1 before the first one has ended."""
 
 
-def check(folder: Path, flow: str, frozen: Frozen) -> None:
+def check(folder: Path, flow: str, frozen: Frozen | None) -> None:
     """Check a flow's checkpoint before Spark uses it, and record what is frozen from now on.
 
     Raises:
@@ -70,11 +71,12 @@ def check(folder: Path, flow: str, frozen: Frozen) -> None:
         damage = f"it ends at micro-batch {newest}, but had reached {record.batch}"
     if damage:
         raise CheckpointUnusable(f"the checkpoint in {checkpoint} is damaged: {damage}. {RESTORE.format(flow=flow)}")
-    if record and there and (changes := record.frozen.differences(frozen)):
+    before = record.frozen if record and there else None
+    if before and frozen and (changes := before.differences(frozen)):
         raise CheckpointUnusable(
             f"the query does not fit its checkpoint: {'; '.join(changes)}. {CHOICES.format(flow=flow)}"
         )
-    _write(file, FlowRecord(frozen, newest))
+    _write(file, FlowRecord(frozen or before, newest))
 
 
 def progressed(folder: Path, flow: str, batch: int) -> None:

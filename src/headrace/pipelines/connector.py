@@ -103,6 +103,12 @@ def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
     return ConnectorSecurity(options, secrets, frozenset(_secret_values(security)))
 
 
+def for_server(security: ConnectorSecurity, folder: Path) -> ConnectorSecurity:
+    """Return the same for a process with another working folder, which reads the secrets file by its whole path."""
+    here, there = f"${{file:{SECRETS_FILE}:", f"${{file:{folder / SECRETS_FILE}:"
+    return security._replace(options={name: value.replace(here, there) for name, value in security.options.items()})
+
+
 def write_secrets(
     folder: Path, secrets: Mapping[str, str], *, shared: bool = False, keeps_others: bool = False
 ) -> None:

@@ -7,12 +7,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from headrace.errors import EnvironmentProblem
 from headrace.formats.codec import SCHEMA_TYPES
-from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.sinks import KafkaSink, PostgresSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource, TableSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
 
 _AGAIN = "come again for ever: name another topic"
+_NO_BATCHES = "gets each micro-batch in the driver, and with driver.remote micro-batches stay on the server"
 Path = tuple[str | int, ...]
 """A location in the pipeline file."""
 
@@ -144,6 +145,7 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             yield ("sources", name), f"{what}: use trigger.interval_seconds"
         if isinstance(source, KafkaSource) and source.corrupt == "quarantine" and source.dead_letters == source.topic:
             yield ("sources", name, "dead_letter_topic"), f"is what the source reads, so corrupt records {_AGAIN}"
+    yield from _not_over_connect(spec) if spec.driver.remote else ()
     for name, flow in spec.flows.items():
         if flow.quarantines and not isinstance(flow.sink, KafkaSink):
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
@@ -155,6 +157,25 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         yield from (((*("flows", name), key), text) for key, text in _not_for_formats(flow))
         if spec.trigger.realtime:
             yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
+
+
+def _not_over_connect(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    driver, handlers = spec.driver, [name for name, flow in spec.flows.items() if flow.handler]
+    for name in driver.model_fields_set & {"master", "heap_bytes", "cores"}:
+        yield ("driver", name), "is for a driver with a JVM, and driver.remote is a server that has one: remove it"
+    for name in driver.settings:
+        if not name.startswith("spark.sql."):
+            yield ("driver", "settings", name), "is no setting of a session: give it to the server of driver.remote"
+    if spec.trigger.realtime:
+        yield ("trigger", "realtime"), "needs the number of cores, which driver.remote hides: use driver.master"
+    for name, flow in spec.flows.items():
+        if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
+            yield ("flows", name, "sink"), f"{_NO_BATCHES}: use driver.master, or a sink with delivery: at_least_once"
+        if flow.late_rows:
+            yield ("flows", name, "late_rows"), "needs a second session, which driver.remote has not: use driver.master"
+        if flow.handler and name != handlers[0]:
+            text = "would run in one Python process with that of another flow, because of driver.remote"
+            yield ("flows", name, "handler"), f"{text}: put it into another pipeline"
 
 
 def _not_with_late_rows(spec: PipelineSpec, name: str, flow: FlowSpec) -> Iterator[str]:

@@ -67,7 +67,8 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     if problems.found and not (isinstance(tree, dict) and tree):
         raise PipelineInvalid("\n".join(problems.ordered))
     references = FileReferences(path, path.resolve().parent, os.environ, report)
-    _replace_references(tree, (), references)
+    driver = tree.get("driver")
+    _replace_references(tree, (), references, remote=isinstance(driver, dict) and "remote" in driver)
     spec = validated(PipelineSpec, tree, problems, references.unresolved, references.texts)
     if not spec:
         raise PipelineInvalid("\n".join(problems.ordered))
@@ -98,20 +99,25 @@ _PLAIN_SECRET = (
     "${env:NAME} or ${file:PATH} for anything else"
 )
 
+_REMOTE_SECRET = (
+    "is a secret, and a Spark Connect server lists the statements of its clients with all options: write "
+    "kafka.security for a login at Kafka, and use driver.master for anything else"
+)
 
-def _replace_references(value: Any, at: KeyPath, references: FileReferences) -> None:
+
+def _replace_references(value: Any, at: KeyPath, references: FileReferences, *, remote: bool) -> None:
     """Replace the references where they work, and report options of sources and sinks with secrets in plain text."""
     for key, below in value.items() if isinstance(value, dict) else ():
         if (*at, key) == ("kafka",) or (key in ("postgres", "backend") and at[-1:] == ("sink",)):
             value[key] = references.replaced(below, (*at, key))
             continue
         if key not in ("options", "settings") or not isinstance(below, dict):
-            _replace_references(below, (*at, key), references)
+            _replace_references(below, (*at, key), references, remote=remote)
             continue
         for name, option in below.items():
             secret = is_secret_name(name) or _HOLDS_SECRET.search(str(option))
-            if secret and holds_plain_text(str(option)):
-                references.report((*at, key, name), _PLAIN_SECRET)
+            if secret and (remote or holds_plain_text(str(option))):
+                references.report((*at, key, name), _REMOTE_SECRET if remote else _PLAIN_SECRET)
                 references.unresolved.add((*at, key, name))
             else:
                 below[name] = references.replaced(option, (*at, key, name))

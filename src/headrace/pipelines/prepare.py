@@ -32,6 +32,7 @@ def prepare(progress: Progress | None = None) -> None:
     """
     require_spark()
     toolchain = asyncio.run(find_toolchain(progress))
+    assert toolchain.archive
     toolchain.archive.make(lambda flags, scratch: asyncio.run(_exercise(toolchain, flags, scratch)), progress)
 
 

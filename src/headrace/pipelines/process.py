@@ -33,22 +33,30 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
 """Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
 # People set these for other installations of Spark; this one must not use them.
-_FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_DRIVER_PYTHON")
+_FOREIGN = re.compile(
+    "SPARK_(HOME|CONF_DIR|REMOTE|API_MODE|CONNECT_MODE_ENABLED)|PYSPARK_(SUBMIT_ARGS|GATEWAY_PORT|DRIVER_PYTHON)"
+)
+_CONNECT = ("grpc_status", "zstandard")
 
 
 class Toolchain(NamedTuple):
     """Java and the jars that were found."""
 
     jars: tuple[Path, ...]
-    archive: ClassArchive
-    """What the JVM of that Java has loaded once; `headrace pipeline prepare` makes it."""
+    archive: ClassArchive | None
+    """What the JVM of that Java has loaded once; `headrace pipeline prepare` makes it. None without a JVM."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the JVM that use it."""
+        return self.archive.flags if self.archive else ()
 
     def environment(self, scratch: Path, hidden: Collection[str] = ()) -> dict[str, str]:
         """Return the environment of a driver process whose temporary files go to `scratch`, without `hidden` values."""
         own = {
             name: value
             for name, value in os.environ.items()
-            if name not in _FOREIGN
+            if not _FOREIGN.fullmatch(name)
             and value not in hidden
             and not name.upper().startswith("HEADRACE__")
             and not _HOLDS_SECRET.search(value)
@@ -57,14 +65,14 @@ class Toolchain(NamedTuple):
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
         return {
             **own,
-            "JAVA_HOME": str(self.archive.java.home),
+            **({"JAVA_HOME": str(self.archive.java.home)} if self.archive else {}),
             "TMPDIR": str(scratch),
             "SPARK_LAUNCHER_OPTS": launcher,
         }
 
 
-def require_spark() -> None:
-    """Check that pyspark is here, without importing it.
+def require_spark(*, remote: bool = False) -> None:
+    """Check that pyspark is here, without importing it, and its client for Spark Connect if that is needed.
 
     Raises:
         EnvironmentProblem: It is not installed, or in a version that the connector does not fit.
@@ -77,6 +85,8 @@ def require_spark() -> None:
         raise EnvironmentProblem(
             f"Pipelines need pyspark {_SPARK_VERSION}; here it is {found}. Run: pip install 'headrace[pipelines]'"
         )
+    if remote and not all(map(find_spec, _CONNECT)):
+        raise EnvironmentProblem("driver.remote needs Spark's client for it. Run: pip install 'headrace[connect]'")
 
 
 def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
@@ -88,8 +98,9 @@ def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
         memory = min(memory, int(_MEMORY_LIMIT.read_text()))
-    heaps, overhead = sum(spec.driver.heap_bytes for spec in specs), len(specs) * _OVERHEAD_BYTES
-    text = f"the Java heaps of {len(specs)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "
+    each = [spec.driver.heap_bytes for spec in specs if not spec.driver.remote]
+    heaps, overhead = sum(each), len(each) * _OVERHEAD_BYTES
+    text = f"the Java heaps of {len(each)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "
     text += f"{memory / _GIB:.1f} GiB of memory: lower driver.heap_bytes, or run some of them elsewhere"
     if heaps > memory:
         raise PipelineInvalid(text)

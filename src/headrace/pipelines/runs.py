@@ -19,6 +19,7 @@ from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.connector import (
     ConnectorSecurity,
     connector_options,
+    for_server,
     refusal,
     require_supported,
     with_registry,
@@ -96,7 +97,7 @@ class PipelineRun(Service):
         Raises:
             EnvironmentProblem: pyspark is not installed.
         """
-        require_spark()
+        require_spark(remote=bool(self._spec.driver.remote))
         self.spawn(self._keep_running(), "run")
         self.spawn(self._publisher.run(), "offsets")
         self.spawn(self._watch_stalls(), "stalls")
@@ -247,7 +248,8 @@ class PipelineRun(Service):
                     await self._ensure_topic(topic, like)
                 if self._spec.transactions:
                     await InternalTopic(BATCHES_TOPIC).ensure(self._admin)
-                toolchain = await find_toolchain()
+                remote = self._spec.driver.remote
+                toolchain = Toolchain((), None) if remote else await find_toolchain()
                 in_use = self._kafka.security.in_use
                 security = await run_blocking(functools.partial(connector_options, in_use))
                 kafka = self._kafka.model_copy(update={"security": in_use}) if self._spec.transactions else None
@@ -255,6 +257,7 @@ class PipelineRun(Service):
                     security.secrets[wire.KAFKA] = wire.with_secrets(kafka)
                 if self._spec.uses_registry:
                     security = with_registry(security, self._registry)
+                security = for_server(security, self._folder) if remote else security
                 self._security = in_use
             except HeadraceError as cause:
                 if cause.description != self._status.reason:
@@ -270,7 +273,7 @@ class PipelineRun(Service):
                     kafka=kafka,
                     folder=self._folder,
                     jars=toolchain.jars,
-                    java_flags=toolchain.archive.flags,
+                    java_flags=toolchain.flags,
                 )
                 return plan, toolchain, security
         return None

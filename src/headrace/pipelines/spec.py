@@ -175,12 +175,23 @@ def _check_settings(settings: Options) -> Options:
     return settings
 
 
+def _check_remote(remote: Any) -> Any:
+    parameters = {each.partition("=")[0] for each in str(remote).split(";")[1:] if each}
+    if parameters - {"use_ssl", "user_id"} or "@" in str(remote):
+        text = "has more than host, port, use_ssl and user_id, which may be a login that plans show: remove it"
+        raise ValueError(f"{text}, and set the variable SPARK_CONNECT_AUTHENTICATE_TOKEN for a token")
+    return remote
+
+
 class DriverSpec(Section):
     """The resources of the Spark driver process, and the cluster whose executors work for it."""
 
     master: Annotated[str, Field(pattern=r"^(local(\[.+\])?|spark://.+|yarn|k8s://.+)$")] | None = None
     """Master of the cluster: `spark://host:port`, `yarn` or `k8s://...`. When absent, all tasks run in the driver. The
     folder of the pipeline file and `state_dir` must have the same path on all nodes, and `headrace` be installed."""
+    remote: Annotated[str, Field(pattern=r"^sc://[^/;]+(/;.*)?$"), BeforeValidator(_check_remote)] | None = None
+    """Spark Connect server that runs the flows, `sc://host:port`; the driver is a client of it, without a JVM. The
+    folder of the pipeline file and `state_dir` must have the same path there."""
     settings: Annotated[Options, AfterValidator(_check_settings)] = {}
     """Further settings of Spark, by its names, such as `spark.executor.memory`."""
     python_files: list[str] = []

@@ -74,12 +74,15 @@ class TaskDriver(Service):
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
         security = with_registry(security, registry or SchemaRegistryConfig())
         plan = wire.DriverPlan(
-            spec=spec.model_copy(update={"kafka": PipelineKafka()}),
+            # The driver of tasks has a JVM of its own in any case.
+            spec=spec.model_copy(
+                update={"kafka": PipelineKafka(), "driver": spec.driver.model_copy(update={"remote": None})}
+            ),
             bootstrap_servers=kafka.bootstrap_servers,
             security=security.options,
             folder=self._folder,
             jars=self._toolchain.jars,
-            java_flags=(*_QUICK, *self._toolchain.archive.flags),
+            java_flags=(*_QUICK, *self._toolchain.flags),
             task=task,
         )
         kept = self._driver is not None and self._session == (spec.driver, security)

@@ -106,6 +106,19 @@ def test_another_query_is_refused_with_the_difference(change: dict[str, object],
         check(tmp_path, "f", other)
 
 
+def test_a_query_that_spark_hides_is_not_compared(tmp_path: Path) -> None:
+    """A Connect server shows no plan; what was known before stays, and damage is found as ever."""
+    check(tmp_path, "f", FROZEN)
+    checkpoint = spark_writes(tmp_path, 2)
+    check(tmp_path, "f", None)
+    with pytest.raises(CheckpointUnusable, match="output mode was update, and now append"):
+        check(tmp_path, "f", msgspec.structs.replace(FROZEN, output_mode="append"))
+    progressed(tmp_path, "f", 1)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(CheckpointUnusable, match="it was deleted"):
+        check(tmp_path, "f", None)
+
+
 def test_a_discarded_flow_begins_anew(tmp_path: Path) -> None:
     """Checkpoint and record go together; those of other flows stay."""
     for flow in ("f", "g"):

@@ -1,7 +1,5 @@
 """The parts of the driver process that need no JVM."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,12 +15,13 @@ from pyspark.sql import Row
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.plan import DriverPlan, FlowProgress
+from headrace.pipelines.driver.plan import KAFKA_REFUSES, DriverPlan, FlowProgress
 from headrace.pipelines.driver.progress import ProgressReader, to_event
 from headrace.pipelines.driver.session import JvmEnded, send_code, settings
 from headrace.pipelines.driver.sources import kafka_options
+from headrace.pipelines.graph import problems_of
 from headrace.pipelines.process import DriverProcess, Toolchain
-from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.spec import DriverSpec, PipelineSpec
 
 
 def plan(**trigger: Any) -> DriverPlan:
@@ -185,6 +184,109 @@ def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")
 
 
+def test_a_client_of_a_connect_server_has_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it take the server that a variable names; its token may stand there."""
+    monkeypatch.setenv("SPARK_REMOTE", "sc://other")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "t0k3n")
+    found = Toolchain((), None).environment(Path("/scratch"))
+    assert not {"SPARK_REMOTE", "JAVA_HOME"} & found.keys()
+    assert found["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "t0k3n"
+    assert Toolchain((), None).flags == ()
+
+
+def test_handlers_over_connect_have_a_process_of_their_own() -> None:
+    """Python workers of the server serve all flows of a session, and two handlers may have modules of one name."""
+    base, handlers = plan().spec, {}
+    for name in ("f", "g"):
+        handlers[name] = {"handler": "steps:run", "reads": ["a"], "sink": {"topic": name}}
+    raw = {**base.model_dump(), "flows": handlers, "driver": {"remote": "sc://h:15002"}}
+    [(path, text)] = problems_of(PipelineSpec.model_validate(raw))
+    assert path == ("flows", "g", "handler")
+    assert "put it into another pipeline" in text
+
+
+@pytest.mark.parametrize(
+    ("trigger", "lag", "finished"), [({}, 0, False), ({"once": True}, 3, False), ({"once": True}, 0, True)]
+)
+def test_a_flow_that_its_server_has_ended_is_not_finished(trigger: dict[str, Any], lag: int, finished: bool) -> None:
+    """A Connect server stops its queries without an error when it ends; a JVM of the driver never does."""
+    offsets = {"endOffset": '{"t": {"0": 5}}', "latestOffset": f'{{"t": {{"0": {5 + lag}}}}}'}
+    last = {"timestamp": "1", **report(sources=[offsets])}
+    query: Any = SimpleNamespace(
+        name="f", exception=lambda: None, status={"message": "Stopped"}, lastProgress=last, recentProgress=[last]
+    )
+    here = plan(**trigger)
+    there = here.spec.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})
+    of_jvm = ProgressReader(here, query, None, lambda event: None)
+    of_server = ProgressReader(here.model_copy(update={"spec": there}), query, None, lambda event: None)
+    assert of_jvm.report()
+    assert of_server.report()
+    assert of_jvm.failure is None
+    failure = of_server.failure
+    assert (failure is None) is finished
+    assert failure is None or failure_event(failure, "flows.f").retriable
+
+
+class _OfServer(PySparkException):
+    """An error of Spark's client for Connect."""
+
+    _stacktrace = "Caused by: org.apache.kafka.common.errors.GroupAuthorizationException: access group: g"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed '
+            'to connect to all addresses"\n\tdebug_error_string = "UNKNOWN: x">',
+            "failed to connect to all addresses",
+        ),
+        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid. SQLSTATE: HY000", "it was started again"),
+    ],
+)
+def test_a_lost_connect_server_is_named_and_waited_for(text: str, reason: str) -> None:
+    """Whatever was asked for when it was lost."""
+    event = failure_event(PySparkException(text), "sources.a")
+    assert (event.error, event.text) == ("SERVER_LOST", f"the Spark Connect server was lost: {reason}")
+    assert (event.retriable, event.part) == (True, "")
+
+
+def test_a_trace_of_a_connect_server_tells_the_cause() -> None:
+    """Errors of a call have it as an attribute, the error of a query in its text."""
+    trace = _OfServer._stacktrace
+    for cause in (_OfServer("failed"), PySparkException(f"failed\n\nJVM stacktrace:\n{trace}")):
+        assert failure_event(cause, "flows.f").error == KAFKA_REFUSES
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_observed_counts_have_two_shapes(remote: bool) -> None:
+    """A Connect server gives values and schema; rules may have these two names."""
+
+    def row(**counts: int) -> Row:
+        fields = [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in counts]
+        return Row(values=[*counts.values()], schema={"type": "struct", "fields": fields}) if remote else Row(**counts)
+
+    counts = {
+        "a": row(tombstones=2, corrupt=1),
+        "b": row(tombstones=0, corrupt=3),
+        "rules of the flow": row(values=4, schema=5, even=0),
+        "records that failed": row(failed=6),
+        "late rows of the flow": row(late=7),
+    }
+    event = to_event("f", report(observedMetrics=counts))
+    assert (event.corrupt_records, event.tombstone_records, event.late_records) == (4, 2, 7)
+    assert event.broken_rules == {"values": 4, "schema": 5, "failed": 6}
+
+
+def test_a_connect_server_sums_nothing_up() -> None:
+    """Its reports have the numbers of each source only."""
+    numbers = {"numInputRows": 5, "inputRowsPerSecond": 2.5, "processedRowsPerSecond": 4.0}
+    source = {"endOffset": "null", "latestOffset": "null", **numbers}
+    event = to_event("f", report(**dict.fromkeys(numbers), sources=[source, source]))
+    assert (event.input_records, event.received_per_second, event.records_per_second) == (10, 5.0, 8.0)
+
+
 class _Captured(PySparkException):
     """An error of the JVM as PySpark makes it: with a trace of its causes, or with the cause as another error."""
 
@@ -305,7 +407,7 @@ def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) 
     own = plan()
     own = own.model_copy(update={"folder": tmp_path, "spec": own.spec.model_copy(update={"folder": tmp_path})})
     sent: list[str] = []
-    send_code(SimpleNamespace(addPyFile=sent.append), own)  # type: ignore[arg-type]
+    send_code(sent.append, own)
     with zipfile.ZipFile(sent[0]) as archive:
         assert archive.namelist() == ["tolls.py"]
 
@@ -316,7 +418,7 @@ def test_progress_is_reported_when_the_clock_was_set_back() -> None:
     state: dict[str, Any] = {"isTriggerActive": False, "message": "Waiting"}
     query = SimpleNamespace(name="f", status=state, recentProgress=reports, lastProgress=reports[0])
     found: list[Any] = []
-    reader = ProgressReader(query, None, found.append)  # type: ignore[arg-type]
+    reader = ProgressReader(plan(), query, None, found.append)  # type: ignore[arg-type]
     assert reader.report()
     for number, time in ((8, "2026-01-01T09:00:00.000Z"), (9, "2026-01-01T09:00:01.000Z")):
         query.lastProgress = report(batchId=number, timestamp=time)

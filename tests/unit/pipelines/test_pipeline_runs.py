@@ -14,10 +14,11 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.lifecycle import Deadline
+from headrace.pipelines import process
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import require_cores
-from headrace.pipelines.process import check_heaps
-from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.process import check_heaps, require_spark
+from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
@@ -292,6 +293,30 @@ def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: p
     asyncio.run(main())
 
 
+def test_a_missing_client_of_connect_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a pipeline with `driver.remote` needs it."""
+    monkeypatch.setattr(process, "_CONNECT", ("no_such_package",))
+    require_spark()
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[connect\]'"):
+        require_spark(remote=True)
+
+
+def test_a_connect_server_reads_secrets_by_their_whole_path(
+    drive: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its working folder is another, and it has the jars."""
+    spec = SPEC.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})
+    monkeypatch.setattr("tests.pipeline_bench.SPEC", spec)
+    login = KafkaSecurity(sasl=KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("s3cret")))
+
+    async def steps(bench: Bench) -> None:
+        file = tmp_path / "delays" / "secrets.properties"
+        assert bench.plans[0].security["kafka.sasl.jaas.config"] == f"${{file:{file}:sasl.jaas.config}}"
+        assert (bench.plans[0].jars, bench.plans[0].java_flags) == ((), ())
+
+    drive(steps, KafkaConfig(security=login))
+
+
 def test_a_flow_without_progress_is_reported_and_its_driver_replaced(drive: Callable[[Test], None]) -> None:
     """No batch for the limit is said in readiness, also when Spark reports records it does not read; twice the limit
     replaces the driver. Ended tasks and idle reports without lag count as progress."""
@@ -335,6 +360,8 @@ def test_heaps_that_do_not_fit_this_machine_are_refused(
     caplog.clear()
     limit.write_text("max")
     check_heaps([SPEC])
+    limit.write_text("1")
+    check_heaps([SPEC.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})])
     assert not caplog.text
 
 

@@ -88,7 +88,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
     active = {}
     for name in spec.running:
         with part(f"flows.{name}"):
-            active[name] = ProgressReader(*start_flow(spark, plan, name), send)
+            active[name] = ProgressReader(plan, *start_flow(spark, plan, name), send)
     recorded, next_look = set(), 0.0
     while active and not stopping:
         for name, reader in list(active.items()):
@@ -101,7 +101,7 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
                     raise PartFailed(cause, f"flows.{name}")
                 send(wire.FlowFinished(name))
                 del active[name]
-        if time.monotonic() >= next_look:
+        if time.monotonic() >= next_look and not plan.spec.driver.remote:
             next_look = time.monotonic() + _WORK_SECONDS
             for reader in active.values():
                 reader.report_work(spark.sparkContext.statusTracker())

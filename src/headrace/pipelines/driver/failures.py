@@ -30,6 +30,8 @@ _RECORD_ADVICE = (
     "kafka.max.request.size in the options of the sink and max.message.bytes of the topic"
 )
 _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, or change the flow"
+_LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
+_DETAILS = re.compile(r'details = "(.*)"')
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _LASTING = (
     (
@@ -73,7 +75,8 @@ def part(path: str) -> Iterator[None]:
 
 def _traces(cause: BaseException) -> list[str]:
     """Return the traces of Java. The error of a query has no trace of its own causes; that of its cause has."""
-    return [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
+    found = [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
+    return [*found, getattr(cause, "_stacktrace", None) or "", str(cause).partition("JVM stacktrace:")[2]]
 
 
 def _refused(traces: list[str]) -> str:
@@ -92,6 +95,9 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
     if isinstance(cause, HeadraceError):
         lasting = isinstance(cause, _OWN_LASTING)
         return wire.Failed(cause.message, cause.description, retriable=not lasting, part=part)
+    if _LOST.search(str(cause)):
+        details = next(iter(_DETAILS.findall(str(cause))), "it was started again")
+        return wire.Failed("SERVER_LOST", f"the Spark Connect server was lost: {details}", retriable=True, part="")
     whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
     lines = [line for line in whole.splitlines() if line.strip()]
     if isinstance(cause, ParseException):

@@ -23,8 +23,10 @@ _SPAN = re.compile(r"(?<=[%+] )\d+|(?<=cast\()[\w. ]+(?= as interval)")
 _MOST_FIELDS = 1000
 
 
-def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen:
-    """Return what the checkpoint of a flow freezes, if the flow writes the rows of these frames."""
+def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen | None:
+    """Return what the checkpoint of a flow freezes, if it writes the rows of these frames; None if Spark hides it."""
+    if plan.spec.driver.remote:
+        return None
     sink, walk, parts = flow.sink, _Walk(plan), plan.spec.driver.shuffle_partitions
     topic = f"topic in {parts} transactions" if getattr(sink, "scope", "") == "task" else "topic"
     for frame in frames:

@@ -65,9 +65,10 @@ def records_of_handler(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) ->
     setup = msgspec.json.encode(setup_of(plan.spec, name)).decode()
     how = HandlerPlan(setup, failures, flow.attempts, reads_topic, plan.secrets)
     # Spark uses a Python worker again where the environment is the same, and two handlers may have modules of one name.
-    spark.sparkContext.environment["HEADRACE_FLOW"] = failures.group
+    environment = {} if plan.spec.driver.remote else spark.sparkContext.environment
+    environment["HEADRACE_FLOW"] = failures.group
     made = counted(events.mapInArrow(functools.partial(run, how), RECORD))
-    del spark.sparkContext.environment["HEADRACE_FLOW"]
+    del environment["HEADRACE_FLOW"]
     shown = ("key", "value") if plan.task.kind in ("show", "trial") else ()
     return made.withColumns({column: f.col(column).cast("string") for column in shown}) if shown else made
 

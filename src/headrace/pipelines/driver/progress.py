@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark import StatusTracker
+from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
 from headrace.pipelines.driver.late_rows import LATE
-from headrace.pipelines.driver.plan import FlowProgress, FlowRunning, FlowWorking, SendEvent
+from headrace.pipelines.driver.plan import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
 from headrace.pipelines.driver.records import FAILED, RULES
 
 _ASKING = "Getting offsets"
@@ -19,7 +20,8 @@ _ASKING = "Getting offsets"
 class ProgressReader:
     """Reports a query's progress without missing a micro-batch."""
 
-    def __init__(self, query: StreamingQuery, sink: ExactlyOnceSink | None, send: SendEvent) -> None:
+    def __init__(self, plan: DriverPlan, query: StreamingQuery, sink: ExactlyOnceSink | None, send: SendEvent) -> None:
+        self._spec = plan.spec
         self.query = query
         self._sink = sink
         self._send = send
@@ -29,6 +31,8 @@ class ProgressReader:
         """The newest job, and how many of its tasks have ended."""
         self.batch_id = -1
         """The last micro-batch that ended; -1 if none has."""
+        self._lag: int | None = None
+        """Records in Kafka that it had not read."""
 
     @property
     def between_batches(self) -> bool:
@@ -37,8 +41,10 @@ class ProgressReader:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the query has ended; None if it was not by an error."""
+        """Why the query has ended; None if it has read all that it was to read."""
         failed = self.query.exception()
+        if self._spec.driver.remote and not failed and (self._lag or not self._spec.trigger.once):
+            return ConnectionError("the Spark Connect server has ended the flow")  # as it does when it ends
         return (failed and self._sink and self._sink.failure) or failed
 
     @property
@@ -56,7 +62,7 @@ class ProgressReader:
             for progress in reversed([*itertools.takewhile(lambda each: each["timestamp"] != before, recent)]):
                 self._newest = progress["timestamp"]
                 event = to_event(self.query.name, progress)
-                self.batch_id = event.batch_id
+                self.batch_id, self._lag = event.batch_id, event.lag_records
                 self._send(event)
         if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
             self._running = True
@@ -76,10 +82,8 @@ class ProgressReader:
 
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
-    observed = progress["observedMetrics"]
-    rules = {
-        name: count for kind in (RULES, FAILED) if kind in observed for name, count in observed[kind].asDict().items()
-    }
+    observed = {name: _counts(row) for name, row in progress["observedMetrics"].items()}
+    rules = {name: count for kind in (RULES, FAILED) for name, count in observed.get(kind, {}).items()}
     sources = [row for name, row in observed.items() if name not in (RULES, FAILED, LATE)]
     topics = [source for source in progress["sources"] if source["description"].startswith("Kafka")]
     operators = progress["stateOperators"]
@@ -87,21 +91,35 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     return FlowProgress(
         flow=flow,
         batch_id=progress["batchId"] - idle,
-        input_records=progress["numInputRows"] or 0,
-        records_per_second=progress["processedRowsPerSecond"] or 0.0,
+        input_records=_sum(progress, "numInputRows") or 0,
+        records_per_second=_sum(progress, "processedRowsPerSecond") or 0.0,
         corrupt_records=sum(row["corrupt"] for row in sources),
         tombstone_records=sum(row["tombstones"] for row in sources),
         late_records=observed[LATE]["late"] if LATE in observed else 0,
         broken_rules={name: count for name, count in rules.items() if count},
         lag_records=_lag(topics) if topics else None,
         positions=_positions(topics),
-        received_per_second=progress["inputRowsPerSecond"],
+        received_per_second=_sum(progress, "inputRowsPerSecond"),
         batch_seconds=None if idle else progress["durationMs"]["triggerExecution"] / 1000,
         dropped_rows=sum(each["numRowsDroppedByWatermark"] for each in operators),
         state_rows=sum(each["numRowsTotal"] for each in operators) if operators else None,
         state_bytes=sum(each["memoryUsedBytes"] for each in operators) if operators else None,
         watermark=(progress["eventTime"] or {}).get("watermark"),
     )
+
+
+def _counts(row: Row) -> dict[str, int]:
+    """Return observed counts by name; a Spark Connect server gives their values and their schema apart."""
+    found = row.asDict()
+    if isinstance(schema := found.get("schema"), dict):
+        return {field["name"]: count for field, count in zip(schema["fields"], found["values"], strict=True)}
+    return found
+
+
+def _sum(progress: Mapping[str, Any], name: str) -> Any:
+    """Return a number of a report, in which a Spark Connect server leaves out the sums over the sources."""
+    found = progress[name]
+    return sum(each.get(name) or 0 for each in progress["sources"]) if found is None else found
 
 
 def _positions(sources: list[Mapping[str, Any]]) -> dict[str, dict[int, int]]:

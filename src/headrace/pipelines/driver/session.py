@@ -6,13 +6,14 @@ while an old JVM still ends waits for it: two JVMs never write to one checkpoint
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -24,6 +25,8 @@ from headrace.pipelines.driver.sources import texts
 
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes
+_RETRIES = 6  # of a call of a Spark Connect server that does not answer: about half a minute
+_LONGEST_BACKOFF_MS = 10_000
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
 _TASK_FAILURES = 4  # without a limit of failures, no task in the driver's process is tried again
 _SETTINGS = Path(__file__).with_name("spark.properties")
@@ -56,20 +59,48 @@ def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[
     with locked(plan.folder, on_wait) as lock:
         shutil.rmtree(plan.scratch, ignore_errors=True)
         plan.scratch.mkdir(parents=True)
-        conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
-        gateway: Any = launch_gateway(conf, {"pass_fds": (lock.fileno(),)})  # type: ignore[no-untyped-call]
-        if token_url := plan.security.get("kafka.sasl.oauthbearer.token.endpoint.url"):
-            # Java's Kafka client asks no other server for tokens. A flag of the JVM would be in the process list.
-            gateway.jvm.System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token_url)
-        context = SparkContext(conf=conf, gateway=gateway)
         try:
-            send_code(context, plan)
-            yield SparkSession(context)
-        except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
-            raise _ended_jvm(gateway.proc) or cause from cause
+            with _remote(plan) if plan.spec.driver.remote else _local(plan, lock) as spark:
+                yield spark
         finally:
-            _end(context, gateway)
             shutil.rmtree(plan.scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _local(plan: DriverPlan, lock: IO[str]) -> Iterator[SparkSession]:
+    """Give the session of a JVM of this process."""
+    conf = SparkConf(loadDefaults=False).setAll(list(settings(plan).items()))
+    gateway: Any = launch_gateway(conf, {"pass_fds": (lock.fileno(),)})  # type: ignore[no-untyped-call]
+    if token_url := plan.security.get("kafka.sasl.oauthbearer.token.endpoint.url"):
+        # Java's Kafka client asks no other server for tokens. A flag of the JVM would be in the process list.
+        gateway.jvm.System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", token_url)
+    context = SparkContext(conf=conf, gateway=gateway)
+    try:
+        send_code(context.addPyFile, plan)
+        yield SparkSession(context)
+    except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
+        raise _ended_jvm(gateway.proc) or cause from cause
+    finally:
+        _end(context, gateway)
+
+
+@contextlib.contextmanager
+def _remote(plan: DriverPlan) -> Iterator[SparkSession]:
+    """Give a session of a Spark Connect server; the server ends its queries with it."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy  # here, because it needs the extra `connect`
+
+    spark = SparkSession.builder.remote(str(plan.spec.driver.remote)).create()
+    spark.client.set_retry_policies([DefaultPolicy(_RETRIES, max_backoff=_LONGEST_BACKOFF_MS)])
+    try:
+        for name, value in settings(plan).items():
+            if name.startswith("spark.sql.") and name != "spark.sql.warehouse.dir":
+                spark.conf.set(name, value)
+        send_code(functools.partial(spark.addArtifacts, pyfile=True), plan)
+        yield spark
+    finally:
+        spark.client.set_retry_policies([])
+        with contextlib.suppress(Exception):  # boundary: a server that is lost has no session
+            spark.stop()
 
 
 def _ended_jvm(process: Any) -> JvmEnded | None:
@@ -120,7 +151,7 @@ def settings(plan: DriverPlan) -> dict[str, str]:
     return found
 
 
-def send_code(context: SparkContext, plan: DriverPlan) -> None:
+def send_code(send: Callable[[str], None], plan: DriverPlan) -> None:
     """Give the Python workers the modules in the pipeline's folder, and what the file names."""
     found = plan.spec.folder.glob("*.py") if plan.spec.folder and plan.task.kind == "run" else ()
     modules = sorted(each for each in found if each.is_file())
@@ -128,9 +159,9 @@ def send_code(context: SparkContext, plan: DriverPlan) -> None:
         with zipfile.ZipFile(plan.scratch / "pipeline.zip", "w", strict_timestamps=False) as archive:
             for module in modules:
                 archive.write(module, module.name)
-        context.addPyFile(str(plan.scratch / "pipeline.zip"))
+        send(str(plan.scratch / "pipeline.zip"))
     for name in plan.spec.driver.python_files:
-        context.addPyFile(plan.path(name))
+        send(plan.path(name))
 
 
 def _java_options(plan: DriverPlan) -> str:

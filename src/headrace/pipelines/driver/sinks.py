@@ -34,7 +34,8 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
         The query, and the sink that writes its micro-batches in this process, if it has one.
     """
     flow, trigger = plan.spec.running[name], plan.spec.trigger
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    if not plan.spec.driver.remote:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
     check(plan.folder, name, frozen_of([rows, late], plan, flow))
     sink = exactly_once(plan, name)

@@ -211,7 +211,7 @@ class DriverSpec(Section):
     @property
     def on_cluster(self) -> bool:
         """Whether tasks run in other processes than the driver."""
-        return not (self.master or "local").startswith("local")
+        return bool(self.remote) or not (self.master or "local").startswith("local")
 
 
 class PipelineKafka(Section):

@@ -163,6 +163,7 @@ def test_results_are_exact_although_a_process_is_killed(
         async with running({**spec, "trigger": {"once": True}}, settings, tmp_path / "state") as run:
             await until(lambda: run.status()["state"] == "finished", run)
             assert sum(read(run, flow) for flow in flows) == 300
+            await run.drain(Deadline(SystemClock(), 100))  # it publishes the last positions
         await check(RECORDS + 100)
         assert len(await rows(settings, even)) == before + 50
 

@@ -134,7 +134,7 @@ def test_files_and_functions_stay_within_their_budgets() -> None:
     assert sum(size <= 400 for size in sizes.values()) >= 0.9 * len(sizes)
     companions = ("devcluster", "testing", "client", "cli/demo")
     product = [size for path, size in sizes.items() if not path.relative_to(SRC).as_posix().startswith(companions)]
-    assert sum(product) <= 49_100  # while pipelines are built; 48_414 is their budget, which holds when they are done
+    assert sum(product) <= 49_000  # while pipelines are built; 48_414 is their budget, which holds when they are done
     assert spans[-1] <= 50
     assert spans[int(len(spans) * 0.9)] <= 30
 

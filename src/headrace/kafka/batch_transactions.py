@@ -186,15 +186,16 @@ class BatchTransactions:
             if topic.error:
                 raise confluent_kafka.KafkaException(topic.error)
             partition = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
-            found = consumer.committed([partition], _ANSWER_SECONDS)[0]
+            try:
+                found = consumer.committed([partition], _ANSWER_SECONDS)[0]
+            except confluent_kafka.KafkaException:
+                refused = consumer.poll(0)  # without a right on the group the call itself only times out
+                if refused and refused.error():
+                    raise confluent_kafka.KafkaException(refused.error()) from None
+                raise
             if found.error:
                 raise confluent_kafka.KafkaException(found.error)
             self._group = consumer.consumer_group_metadata()
-        except confluent_kafka.KafkaException:
-            refused = consumer.poll(0)  # without a right on the group the call itself only times out
-            if refused and refused.error():
-                raise confluent_kafka.KafkaException(refused.error()) from None
-            raise
         finally:
             consumer.close()
         self.digest = found.metadata or ""

@@ -64,7 +64,9 @@ RUNTIMES = {"js": "node", "java": "java"}
 """Languages of programs that other runtimes run."""
 CLUSTERS = {"docs/when-something-fails.md": "kafka_three", "docs/security-kafka.md": "kafka_secured"}
 """What a page's examples run on, where one broker is not enough."""
-STARTS_CLUSTERS = re.compile(r"make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH=")
+STARTS_CLUSTERS = re.compile(
+    r"spark-submit |make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH="
+)
 """Commands of the examples that make an environment or a cluster; other tests run them."""
 
 

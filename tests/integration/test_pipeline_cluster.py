@@ -72,6 +72,17 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
             process.wait()
 
 
+def write_steps(folder: Path) -> None:
+    """Make a folder with a view in Python, which imports another module of the folder."""
+    folder.mkdir()
+    (folder / "helpers.py").write_text("def doubled(number):\n    return number * 2\n")
+    (folder / "steps.py").write_text(
+        "from pyspark.sql.functions import udf\n\nfrom helpers import doubled\n\n\n"
+        "def twice(flights):\n"
+        "    return flights.withColumn('twice', udf(doubled, 'bigint')('id'))\n"
+    )
+
+
 @pytest.mark.parametrize("delivery", [{}, {"delivery": "exactly_once", "scope": "task"}], ids=["plain", "tasks"])
 def test_results_are_exact_although_a_worker_dies(
     kafka: Any, topic: Any, tmp_path: Path, standalone: Standalone, delivery: dict[str, str]
@@ -80,13 +91,7 @@ def test_results_are_exact_although_a_worker_dies(
     is killed in between; its state goes on in the executor that is left. Tasks that write repeat no row."""
     source, out = topic(4), topic()
     settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "pipeline"
-    folder.mkdir()
-    (folder / "helpers.py").write_text("def doubled(number):\n    return number * 2\n")
-    (folder / "steps.py").write_text(
-        "from pyspark.sql.functions import udf\n\nfrom helpers import doubled\n\n\n"
-        "def twice(flights):\n"
-        "    return flights.withColumn('twice', udf(doubled, 'bigint')('id'))\n"
-    )
+    write_steps(folder)
     spec = {
         "name": "spread",
         "folder": str(folder),

@@ -19,7 +19,7 @@ from headrace.jvm import ensure_artifacts, find_java
 from headrace.kafka import Admin
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.testing.secured import SecuredCluster
-from tests.integration.test_pipeline_cluster import free_port
+from tests.integration.test_pipeline_cluster import free_port, write_steps
 from tests.integration.test_pipelines import SCHEMA, gone, in_group, produce_flights, read, rows, running, until
 from tests.integration.test_pipelines_secured import grant, rights_of_the_page, set_password
 
@@ -77,27 +77,15 @@ def server(tmp_path: Path) -> Iterator[ConnectServer]:
         made.kill()
 
 
-@pytest.mark.parametrize("killed", ["server", "driver"])
-def test_results_are_exact_although_a_process_is_killed(
-    kafka: Any, topic: Any, tmp_path: Path, server: ConnectServer, killed: str
-) -> None:
-    """An aggregate over a Python function of the pipeline's folder counts each record once, a filter and a handler
-    lose none and repeat at most a micro-batch. The driver has no JVM; it waits for the server, and continues from the
-    checkpoints. A new driver takes the place of queries that the server still runs for a killed one. A stop ends the
-    queries after their micro-batches, so the next run continues exactly."""
-    source, totals, even, handled = topic(4), topic(), topic(), topic()
-    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "pipeline"
-    folder.mkdir()
-    (folder / "helpers.py").write_text("def doubled(number):\n    return number * 2\n")
-    (folder / "steps.py").write_text(
-        "from pyspark.sql.functions import udf\n\nfrom helpers import doubled\n\n\n"
-        "def twice(flights):\n"
-        "    return flights.withColumn('twice', udf(doubled, 'bigint')('id'))\n"
-    )
+def pipeline_of(
+    folder: Path, source: str, totals: str, even: str, handled: str, server: ConnectServer
+) -> dict[str, Any]:
+    """Return a pipeline with an aggregate over a function of its folder, a filter and a handler."""
+    write_steps(folder)
     (folder / "main.py").write_text(
         "def odd(context, event):\n    return {'id': event.body['id']} if event.body['id'] % 2 else None\n"
     )
-    spec = {
+    return {
         "name": "remote",
         "folder": str(folder),
         "trigger": {"interval_seconds": 0.1, "max_records": BATCH},
@@ -114,6 +102,19 @@ def test_results_are_exact_although_a_process_is_killed(
         },
         "driver": {"remote": f"sc://127.0.0.1:{server.port}", "settings": {"spark.sql.ansi.enabled": True}},
     }
+
+
+@pytest.mark.parametrize("killed", ["server", "driver"])
+def test_results_are_exact_although_a_process_is_killed(
+    kafka: Any, topic: Any, tmp_path: Path, server: ConnectServer, killed: str
+) -> None:
+    """An aggregate over a Python function of the pipeline's folder counts each record once, a filter and a handler
+    lose none and repeat at most a micro-batch. The driver has no JVM; it waits for the server, and continues from the
+    checkpoints. A new driver takes the place of queries that the server still runs for a killed one. A stop ends the
+    queries after their micro-batches, so the next run continues exactly."""
+    source, totals, even, handled = topic(4), topic(), topic(), topic()
+    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "pipeline"
+    spec = pipeline_of(folder, source, totals, even, handled, server)
     flows = ("totals", "even", "odd")
 
     async def check(expected: int) -> None:

@@ -133,6 +133,20 @@ class Bench:
         self.lives.append(FakeDriver())
         return self.lives[-1]
 
+    def publish_slowly(self) -> asyncio.Event:
+        """Let the driver read a batch whose positions Kafka takes only after the event that is returned."""
+        answered, self.run._publisher._publish = held(self.alter_group_offsets)
+        self.lives[0].tell(*READY, progress(0))
+        return answered
+
+    async def pause_and_resume(self) -> asyncio.Future[None]:
+        """Pause, and resume before the pause is done, which is returned."""
+        pausing = asyncio.ensure_future(self.run.hold("paused"))
+        await self.clock.settle()
+        self.run.resume()
+        await self.clock.settle()
+        return pausing
+
     @property
     def reason(self) -> str:
         return self.run.readiness().reason

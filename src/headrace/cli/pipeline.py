@@ -1,7 +1,10 @@
 """`headrace pipeline`: check, plan, show, test and run a pipeline file; see and control pipelines that run."""
 
 import asyncio
+import contextlib
+import functools
 import json
+import os
 import textwrap
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,7 +33,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.selection import milliseconds
 from headrace.errors import HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.kafka import Admin
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.lifecycle import Deadline, SystemClock, run_blocking
 from headrace.pipelines.checkpoints import discard
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.graph import paths_read, resolved_sql
@@ -224,11 +227,23 @@ async def _changes(file: Path, *, watch: bool) -> AsyncIterator[None]:
     """Yield now, and with `watch` whenever the file, or a .sql or .py file in or below its folder, has changed."""
     before: object = None
     while watch or before is None:
-        files = [file, *(path for path in file.parent.rglob("*") if path.suffix in (".sql", ".py"))]
-        if (now := {path: path.stat().st_mtime_ns for path in files if path.exists()}) != before:
+        began = time.monotonic()
+        if (now := await run_blocking(functools.partial(_written, file))) != before:
             before = now
             yield
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(max(_LOOK_SECONDS, time.monotonic() - began))
+
+
+def _written(file: Path) -> dict[Path, int]:
+    """Return when each file was written that a pipeline may be made from; hidden folders, as `.venv`, have none."""
+    paths, found = [file], dict[Path, int]()
+    for folder, below, names in os.walk(file.parent):
+        below[:] = [name for name in below if not name.startswith(".")]
+        paths += [Path(folder, name) for name in names if name.endswith((".sql", ".py"))]
+    for path in paths:
+        with contextlib.suppress(OSError):  # an editor has just replaced it
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
 @pipeline.command()

@@ -61,7 +61,7 @@ def check(folder: Path, flow: str, frozen: Frozen | None) -> None:
         CheckpointUnusable: It is damaged or gone, or belongs to another query.
     """
     file, checkpoint = _record_file(folder, flow), folder / "checkpoints" / flow
-    record = msgspec.json.decode(file.read_bytes(), type=FlowRecord) if file.exists() else None
+    record = _read(file, flow)
     there = any(not each.name.startswith(".") for each in checkpoint.glob("*"))  # drafts are hidden
     if there:
         newest, damage = _newest(checkpoint)
@@ -82,8 +82,8 @@ def check(folder: Path, flow: str, frozen: Frozen | None) -> None:
 def progressed(folder: Path, flow: str, batch: int) -> None:
     """Record that a micro-batch of a flow has ended."""
     file = _record_file(folder, flow)
-    record = msgspec.json.decode(file.read_bytes(), type=FlowRecord)
-    _write(file, FlowRecord(record.frozen, batch))
+    record = _read(file, flow)
+    _write(file, FlowRecord(record.frozen if record else None, batch))
 
 
 def discard(folder: Path, flow: str) -> None:
@@ -165,6 +165,16 @@ def _is_whole(file: Path, version: str) -> bool:
 
 def _record_file(folder: Path, flow: str) -> Path:
     return folder / "plans" / f"{flow}.json"
+
+
+def _read(file: Path, flow: str) -> FlowRecord | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=FlowRecord)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as cause:
+        text = f"{file} is damaged: {cause}. If the flow was not edited since it ran, delete this file. Otherwise"
+        raise CheckpointUnusable(f"{text} {RESTORE[0].lower()}{RESTORE[1:].format(flow=flow)}") from cause
 
 
 def _write(file: Path, record: FlowRecord) -> None:

@@ -52,7 +52,7 @@ class TaskDriver(Service):
                 yield driver
             finally:
                 await driver._end()
-                write_secrets(driver._folder, {})
+                write_secrets(Path(folder), {})
                 await driver.stop()
 
     async def ask(
@@ -85,18 +85,19 @@ class TaskDriver(Service):
             java_flags=(*_QUICK, *self._toolchain.flags),
             task=task,
         )
-        kept = self._driver is not None and self._session == (spec.driver, security)
-        if kept and self._driver:
-            self._driver.request(plan)
+        kept = self._driver if self._session == (spec.driver, security) else None
+        if kept:
+            driver = kept
+            driver.request(plan)
         else:
             await self._end()
-            self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
+            driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
-        answer = await self._answer(self._driver)
+        answer = await self._answer(driver)
         if isinstance(answer, wire.Answered):
             return answer.result
         if not (answer and answer.stack):  # the process has ended
-            code, output = await self._driver.exit_code(), self._driver.last_output()
+            code, output = await driver.exit_code(), driver.last_output()
             self._driver = None
             if kept:  # perhaps already between the task before and this one
                 return await self.ask(file, spec, kafka, task, registry)

@@ -62,6 +62,18 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
             check(tmp_path, "f", FROZEN)
 
 
+def test_a_record_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    """After a loss of power it may be empty. Without it, the whole checkpoint is taken up."""
+    check(tmp_path, "f", FROZEN)
+    spark_writes(tmp_path, 3)
+    progressed(tmp_path, "f", 2)
+    (record := tmp_path / "plans/f.json").write_bytes(b"")
+    with pytest.raises(CheckpointUnusable, match=r"plans/f.json is damaged.*delete this file.*restore .* rename "):
+        check(tmp_path, "f", FROZEN)
+    record.unlink()
+    check(tmp_path, "f", FROZEN)
+
+
 def test_a_crash_at_any_moment_is_no_damage(tmp_path: Path) -> None:
     """A batch that has not ended, a first start without one, and files that were being written are all taken."""
     check(tmp_path, "f", FROZEN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,9 +113,7 @@ def test_a_resume_while_the_driver_ends_starts_it_again(
         monkeypatch.setattr(FakeDriver, "stop", slow)
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
-        pausing = asyncio.ensure_future(bench.run.hold("paused"))
-        await bench.clock.settle()
-        bench.run.resume()
+        pausing = await bench.pause_and_resume()
         last.set()
         await pausing
         await bench.clock.settle()
@@ -132,14 +129,9 @@ def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None])
     """Offsets may take long to be published; the pipeline runs again meanwhile."""
 
     async def steps(bench: Bench) -> None:
-        answered, slow = held(bench.alter_group_offsets)
-        bench.run._publisher._publish = slow
-        bench.lives[0].tell(*READY, progress(0))
+        answered = bench.publish_slowly()
         await bench.clock.settle()
-        pausing = asyncio.ensure_future(bench.run.hold("paused"))
-        await bench.clock.settle()
-        bench.run.resume()
-        await bench.clock.settle()
+        pausing = await bench.pause_and_resume()
         bench.lives[1].tell(*READY)
         await bench.clock.settle()
         answered.set()

@@ -23,7 +23,7 @@ from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
-from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, held, progress
+from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
 
 
 def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
@@ -172,9 +172,7 @@ def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test
     """A slow answer of Kafka does not swallow what was read in the meantime."""
 
     async def steps(bench: Bench) -> None:
-        answered, slow = held(bench.alter_group_offsets)
-        bench.run._publisher._publish = slow
-        bench.lives[0].tell(*READY, progress(0))
+        answered = bench.publish_slowly()
         await bench.clock.advance(1)
         bench.lives[0].tell(progress(1))
         await bench.clock.settle()
@@ -189,9 +187,7 @@ def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[
     """The two go to Kafka side by side, and neither takes the other's positions away."""
 
     async def steps(bench: Bench) -> None:
-        answered, slow = held(bench.alter_group_offsets)
-        bench.run._publisher._publish = slow
-        bench.lives[0].tell(*READY, progress(0))
+        answered = bench.publish_slowly()
         await bench.clock.advance(1)
         drained = asyncio.ensure_future(bench.run.drain(Deadline(bench.clock, 10)))
         await bench.clock.settle()

@@ -195,9 +195,9 @@ up."""
             runs, bare = self.runs[work], self.runs[f"bare {work}"]
             parts = [f"{self.rate(runs):,.0f} | {self.rate(bare):,.0f}"]
             few = self.runs[f"{work}, few"], self.runs[f"bare {work}, few"]
-            for what, (ours, theirs) in {"work": (runs, bare), "whole": (runs, bare), "first": few}.items():
-                ratio = self.middle(ours, what) / self.middle(theirs, what)
-                parts.append(f"{self.middle(ours, what):.1f} s, **{ratio:.2f}**")
+            for what, (found, other) in {"work": (runs, bare), "whole": (runs, bare), "first": few}.items():
+                ratio = self.middle(found, what) / self.middle(other, what)
+                parts.append(f"{self.middle(found, what):.1f} s, **{ratio:.2f}**")
             rows.append(f"{title} | {' | '.join(parts)}")
         head = "job | records per s | bare per s | work, <= 1.05 of bare | whole | first row, <= 7 s and 1.2 of bare"
         jobs = table(head, rows)

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
 from tests.integration.test_pipeline_kinds import records_of
-from tests.integration.test_pipelines import produce, running, until
+from tests.integration.test_pipelines import produce, read, running, until
 
 pytestmark = pytest.mark.heavy
 
@@ -131,6 +131,39 @@ async def test_a_record_that_kafka_never_takes_is_written_no_second_time(
             assert run.status()["state"] == "failed", run.status()
             print(run.readiness().reason)
     assert max(Counter(row["id"] for row in await committed(servers, out)).values(), default=0) <= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)", "bytearray(1 << 44)"])
+async def test_python_that_always_fails_ends_its_flow(kafka: Any, topic: Any, tmp_path: Path, how: str) -> None:
+    """The rows of the micro-batch come again a bounded number of times. The flow continues when the code is correct."""
+    source, out, settings = topic(1), topic(), KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    code = "import os\n\nfrom pyspark.sql.functions import udf\n\n\ndef checked(number):\n{}    return number\n\n\n"
+    code += "def view(a):\n    return a.select(udf(checked, 'int')('id').alias('id'))\n"
+    (tmp_path / "steps.py").write_text(code.format(f"    if number == 99:\n        {how}\n"))
+    spec = {
+        "name": "hostile",
+        "folder": str(tmp_path),
+        "trigger": {"max_records": 100},
+        "sources": {"a": {"topic": source, "schema": "id INT"}},
+        "views": {"b": {"python": "steps:view", "reads": ["a"]}},
+        "flows": {"f": {"sql": "SELECT id FROM b", "sink": {"topic": out}}},
+    }
+    produce(kafka.bootstrap_servers, source, [b'{"id": %d}' % number for number in range(150)])
+    async with running(spec, settings, tmp_path) as run:
+        await until(lambda: run.status()["state"] == "failed" or run.status()["restarts"] > 9, run)
+        reason = run.readiness().reason
+        print(reason)
+        assert (run.status()["state"], run.status()["restarts"]) == ("failed", 4), run.status()
+        assert "flows.f: PYTHON_FAILED: " in reason
+        assert "It failed 5 times in the same micro-batch. Correct the code" in reason
+        (tmp_path / "steps.py").write_text(code.format(""))
+        run.resume()
+        await until(lambda: run.readiness().ready and read(run, "f") == 150, run)
+        await run.drain(Deadline(SystemClock(), 60))
+    found = Counter(row["id"] for row in await committed(kafka.bootstrap_servers, out))
+    assert set(found) == set(range(150))
+    assert max(found.values()) <= 6
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.control.reconciler import Reconciler
-from headrace.control.selection import of_this_version
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
@@ -426,6 +425,6 @@ def spec_of(job: Job, kind: type[msgspec.Struct]) -> Any:
         InvalidRequest: It is none, as after a change of version.
     """
     try:
-        return msgspec.convert(of_this_version(job.spec), kind, str_keys=True)
+        return msgspec.convert(job.spec, kind, str_keys=True)
     except (ValueError, OverflowError) as cause:
         raise InvalidRequest(f"job {job.id} was written by another version: {cause}") from cause

@@ -1,9 +1,9 @@
 """Which records of a topic an operator selects: a window of offsets or time, and what the records must be like."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -196,44 +196,6 @@ def iso_ms(milliseconds: int) -> str:
 def to_bytes(text: str) -> bytes:
     """Return a text as UTF-8, and bytes of a command line that are not UTF-8 as they are."""
     return text.encode(errors="surrogateescape")
-
-
-class _Earlier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A selection as earlier versions stored it in jobs."""
-
-    partition: int | None = None
-    first: int | None = None
-    last: int | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-    topics: list[str] = []
-    groups: list[str] = []
-    errors: list[str] = []
-    keys: list[bytes] = []
-    headers: list[tuple[str, bytes]] = []
-    redrives_below: int | None = None
-
-
-def of_this_version(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the spec of a job that any version stored, as this one stores it.
-
-    Raises:
-        ValueError, OverflowError: It has a selection that no version wrote.
-    """
-    rest = {name: value for name, value in spec.items() if name != "selection"}
-    if "select" in spec or "selection" not in spec:
-        return rest
-    found = msgspec.convert(spec["selection"], _Earlier)
-    same = {name: getattr(found, name) for name in ("partition", "first", "last", "topics", "groups", "errors")}
-    selection = Selection(
-        **same,
-        since=None if found.since_ms is None else moment(found.since_ms),
-        until=None if found.until_ms is None else moment(found.until_ms),
-        keys=[key.decode(errors="surrogateescape") for key in found.keys],
-        headers={name: value.decode(errors="surrogateescape") for name, value in found.headers},
-    )
-    limit = {} if found.redrives_below is None else {"redrivesBelow": found.redrives_below}
-    return {**rest, **limit, "select": msgspec.to_builtins(selection)}
 
 
 def _check(span: Span, now_seconds: float) -> None:

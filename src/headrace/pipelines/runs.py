@@ -39,6 +39,8 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
 _RENEW_SECONDS = 60.0
 _PAUSE_SECONDS = 60.0
+_PYTHON_ATTEMPTS = 5
+_PYTHON_ADVICE = "Correct the code, filter such records out, or give Python more memory; then resume the pipeline"
 _LOOK_SECONDS = 1.0
 _PAUSED = "paused"
 """Name of the file in the pipeline's folder that keeps it paused over restarts of Headrace."""
@@ -86,6 +88,8 @@ class PipelineRun(Service):
         self._resumed = asyncio.Event()
         self._moved: dict[str, float] = {}
         """When each running flow was last seen to make progress."""
+        self._python_failures: dict[str, int] = {}
+        """How often Python code of each flow has failed since its last micro-batch."""
         self._partitions: dict[str, int] = {}
         """Topic to its partitions at the last start."""
         self._stall = ""
@@ -307,10 +311,11 @@ class PipelineRun(Service):
                     write_secrets(self._folder, security.secrets, shared=self._spec.driver.on_cluster)
                 self._note_progress(event)
                 if isinstance(event, wire.FlowProgress):
+                    self._python_failures.pop(f"flows.{event.flow}", None)
                     self._check_growth(event, driver)
                     self._publisher.add(self._spec.group(event.flow), event.positions)
                 if isinstance(event, wire.Failed):
-                    failure = event
+                    failure = self._bounded(event)
             code = await driver.exit_code()
         finally:
             if self._driver:
@@ -325,6 +330,20 @@ class PipelineRun(Service):
         if self._stall and not failure:
             raise DriverLost(f"The Spark driver was replaced: {self._stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
+
+    def _bounded(self, failure: wire.Failed) -> wire.Failed:
+        """Return the failure; one of Python code is lasting when it has come too often in the same micro-batch.
+
+        Each further attempt could write the rows of the micro-batch again.
+        """
+        if failure.error != wire.PYTHON_FAILED:
+            return failure
+        failures = self._python_failures[failure.part] = self._python_failures.get(failure.part, 0) + 1
+        if failures < _PYTHON_ATTEMPTS:
+            return failure
+        del self._python_failures[failure.part]
+        text = f"{failure.text}\nIt failed {failures} times in the same micro-batch. {_PYTHON_ADVICE}"
+        return msgspec.structs.replace(failure, text=text, retriable=False)
 
     def _check_growth(self, event: wire.FlowProgress, driver: DriverProcess) -> None:
         """End a driver in real-time mode whose topics have more partitions than at its start: it may not read them."""

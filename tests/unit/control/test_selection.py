@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.jobs import Job, spec_of
 from headrace.control.redrive_spec import RedriveSpec
-from headrace.control.selection import Matcher, Selection, moment, of_this_version, parse_time
+from headrace.control.selection import Matcher, Selection, moment, parse_time
 from headrace.delivery.dead_letter import Origin
 from headrace.errors import InvalidRequest
 from headrace.records import Record, TopicPartition
@@ -83,21 +82,8 @@ def test_a_time_is_a_date_or_an_age(text: str, milliseconds: int) -> None:
             parse_time(wrong, now)
 
 
-def test_the_selection_of_a_job_of_an_earlier_version_is_read() -> None:
-    """Its times were milliseconds, its keys base64 and its headers pairs."""
-    stored = {"first": 1, "partition": 0, "since_ms": 5, "keys": ["YQ=="], "headers": [["h", "MQ=="]]}
-    found = of_this_version({"topic": "t.dlq", "selection": {**stored, "redrives_below": 3}})
-    select = msgspec.convert(found["select"], Selection)
-    assert (select.partition, select.first, select.since, select.keys) == (0, 1, moment(5), ["a"])
-    assert (select.headers, found["topic"], found["redrivesBelow"]) == ({"h": "1"}, "t.dlq", 3)
-
-
-def test_the_selection_of_a_job_that_cannot_be_read_ends_no_process() -> None:
-    """A key of any bytes is a key; a time outside the calendar is an error that the job shows."""
-    found = of_this_version({"topic": "t.dlq", "selection": {"keys": ["/w=="], "headers": [["h", "/w=="]]}})
-    spec: RedriveSpec = msgspec.convert({**found, "topic": "t.dlq"}, RedriveSpec)
-    record = _record(0, b"\xff", [("h", b"\xff")])
-    assert Matcher(spec.select).matches(record, None)
-    job = Job("drop-1", "drop", {"topic": "t.dlq", "selection": {"since_ms": 10**18}}, "ann", "")
+def test_a_job_that_another_version_stored_selects_nothing() -> None:
+    """Its unknown fields are an error that the job shows, and never a wider selection."""
+    job = Job("drop-1", "drop", {"topic": "t.dlq", "selection": {"first": 1, "partition": 0}}, "ann", "")
     with pytest.raises(InvalidRequest, match="another version"):
         spec_of(job, RedriveSpec)

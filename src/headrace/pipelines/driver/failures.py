@@ -33,6 +33,7 @@ _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, o
 _LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
 _DETAILS = re.compile(r'details = "(.*)"')
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
+_PYTHON = re.compile(r"api\.python\.PythonException|Python worker exited unexpectedly")
 _LASTING = (
     (
         re.compile(r"(?:KAFKA_DATA_LOSS|Some data may have been lost)[\s\S]*?Reason:\s*(?P<text>.*)"),
@@ -117,4 +118,5 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
             return wire.Failed(own_name or found[1], f"{text}\n{advice.format(flow=flow)}", retriable=False, part=part)
     if refused := _refused(traces):
         return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
+    name = wire.PYTHON_FAILED if _PYTHON.search("\n".join([whole, *traces])) else name
     return wire.Failed(name, text, retriable=True, part=part)

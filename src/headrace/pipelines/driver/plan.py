@@ -201,6 +201,8 @@ KAFKA, REGISTRY = "headrace.kafka", "headrace.schema_registry"
 """Names of settings in the secrets file: how Python workers reach Kafka and the schema registry."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
+PYTHON_FAILED = "PYTHON_FAILED"
+"""Name of an error that Python code of the pipeline raised, or by which it ended its process."""
 REFUSED = re.compile(
     r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
 )

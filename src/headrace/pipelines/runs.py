@@ -300,7 +300,10 @@ class PipelineRun(Service):
         self._renewing = False
         failure: wire.Failed | None = None
         try:
-            driver = self._driver = await self._start_driver(plan, toolchain, security)
+            try:
+                driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
+            except OSError as cause:  # a full disk, too many processes: both pass
+                raise DriverLost(f"The Spark driver cannot be started: {cause.strerror or cause}.") from cause
             if self._held or self._stopping:
                 driver.kill()
             async for event in driver.events():
@@ -361,15 +364,6 @@ class PipelineRun(Service):
                 pass  # there are records, and none was read
             case wire.FlowRunning(flow=name) | wire.FlowProgress(flow=name) | wire.FlowWorking(flow=name):
                 self._moved[name] = self._clock.monotonic()
-
-    async def _start_driver(
-        self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
-    ) -> DriverProcess:
-        try:
-            return await DriverProcess.start(self, plan, toolchain, security)
-        except OSError as cause:  # a full disk, too many processes: both pass
-            text = f"The Spark driver of pipeline {self._spec.name} cannot be started: {cause.strerror or cause}."
-            raise DriverLost(text, pipeline=self._spec.name) from cause
 
 
 def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:

@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.plan import KAFKA_REFUSES, DriverPlan, FlowProgress
+from headrace.pipelines.driver.plan import KAFKA_REFUSES, PYTHON_FAILED, DriverPlan, FlowProgress
 from headrace.pipelines.driver.progress import ProgressReader, to_event
 from headrace.pipelines.driver.session import JvmEnded, send_code, settings
 from headrace.pipelines.driver.sources import kafka_options
@@ -146,6 +146,19 @@ def test_a_source_waits_briefly_only_when_latency_counts() -> None:
 def test_only_errors_of_the_pipeline_itself_are_lasting(cause: Exception, retriable: bool) -> None:
     """SQL and schema stay wrong; everything else may go away."""
     assert failure_event(cause, "flows.f").retriable is retriable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Job aborted: org.apache.spark.api.python.PythonException: Traceback\nValueError: x",
+        "Lost task 0.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+    ],
+)
+def test_failures_of_python_code_have_a_name(text: str) -> None:
+    """A service that a function asks may be down, and a worker may be killed: both can pass."""
+    event = failure_event(RuntimeError(text), "flows.f")
+    assert (event.error, event.retriable) == (PYTHON_FAILED, True)
 
 
 def test_values_of_records_stay_out_of_failures() -> None:

@@ -86,6 +86,27 @@ def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Tes
     drive(steps)
 
 
+def test_python_that_fails_in_the_same_micro_batch_ends_the_run(drive: Callable[[Test], None]) -> None:
+    """Each attempt may write rows again, so there are five. A micro-batch that ends begins the count anew."""
+
+    async def steps(bench: Bench) -> None:
+        failed = wire.Failed(wire.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
+        for attempt in range(8):
+            bench.lives[-1].tell(*READY, *([progress(attempt)] if attempt == 3 else []), failed)
+            bench.lives[-1].end(1)
+            await bench.clock.advance(31)
+            assert bench.run.status()["state"] == ("failed" if attempt == 7 else "starting")
+        assert "It failed 5 times in the same micro-batch. Correct the code" in bench.reason
+        bench.run.resume()
+        await bench.clock.settle()
+        bench.lives[-1].tell(*READY, failed)
+        bench.lives[-1].end(1)
+        await bench.clock.settle()
+        assert bench.run.status()["state"] == "waiting"
+
+    drive(steps)
+
+
 def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> None:
     """What Spark said of a flow stands in readiness and in the flow's last error, also after the restart."""
 

@@ -87,8 +87,7 @@ class TaskDriver(Service):
         )
         kept = self._driver if self._session == (spec.driver, security) else None
         if kept:
-            driver = kept
-            driver.request(plan)
+            (driver := kept).request(plan)
         else:
             await self._end()
             driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.sidecar.reactive.connection import Answer, Broken, Connection
+from headrace.sidecar.reactive.connection import Broken, Connection, HttpAnswer
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"
@@ -50,10 +50,10 @@ class Wire(asyncio.Transport):
         return self.waiting
 
 
-def read(pieces: list[bytes]) -> tuple[Answer | str, bool]:
+def read(pieces: list[bytes]) -> tuple[HttpAnswer | str, bool]:
     """Feed a connection, then end it; return the answer or refusal, and whether it would have been kept."""
 
-    async def main() -> tuple[Answer | str, bool]:
+    async def main() -> tuple[HttpAnswer | str, bool]:
         connection, wire = Connection(100), Wire()
         connection.connection_made(wire)
         waiter = connection.ask((b"request", b"body"), asyncio.get_running_loop().time() + 600)
@@ -73,7 +73,7 @@ def read(pieces: list[bytes]) -> tuple[Answer | str, bool]:
     return asyncio.run(main())
 
 
-def same(one: tuple[Answer | str, bool], other: tuple[Answer | str, bool]) -> bool:
+def same(one: tuple[HttpAnswer | str, bool], other: tuple[HttpAnswer | str, bool]) -> bool:
     """Refusals may be worded by what had come first; an answer is the same to the last byte."""
     if isinstance(one[0], str):
         return isinstance(other[0], str) and not other[1]
@@ -97,7 +97,7 @@ def test_an_answer_that_is_cut_anywhere_is_the_same(answer: bytes, cuts: list[in
 def test_no_bytes_break_it(noise: bytes, answer: bytes, at: int) -> None:
     """Noise before, in or behind an answer: an answer, or a refusal in words; never anything else."""
     got, kept = read([answer[:at] + noise + answer[at:]])
-    assert isinstance(got, Answer) or (got and not kept)
+    assert isinstance(got, HttpAnswer) or (got and not kept)
 
 
 def test_what_follows_an_answer_ends_its_connection() -> None:
@@ -105,15 +105,15 @@ def test_what_follows_an_answer_ends_its_connection() -> None:
     first = HEAD + b"A: 1\r\nContent-Length: 3\r\n\r\none"
     second = b"HTTP/1.1 500 Evil\r\nA: 2\r\nContent-Length: 3\r\n\r\ntwo"
     got, kept = read([first + second])
-    assert got == Answer(200, {"a": "1", "content-length": "3"}, b"one")
+    assert got == HttpAnswer(200, {"a": "1", "content-length": "3"}, b"one")
     assert not kept
     assert read([first]) == (got, True)
 
 
 def test_headers_are_those_of_the_answer_alone() -> None:
     """Not those of interim answers or behind the body; repeated ones are joined."""
-    assert read([ANSWERS[1]])[0] == Answer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
-    assert read([ANSWERS[2]])[0] == Answer(404, {"content-length": "0"}, b"")
+    assert read([ANSWERS[1]])[0] == HttpAnswer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
+    assert read([ANSWERS[2]])[0] == HttpAnswer(404, {"content-length": "0"}, b"")
 
 
 @pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
@@ -154,7 +154,7 @@ async def test_a_kept_connection_holds_no_answer() -> None:
     body = b"y" * 1_000_000
     connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
     assert (await waiter).body == body
-    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | Answer)]
+    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | HttpAnswer)]
     assert not any(held)
     connection.connection_lost(None)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline, Readiness, Service
-from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.connection import HttpAnswer
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.testing import ManualClock
 
@@ -21,13 +21,13 @@ class FakeBackend:
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.asked = list(statuses), 0
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         assert path == "/ready?x=1"
         self.asked += 1
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
             raise DestinationUnavailable("waiting for the backend: no process listens there")
-        return Answer(status, {}, b"")
+        return HttpAnswer(status, {}, b"")
 
 
 class Consumer(Service):

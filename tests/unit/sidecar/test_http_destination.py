@@ -15,7 +15,7 @@ from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.codecs import Codecs
 from headrace.records import Record, TopicPartition
-from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.connection import HttpAnswer
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.testing import ManualClock
@@ -31,11 +31,11 @@ class FakeClient:
     url = "http://localhost/"
 
     def __init__(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.answer = Answer(status, headers, body)
+        self.answer = HttpAnswer(status, headers, body)
         self.posts: list[tuple[bytes, dict[str, str]]] = []
         self.closed = False
 
-    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> Answer:
+    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> HttpAnswer:
         self.posts.append((body, dict(headers)))
         return self.answer
 

@@ -113,7 +113,7 @@ _flight = msgspec.json.Decoder(_Flight).decode
 _delay = msgspec.json.Decoder(_Delay).decode
 
 
-class Counts(NamedTuple):
+class FlightCounts(NamedTuple):
     """Counts at one moment."""
 
     enriched: int
@@ -151,9 +151,9 @@ class Ledger:
         self._dead_letters = dead_letters
         self._retry_topic = retry_topic
 
-    async def quick(self) -> Counts:
+    async def quick(self) -> FlightCounts:
         """Count by offsets: cheap, and an upper bound where a record was written twice."""
-        return Counts(
+        return FlightCounts(
             enriched=await self._end("flights.enriched"),
             aggregated=0,
             long_delays=await self._end("flights.long_delays"),
@@ -163,7 +163,7 @@ class Ledger:
             lag=await self._lag(),
         )
 
-    async def exact(self) -> Counts:
+    async def exact(self) -> FlightCounts:
         """Count enriched flights, different long delays, and the newest row of each key, by reading the topics."""
         # Rows of one key are in one partition, so the one read last is the newest.
         newest = {record.key: _delay(record.value or b"").flights async for record in self._read("flights.delays")}

@@ -14,7 +14,7 @@ import yaml
 
 from headrace.cli.api import Api
 from headrace.cli.connection import quiet_client
-from headrace.cli.demo.flights import REFUSED_CARRIER, Counts, Expected, Ledger, expected, requests
+from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
@@ -148,8 +148,8 @@ class Story:
         return acknowledged
 
     async def _until(
-        self, headrace: HeadraceProcess, ledger: Ledger, planned: Expected, done: Callable[[Counts], bool]
-    ) -> Counts:
+        self, headrace: HeadraceProcess, ledger: Ledger, planned: Expected, done: Callable[[FlightCounts], bool]
+    ) -> FlightCounts:
         """Count until the condition holds or the time is up; the table then shows what is missing."""
         end = time.monotonic() + _SETTLE_SECONDS
         with progress("enriched and delivered") as show:
@@ -162,7 +162,7 @@ class Story:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)
 
-    def _table(self, planned: Expected, posted: int, at_rest: Counts, final: Counts) -> bool:
+    def _table(self, planned: Expected, posted: int, at_rest: FlightCounts, final: FlightCounts) -> bool:
         rows = [
             ("flights in the file = posted and acknowledged", planned.flights, posted),
             ("= enriched by the function, each exactly once", planned.flights, final.enriched),

@@ -18,7 +18,7 @@ from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connect
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
-from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Answer, Broken, Connection
+from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Broken, Connection, HttpAnswer
 from headrace.sidecar.reactive.token import Token, token_headers
 
 _IDLE_SECONDS: Final = 30.0
@@ -70,7 +70,7 @@ class Client:
         self._open: set[Connection] = set()
         self._closed = False
 
-    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, Answer]:
+    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, HttpAnswer]:
         """Return the answer to a request; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
@@ -83,7 +83,7 @@ class Client:
         """
         return self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
 
-    def get(self, path: str) -> Coroutine[Any, Any, Answer]:
+    def get(self, path: str) -> Coroutine[Any, Any, HttpAnswer]:
         """Return the answer to `GET path` of the same server, with or without a query.
 
         Raises:
@@ -102,7 +102,7 @@ class Client:
         if self._token:
             self._token.close()
 
-    async def _send(self, head: str, body: bytes) -> Answer:
+    async def _send(self, head: str, body: bytes) -> HttpAnswer:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             if self._token is None:
@@ -112,7 +112,7 @@ class Client:
             text = f"waiting for the {self._what} {self.url}: {cause}"
             raise DestinationUnavailable(text, url=self.url) from cause
 
-    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> Answer:
+    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> HttpAnswer:
         for again in (False, True):
             try:
                 async with asyncio.timeout_at(end):
@@ -125,7 +125,7 @@ class Client:
             token.forget(value)
         return answer
 
-    async def _ask(self, request: Sequence[bytes], end: float) -> Answer:
+    async def _ask(self, request: Sequence[bytes], end: float) -> HttpAnswer:
         if kept := self._kept():
             try:
                 return await self._exchange(kept, request, end)
@@ -134,7 +134,7 @@ class Client:
                     raise
         return await self._exchange(await self._connect(end), request, end)
 
-    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> Answer:
+    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> HttpAnswer:
         try:
             return await connection.ask(request, end)
         finally:

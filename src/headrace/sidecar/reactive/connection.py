@@ -14,7 +14,7 @@ MAX_INTERIMS: Final = 10
 _BODILESS: Final = (204, 304)
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A complete answer."""
 
     status: int
@@ -46,18 +46,18 @@ class Connection(asyncio.Protocol):
         self._max_body_bytes = max_body_bytes
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until_close = False
         self._transport: asyncio.Transport
 
-    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[Answer]:
+    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[HttpAnswer]:
         """Send a request; the future ends with its answer, or with `Broken` at `end` of the loop's clock at last."""
         self.reusable = self._keep = self._until_close = False
         self._status = self._interims = self._head_bytes = self._bare_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
-        self._answer: Answer | None = None
+        self._answer: HttpAnswer | None = None
         self._end = end
         self._waiter = waiter = self._loop.create_future()
         # A timer of an earlier request looks again when it is due: one per request costs more than all the rest.
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         self.reusable = False
         if self._until_close:
-            self._finish(Answer(self._status, self._headers, bytes(self._body)), keep=False)
+            self._finish(HttpAnswer(self._status, self._headers, bytes(self._body)), keep=False)
 
     def connection_lost(self, cause: Exception | None) -> None:
         self.reusable = False
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status:
-            self._answer = Answer(self._status, self._headers, bytes(self._body))
+            self._answer = HttpAnswer(self._status, self._headers, bytes(self._body))
         else:
             self._headers.clear()
 
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             f"its answer is larger than max_answer_bytes, {self._max_body_bytes}: shorten it or raise the limit"
         )
 
-    def _finish(self, answer: Answer, keep: bool) -> None:
+    def _finish(self, answer: HttpAnswer, keep: bool) -> None:
         if not self._waiter or self._waiter.done():
             return
         early = self._transport.get_write_buffer_size()

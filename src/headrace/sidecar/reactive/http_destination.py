@@ -14,7 +14,7 @@ from headrace.lifecycle import Clock, Service
 from headrace.records import RecordBatch
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
-from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.connection import HttpAnswer
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, replay_header, single
@@ -70,7 +70,7 @@ class HttpDestination(Service):
             replies.update(zip(sound.offsets, self._replies(answer, sound), strict=True))
         return [replies[offset] for offset in records.offsets]
 
-    def _replies(self, answer: Answer, sent: RecordBatch) -> list[Reply]:
+    def _replies(self, answer: HttpAnswer, sent: RecordBatch) -> list[Reply]:
         """Say what an answer means; raises if it speaks of the backend as a whole, or is not as agreed."""
         status = answer.status
         if status < 300:

@@ -15,7 +15,7 @@ import msgspec
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Clock
-from headrace.sidecar.reactive.connection import Answer
+from headrace.sidecar.reactive.connection import HttpAnswer
 
 _MARGIN_SECONDS: Final = 30.0
 _UNSAID_SECONDS: Final = 300.0
@@ -47,7 +47,7 @@ class Token:
     """The token in use; requested when needed, by one task at a time, and kept until shortly before its end."""
 
     def __init__(
-        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[Answer]], close: Callable[[], None], clock: Clock
+        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[HttpAnswer]], close: Callable[[], None], clock: Clock
     ) -> None:
         """Prepare; `ask` posts a form to the token server, `close` ends the connections to it."""
         self.close = close
@@ -92,7 +92,7 @@ class Token:
         self._value = granted.access_token
         self._until = self._clock.monotonic() + lasts - min(_MARGIN_SECONDS, lasts / 10)
 
-    def _read(self, answer: Answer) -> _Granted:
+    def _read(self, answer: HttpAnswer) -> _Granted:
         try:
             granted = _decode(answer.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -92,9 +92,11 @@ class InstanceOwners(Reconciler):
         Raises:
             KafkaError: The control table is not read.
         """
-        if (group, name) not in self._entries:
-            await self.table.catch_up()  # it may have been created just before
-        return self._first(group, name)
+        found = self._first(group, name)
+        if found is None or found.gone_at is not None:  # it may have been created just before
+            await self.table.catch_up()
+            found = self._first(group, name)
+        return found
 
     async def claim(self, group: str, name: str, principal: str, close: Callable[[], None]) -> None:
         """Write that this process has an instance. `close` is called if other processes have marked it as gone.

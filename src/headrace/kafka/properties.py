@@ -56,7 +56,7 @@ _AUTHORITY_FILES = (
     "/etc/ssl/cert.pem",
 )
 """Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
-_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|FATAL.* authorization failed")
+_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* broker down|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0

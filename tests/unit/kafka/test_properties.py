@@ -47,6 +47,8 @@ def test_the_client_does_not_repeat_itself() -> None:
     assert passes("GETPID 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 31)
     assert not passes("FAIL 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 100)
     assert not passes("REQTMOUT 127.0.0.1:1/2: Timed out 1 in-flight requests", 100)
+    metadata = "METADATA [c#consumer-13] [thrd:main]: sasl_ssl://b:1/1: Metadata request failed: broker down: Local: x"
+    assert not passes(metadata, 100)
 
 
 def test_token_servers_are_checked_with_the_authorities_of_the_system(

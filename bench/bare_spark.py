@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -55,19 +56,24 @@ def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([batch.column(0), pa.array(values, pa.binary())], ["key", "value"])
 
 
-def event_of(key: bytes, value: bytes, topic: str, partition: int, offset: int, at: datetime) -> Event:
-    return Event(value, key, [], offset, int(at.timestamp() * 1000), EventSource(topic, partition, 0, TRIGGER))
+def event_of(
+    key: bytes, value: bytes, topic: str, partition: int, offset: int, at: datetime, headers: list[dict[str, Any]]
+) -> Event:
+    pairs = [(header["key"], header["value"]) for header in headers or ()]
+    return Event(value, key, pairs, offset, int(at.timestamp() * 1000), EventSource(topic, partition, 0, TRIGGER))
 
 
 def handler(records: DataFrame) -> DataFrame:
-    return records.select("key", "value", "topic", "partition", "offset", "timestamp").mapInArrow(call, RECORD)
+    columns = "key", "value", "topic", "partition", "offset", "timestamp", "headers"
+    return records.select(*columns).mapInArrow(call, RECORD)
 
 
 def main(what: str, servers: str, source: str, target: str, most: str) -> None:
     spark = session()
     kafka = {"kafka.bootstrap.servers": servers}
     reader = spark.readStream.format("kafka").options(**kafka, subscribe=source, maxOffsetsPerTrigger=most)
-    records = reader.option("startingOffsets", "earliest").load()
+    headers = "true" if what == "handler" else "false"  # the event of a handler has them
+    records = reader.option("startingOffsets", "earliest").option("includeHeaders", headers).load()
     rows = (handler if what == "handler" else sql)(records)
     writer = rows.writeStream.format("kafka").options(**kafka, topic=target, checkpointLocation=tempfile.mkdtemp())
     query = writer.trigger(availableNow=True).start()

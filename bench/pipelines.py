@@ -37,8 +37,8 @@ Medians of {ROUNDS} rounds in turns with the same job in bare PySpark, whose scr
 heap and micro-batches. Values are JSON objects of 100 bytes in 8 partitions. "Work" is the time in micro-batches, as
 Spark reports it; "whole" is from the start of the process to its end; "first row" is from there to the first record
 of the result, with {FEW_RECORDS:,} records in the topic. "Watch" is from a saved file to the rows that
-`pipeline show --watch` prints. Delays are those of {TICK_RECORDS - WARM_RECORDS} records, after {WARM_RECORDS} to warm
-up."""
+`pipeline show --watch` prints. Delays are those of {TICK_RECORDS - WARM_RECORDS} records, after
+{WARM_RECORDS} others."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

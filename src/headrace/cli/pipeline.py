@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import textwrap
@@ -228,7 +227,7 @@ async def _changes(file: Path, *, watch: bool) -> AsyncIterator[None]:
     before: object = None
     while watch or before is None:
         began = time.monotonic()
-        if (now := await run_blocking(functools.partial(_written, file))) != before:
+        if (now := await run_blocking(_written, file)) != before:
             before = now
             yield
         await asyncio.sleep(max(_LOOK_SECONDS, time.monotonic() - began))

@@ -134,8 +134,8 @@ class PipelineRun(Service):
     def report(self) -> PipelineStatus:
         """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
         status, pid = self._status, self._driver.pid if self._driver else None
-        reason = status.reason or self._stall
-        return PipelineStatus(self._spec.name, status.state, reason, status.restarts, pid, status.flows)
+        state, reason = status.state, status.reason or self._stall
+        return PipelineStatus(self._spec.name, state, reason, status.restarts, pid, status.flows)
 
     def status(self) -> dict[str, Any]:
         """Return the report as mappings."""
@@ -369,10 +369,8 @@ class PipelineRun(Service):
 def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:
     if failure is None:
         text = f"The Spark driver of pipeline {pipeline} ended with exit code {code}."
-        return DriverLost(
-            f"{text} Its last output: {last_output}" if last_output else text, pipeline=pipeline, exit_code=code
-        )
+        text += f" Its last output: {last_output}" if last_output else ""
+        return DriverLost(text, pipeline=pipeline, exit_code=code)
     where = f"pipeline {pipeline}, {failure.part}" if failure.part else f"pipeline {pipeline}"
-    text = f"{where}: {failure.error}: {failure.text}"
     kind = DriverLost if failure.retriable else PipelineInvalid
-    return kind(text, pipeline=pipeline, part=failure.part)
+    return kind(f"{where}: {failure.error}: {failure.text}", pipeline=pipeline, part=failure.part)

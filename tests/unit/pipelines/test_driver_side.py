@@ -161,6 +161,18 @@ def test_failures_of_python_code_have_a_name(text: str) -> None:
     assert (event.error, event.retriable) == (PYTHON_FAILED, True)
 
 
+def test_the_end_of_a_traceback_is_shown_without_values() -> None:
+    """It names the line that failed; what the error says may hold a value of a record."""
+    frames = "".join(f'  File "s.py", line {number}, in f\n    f{number}(a)\n' for number in range(9))
+    head = "[X] thrown: Traceback (most recent call last):\n"
+    text = f"{head}{frames}    ^^^\nmy.Refused: 4711\n\n\tat a.PythonException:\n"
+    event = failure_event(RuntimeError(text + "org.apache.spark.api.python.PythonException"), "flows.f")
+    shown = (
+        '[X] thrown: Traceback (most recent call last):\n  File "s.py", line 8, in f\n    f8(a)\n    ^^^\nmy.Refused'
+    )
+    assert event.text == shown
+
+
 def test_values_of_records_stay_out_of_failures() -> None:
     """Spark puts them in single quotes; the first lines are kept without them."""
     event = failure_event(RuntimeError("the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5"), "")

@@ -34,6 +34,7 @@ _LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
 _DETAILS = re.compile(r'details = "(.*)"')
 _OF_QUERY = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _PYTHON = re.compile(r"api\.python\.PythonException|Python worker exited unexpectedly")
+_TRACEBACK = re.compile(r"Traceback .*\n(?:[ \t].*\n)*?((?:[ \t].*\n){1,3})([\w.]+)")
 _LASTING = (
     (
         re.compile(r"(?:KAFKA_DATA_LOSS|Some data may have been lost)[\s\S]*?Reason:\s*(?P<text>.*)"),
@@ -100,11 +101,10 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
         details = next(iter(_DETAILS.findall(str(cause))), "it was started again")
         return wire.Failed("SERVER_LOST", f"the Spark Connect server was lost: {details}", retriable=True, part="")
     whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
-    lines = [line for line in whole.splitlines() if line.strip()]
-    if isinstance(cause, ParseException):
-        return wire.Failed(name, "\n".join(lines[:_LINES]), retriable=False, part=part)
-    if isinstance(cause, AnalysisException):  # after its first line comes the query's plan
-        return wire.Failed(name, "\n".join(lines[:1]), retriable=False, part=part)
+    lines = [line for line in whole.splitlines() if line.strip() and not line.startswith("\tat ")]
+    if isinstance(cause, AnalysisException):  # the query's plan comes after its first line, if it was parsed
+        most = _LINES if isinstance(cause, ParseException) else 1
+        return wire.Failed(name, "\n".join(lines[:most]), retriable=False, part=part)
     if own := _OWN.search(str(cause)):  # raised by the product's code in a Python worker of Spark
         return wire.Failed(own[1], own[2], retriable=own[1] not in {each.__name__ for each in _OWN_LASTING}, part=part)
     if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
@@ -118,5 +118,8 @@ def failure_event(cause: Exception, part: str) -> wire.Failed:
             return wire.Failed(own_name or found[1], f"{text}\n{advice.format(flow=flow)}", retriable=False, part=part)
     if refused := _refused(traces):
         return wire.Failed(wire.KAFKA_REFUSES, refused, retriable=True, part=part)
-    name = wire.PYTHON_FAILED if _PYTHON.search("\n".join([whole, *traces])) else name
+    if _PYTHON.search("\n".join([whole, *traces])):
+        name = wire.PYTHON_FAILED
+        if found := _TRACEBACK.search(whole):  # its last lines, without the error's text, which may have values
+            text = f"{lines[0]}\n{found[1]}{found[2]}"
     return wire.Failed(name, text, retriable=True, part=part)

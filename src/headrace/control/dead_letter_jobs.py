@@ -116,11 +116,7 @@ class DeadLetterJobs:
             window = await Window.resolve(self._context.admin, topic, spec.select, now, cut_until=False)
             ends = {number: end for number, (_, end) in window.ranges.items()}
             spec = msgspec.structs.replace(spec, topic_id=window.topic_id, ends=ends)
-        stored = msgspec.to_builtins(replay or spec, str_keys=True)
-        if replay:
-            # Versions that do not know `select` would deliver every dead letter of the window. This they cannot read.
-            stored["selection"] = "see select"
-        return await jobs.create(kind, stored, by)
+        return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)
 
     async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:
         try:

@@ -179,16 +179,6 @@ def test_a_job_ends_where_the_topic_ended_when_it_was_requested(monkeypatch: pyt
     assert (spec.topic_id, spec.ends) == ("first", {0: 1, 1: 0})
 
 
-class Earlier(msgspec.Struct):
-    """A selection, and the spec of a job, as an earlier version reads them."""
-
-    topics: list[str] = []
-
-
-class EarlierSpec(msgspec.Struct):
-    selection: Earlier | None = None
-
-
 def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a rolling upgrade any process may take it over: without its conditions it would deliver every dead letter."""
 
@@ -208,8 +198,6 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
     monkeypatch.setattr(jobs, "_check_ready", found_some)
     request = DeadLetterJobRequest(to_consumer="push", errors=["E1"])
     job: Any = asyncio.run(jobs.begin(Jobs(), "redrive", "t.dlq", request, "ann"))  # type: ignore[arg-type]
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(job.spec, EarlierSpec)
     spec: ReplaySpec = spec_of(job, ReplaySpec)
     assert spec.select and spec.select.errors == ["E1"]
     later = msgspec.structs.replace(job, spec={**job.spec, "condition": "of a later version"})

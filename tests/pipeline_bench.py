@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
         "lag_records": 0,
         "positions": {"flights": {0: 10 * (batch_id + 1)}},
     }
-    return wire.FlowProgress("by_carrier", batch_id, **(fields | values))
+    return wire.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
 
 
 def held(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
@@ -105,6 +105,7 @@ class Bench:
         self.lives: list[FakeDriver] = []
         self.plans: list[wire.DriverPlan] = []
         self.missing: dict[str, Exception] = {}
+        self.topic_id = "1"
         self.created: list[tuple[str, str]] = []
         self.published: list[tuple[str, dict[TopicPartition, int]]] = []
         self.publish_problem: Exception | None = None
@@ -114,6 +115,9 @@ class Bench:
         if topic in self.missing:
             raise self.missing[topic]
         return SimpleNamespace(partitions=[0, 1, 2])
+
+    async def topic_ids(self, names: Collection[str], right: str = "") -> dict[str, str]:
+        return {name: self.topic_id for name in names if name not in self.missing}
 
     async def ensure_topic_like(self, topic: str, like: str) -> None:
         self.created.append((topic, like))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
@@ -111,6 +112,46 @@ def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path:
         assert "300" in why
         assert "failOnDataLoss" in why
         assert await rows(settings, out) == written
+
+    produce_flights(kafka.bootstrap_servers, source, range(300))
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("moment", ["between runs", "during a run"])
+def test_a_topic_that_was_created_again_is_not_read_from_the_old_position(
+    kafka: Any, topic: Any, tmp_path: Path, moment: str
+) -> None:
+    """Its first records would be passed over: the flow ends and says so, and writes none of them by then."""
+    source, out = topic(), topic()
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    spec = counting("anew", source, out)
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def create_again() -> None:
+        client.delete_topics([source])[source].result(60)
+        end = time.monotonic() + 60
+        while source in client.list_topics(timeout=10).topics:
+            assert time.monotonic() < end
+        client.create_topics([NewTopic(source, 1)])[source].result(60)
+        produce_flights(kafka.bootstrap_servers, source, range(400))
+
+    async def main() -> None:
+        if moment == "between runs":
+            assert not await outcome(spec, settings, tmp_path, 300)
+            create_again()
+            why = await outcome(spec, settings, tmp_path)
+        else:
+            spec["trigger"] = {"interval_seconds": 3_600}  # Spark does not look meanwhile
+            async with running(spec, settings, tmp_path) as run:
+                await until(lambda: read(run, "f") == 300, run)
+                create_again()
+                await until(lambda: run.status()["state"] == "failed", run)
+                why = run.readiness().reason
+        assert f"flows.f: CHECKPOINT_UNUSABLE: topic {source} was deleted and created again" in why
+        assert "rename the flow; or run `headrace pipeline checkpoint discard FILE f`" in why
+        assert sum({row["carrier"]: row["n"] for _, row in await rows(settings, out)}.values()) == 300
+        discard(tmp_path / "anew", "f")
+        assert not await outcome(counting("anew", source, out), settings, tmp_path, 400)
 
     produce_flights(kafka.bootstrap_servers, source, range(300))
     asyncio.run(main())

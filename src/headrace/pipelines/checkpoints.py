@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -52,10 +52,14 @@ class FlowRecord(msgspec.Struct):
     """None if it is not known: a Spark Connect server does not show its plan."""
     batch: int = -1
     """A micro-batch that the checkpoint has; -1 before the first one has ended."""
+    topics: dict[str, str] = {}
+    """Id of each topic that the checkpoint has positions of."""
 
 
-def check(folder: Path, flow: str, frozen: Frozen | None) -> None:
+def check(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, str] | None = None) -> None:
     """Check a flow's checkpoint before Spark uses it, and record what is frozen from now on.
+
+    `topics` has the present id of each topic that the flow reads.
 
     Raises:
         CheckpointUnusable: It is damaged or gone, or belongs to another query.
@@ -71,19 +75,23 @@ def check(folder: Path, flow: str, frozen: Frozen | None) -> None:
         damage = f"it ends at micro-batch {newest}, but had reached {record.batch}"
     if damage:
         raise CheckpointUnusable(f"the checkpoint in {checkpoint} is damaged: {damage}. {RESTORE.format(flow=flow)}")
+    known = record.topics if record and there else {}
+    if anew := [topic for topic, now in (topics or {}).items() if known.get(topic, now) != now]:
+        text = f"topic {anew[0]} was deleted and created again, and the checkpoint has positions of the earlier one"
+        raise CheckpointUnusable(f"{text}. Choose: rename the flow; or {_DISCARD.format(flow=flow)}")
     before = record.frozen if record and there else None
     if before and frozen and (changes := before.differences(frozen)):
         raise CheckpointUnusable(
             f"the query does not fit its checkpoint: {'; '.join(changes)}. {CHOICES.format(flow=flow)}"
         )
-    _write(file, FlowRecord(frozen or before, newest))
+    _write(file, FlowRecord(frozen or before, newest, {**known, **(topics or {})}))
 
 
 def progressed(folder: Path, flow: str, batch: int) -> None:
     """Record that a micro-batch of a flow has ended."""
     file = _record_file(folder, flow)
-    record = _read(file, flow)
-    _write(file, FlowRecord(record.frozen if record else None, batch))
+    record = _read(file, flow) or FlowRecord(None)
+    _write(file, msgspec.structs.replace(record, batch=batch))
 
 
 def discard(folder: Path, flow: str) -> None:

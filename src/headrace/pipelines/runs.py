@@ -1,6 +1,7 @@
 """Runs a pipeline: keeps a driver process alive, replaces one that stalls, and reports its status."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 from pathlib import Path
@@ -92,6 +93,7 @@ class PipelineRun(Service):
         """How often Python code of each flow has failed since its last micro-batch."""
         self._partitions: dict[str, int] = {}
         """Topic to its partitions at the last start."""
+        self._topic_ids: dict[str, str] = {}
         self._stall = ""
         """Which flow makes no progress, and since when."""
 
@@ -108,8 +110,7 @@ class PipelineRun(Service):
         register_gauge(
             "headrace_pipeline_restarts_total", lambda: float(self._status.restarts), pipeline=self._spec.name
         )
-        if self._kafka.security.files:
-            self.spawn(self._watch_security(), "security")
+        self.spawn(self._watch_changes(), "changes")
 
     async def drain(self, deadline: Deadline) -> None:
         self._stopping = True
@@ -199,15 +200,21 @@ class PipelineRun(Service):
             else:
                 self._held = self._held or not self._renewing
 
-    async def _watch_security(self) -> None:
-        """Start the driver again, between two micro-batches, when clients use changed TLS files or secrets.
+    async def _watch_changes(self) -> None:
+        """Start the driver again when a topic was created anew, or clients use changed TLS files or secrets.
 
-        A running client of Java keeps those that it began with.
+        A start refuses positions of the earlier topic. A running client of Java keeps the secrets that it began with.
         """
         reported: KafkaSecurity | None = None
         while True:
             await self._clock.sleep(FileChanges.LOOK_SECONDS)
+            ids: dict[str, str] = {}
+            with contextlib.suppress(HeadraceError):  # the driver reports it, too
+                ids = await self._admin.topic_ids(self._topic_ids, "Read")
             driver, now = self._driver, self._kafka.security.in_use
+            if driver and not self._renewing and {**self._topic_ids, **ids} != self._topic_ids:
+                self._renewing = True
+                driver.kill()  # at once: the micro-batch may have begun at the wrong records
             if not driver or self._renewing or now is self._security:
                 continue
             try:
@@ -247,6 +254,7 @@ class PipelineRun(Service):
             try:
                 for topic in {topic for source in self._spec.sources.values() for topic in source.topics}:
                     self._partitions[topic] = len((await self._admin.describe_topic(topic, "Read")).partitions)
+                self._topic_ids = await self._admin.topic_ids(self._partitions, "Read")
                 require_cores(self._spec, self._partitions)
                 for topic, like in topics_written(self._spec).items():
                     await self._ensure_topic(topic, like)
@@ -278,6 +286,7 @@ class PipelineRun(Service):
                     folder=self._folder,
                     jars=toolchain.jars,
                     java_flags=toolchain.flags,
+                    topic_ids=self._topic_ids,
                 )
                 return plan, toolchain, security
         return None

@@ -20,38 +20,12 @@ log = logging.getLogger(__name__)
 State = Literal["starting", "running", "waiting", "failed", "finished", "paused", "stopped"]
 
 
-class FlowStatus(msgspec.Struct, rename="camel"):
-    """One flow. Counts begin with this process; a batch that was repeated after a crash counts twice."""
+class FlowStatus(wire.FlowMetrics, kw_only=True, rename="camel"):
+    """One flow."""
 
     state: State = "starting"
     group: str = ""
     """Consumer group that shows the progress of the flow; it has no members."""
-    batch_id: int = -1
-    """Last micro-batch that ended; -1 if none has."""
-    input_records: int = 0
-    records_per_second: float = 0.0
-    """Of the last micro-batch."""
-    lag_records: int | None = None
-    """Records that the last micro-batch left unread."""
-    corrupt_records: int = 0
-    """Records left out because they were no row of their source."""
-    tombstone_records: int = 0
-    """Records left out because they had no value."""
-    late_records: int = 0
-    """Rows that went to the topic of late rows."""
-    broken_rules: dict[str, int] = {}
-    """Rule to the rows that broke it."""
-    dropped_rows: int = 0
-    """Rows behind the watermark that Spark left out; it may count several rows of one key once."""
-    state_rows: int | None = None
-    """Rows kept between micro-batches; None before the first one has ended."""
-    state_bytes: int | None = None
-    watermark: str | None = None
-    """Event time behind which rows are late; None without a watermark."""
-    received_per_second: float | None = None
-    """Records that arrived per second since the micro-batch before."""
-    batch_seconds: float | None = None
-    """Duration of the last micro-batch."""
     worked_seconds: float = 0.0
     """Duration of all micro-batches."""
     last_error: str = ""

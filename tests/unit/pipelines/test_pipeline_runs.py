@@ -155,6 +155,28 @@ def test_a_missing_topic_is_waited_for(drive: Callable[..., None]) -> None:
     drive(steps, missing=absent)
 
 
+def test_a_driver_whose_topic_was_created_again_is_replaced(drive: Callable[[Test], None]) -> None:
+    """The new one compares the topic with its checkpoints. A topic that is gone is the driver's to report."""
+
+    async def steps(bench: Bench) -> None:
+        bench.lives[0].tell(*READY)
+        await bench.clock.advance(20)
+        bench.missing["flights"] = KafkaUnavailable("gone")
+        await bench.clock.advance(10)
+        assert len(bench.lives) == 1
+        bench.missing.clear()
+        bench.topic_id = "2"
+        await bench.clock.advance(10)
+        assert [plan.topic_ids for plan in bench.plans] == [{"flights": "1"}, {"flights": "2"}]
+        assert (bench.lives[0].stops, bench.lives[0].ended.result()) == (0, -9)
+        bench.lives[1].tell(wire.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier"))
+        bench.lives[1].end(1)
+        await bench.clock.advance(60)
+        assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 2)
+
+    drive(steps)
+
+
 def test_result_topics_are_created_only_if_that_is_allowed(drive: Callable[..., None]) -> None:
     """With `create_topics: false` a missing result topic is said instead."""
 

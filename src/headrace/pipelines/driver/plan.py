@@ -66,6 +66,8 @@ class DriverPlan(Section):
     """The Kafka connector."""
     java_flags: tuple[str, ...] = ()
     """Further flags of the JVM, such as those of its class-data archive."""
+    topic_ids: dict[str, str] = {}
+    """Id of each topic that is read, as it was when the driver started."""
     task: DriverTask = DriverTask()
     """The work to do."""
 
@@ -130,37 +132,44 @@ class FlowRunning(DriverEvent, frozen=True, tag="flow_running"):
     flow: str
 
 
-class FlowProgress(DriverEvent, frozen=True, tag="flow_progress"):
-    """A micro-batch has ended: its rows are in the sink and in the checkpoint. Or there were no records for a while."""
+class FlowMetrics(msgspec.Struct, kw_only=True, rename="camel"):
+    """What is measured of a flow. Counts are those of a micro-batch, or of all since the supervising process began; a
+    micro-batch that was repeated after a crash counts twice there. All else is of the last micro-batch."""
 
-    flow: str
-    batch_id: int
+    batch_id: int = -1
     """The last micro-batch that ended; -1 if none has."""
-    input_records: int
-    """Records taken from the sources in this batch, bad ones included."""
-    records_per_second: float
-    corrupt_records: int
-    """Of these, how many were no row of their source."""
-    tombstone_records: int
-    """Of these, how many had no value."""
-    late_records: int
-    """Rows of this batch that went to the topic of late rows."""
-    broken_rules: dict[str, int]
-    """Rule to the rows of this batch that broke it."""
-    lag_records: int | None
-    """Records in the sources that this batch left unread; None if that is not known."""
-    positions: dict[str, dict[int, int]]
-    """Topic to partition to the next offset to read."""
+    input_records: int = 0
+    """Records taken from the sources, bad ones included."""
+    records_per_second: float = 0.0
+    corrupt_records: int = 0
+    """Records left out because they were no row of their source."""
+    tombstone_records: int = 0
+    """Records left out because they had no value."""
+    late_records: int = 0
+    """Rows that went to the topic of late rows."""
+    broken_rules: dict[str, int] = {}
+    """Rule to the rows that broke it."""
+    dropped_rows: int = 0
+    """Rows behind the watermark that Spark left out; it may count several rows of one key once."""
+    lag_records: int | None = None
+    """Records in the sources that were left unread; None if that is not known."""
     received_per_second: float | None = None
     """Records that arrived per second since the micro-batch before."""
     batch_seconds: float | None = None
     """Duration of the micro-batch; None if there were no records."""
-    dropped_rows: int = 0
-    """Rows behind the watermark that Spark left out."""
     state_rows: int | None = None
     """Rows kept between micro-batches; None without a stateful operator."""
     state_bytes: int | None = None
     watermark: str | None = None
+    """Event time behind which rows are late; None without a watermark."""
+
+
+class FlowProgress(DriverEvent, FlowMetrics, frozen=True, kw_only=True, tag="flow_progress"):  # type: ignore[misc]
+    """A micro-batch has ended: its rows are in the sink and in the checkpoint. Or there were no records for a while."""
+
+    flow: str
+    positions: dict[str, dict[int, int]]
+    """Topic to partition to the next offset to read."""
 
 
 class FlowWorking(DriverEvent, frozen=True, tag="flow_working"):

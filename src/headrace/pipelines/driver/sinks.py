@@ -15,7 +15,7 @@ from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import as_records, with_rules
 from headrace.pipelines.driver.sources import register_source, texts
 from headrace.pipelines.driver.views import register_view, rows_of
-from headrace.pipelines.graph import ordered_views
+from headrace.pipelines.graph import ordered_views, topics_read
 from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink, PostgresSink
 
 _PRODUCER = {
@@ -37,7 +37,9 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
     if not plan.spec.driver.remote:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
-    check(plan.folder, name, frozen_of([rows, late], plan, flow))
+    read = topics_read(plan.spec, name)
+    topics = {topic: known for topic, known in plan.topic_ids.items() if topic in read}
+    check(plan.folder, name, frozen_of([rows, late], plan, flow), topics)
     sink = exactly_once(plan, name)
     writer = _writer(rows, plan, name, late, sink).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))

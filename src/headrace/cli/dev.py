@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.output import install_progress, output_option, print_json, print_rows
+from headrace.cli.output import install_progress, output_option, print_result, print_rows
 from headrace.devcluster import HOME, DevCluster, environment
 
 _port = click.IntRange(1, 65_000)
@@ -38,11 +38,8 @@ def up(output: str, **options: Any) -> None:
         cluster = DevCluster()
         endpoints = cluster.up(progress=progress, **options)
     click.echo(f"up after {time.monotonic() - started:.1f} s; see {cluster.endpoints_file}", err=True)
-    if output == "json":
-        print_json(endpoints)
-    else:
-        for name, value in environment(endpoints).items():
-            click.echo(f"export {name}={shlex.quote(value)}")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoints).items()]
+    print_result(endpoints, "\n".join(lines), output)
 
 
 @dev.command()

@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.options import RATE, span_options
-from headrace.cli.output import print_json, print_rows, progress
+from headrace.cli.output import print_result, print_rows, progress
 from headrace.control.selection import Span
 from headrace.web.endpoint import Endpoint
 from headrace.web.routes.jobs import JobEndpoints
@@ -90,12 +90,9 @@ def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **cho
     found = api.call(JobEndpoints.replay, {**_request(topic, **chosen), "dryRun": dry_run})
     if not dry_run:
         return print_job(found if detach else follow(api, found), output)
-    if output == "json":
-        print_json(found)
-    else:
-        ranges = found["spec"]["window"]["ranges"].items()
-        parts = ", ".join(f"{start} to {end - 1} of partition {number}" for number, (start, end) in ranges)
-        click.echo(f"would replay {found['total']} offsets of {found['spec']['window']['topic']}: {parts}")
+    window = found["spec"]["window"]
+    parts = [f"{start} to {end - 1} of partition {number}" for number, (start, end) in window["ranges"].items()]
+    print_result(found, f"would replay {found['total']} offsets of {window['topic']}: {', '.join(parts)}", output)
     return 0
 
 
@@ -137,11 +134,9 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 def print_job(job: Mapping[str, Any], output: str) -> int:
     """Print a job; returns the exit code, 1 if it failed."""
-    if output == "json":
-        print_json(job)
-    else:
-        row = {**_row(job), "records": job["progress"].get("counts") or job["progress"].get("targets")}
-        click.echo("\n".join(f"{name:9} {_text(value)}" for name, value in row.items() if value not in (None, "")))
+    row = {**_row(job), "records": job["progress"].get("counts") or job["progress"].get("targets")}
+    lines = [f"{name:9} {_text(value)}" for name, value in row.items() if value not in (None, "")]
+    print_result(job, "\n".join(lines), output)
     return int(job["state"] == "failed")
 
 

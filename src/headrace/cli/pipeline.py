@@ -273,12 +273,11 @@ async def _test(file: Path, folder: Path, output: str) -> int:
             for name, rows in found.items():
                 differing = differences(rows["actual"], rows["expected"], ordered=trial.ordered)
                 results.append({"test": each.stem, "name": name, "ok": not differing, "difference": differing})
-    if output == "json":
-        print_json(results)
-    else:
-        for one in results:
-            click.echo(f"{'ok    ' if one['ok'] else 'FAILED'} {one['test']}: {one['name']}")
-            click.echo("".join(f"    {line}\n" for line in one["difference"]), nl=False)
+    lines: list[str] = []
+    for one in results:
+        lines += [f"{'ok    ' if one['ok'] else 'FAILED'} {one['test']}: {one['name']}"]
+        lines += [f"    {line}" for line in one["difference"]]
+    print_result(results, "\n".join(lines), output)
     return int(not all(one["ok"] for one in results))
 
 

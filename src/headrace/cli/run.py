@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
-from headrace.cli.output import collected_warnings, output_option, print_check, print_json
+from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -127,14 +127,11 @@ def show(file: Path, output: str) -> None:
 
     Example: headrace config show -c headrace.yaml
     """
+    import yaml
+
     path = None if file == DEFAULT_FILE and not file.exists() else file
     shown = masked(with_environment(load_config(path, variables())))
-    if output == "json":
-        print_json(shown)
-    else:
-        import yaml
-
-        click.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+    print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
 
 
 def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:

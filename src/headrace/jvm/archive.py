@@ -50,7 +50,7 @@ class ClassArchive(NamedTuple):
         if self._fits():
             return
         with (
-            disk_problems(self.folder, "200 MB are needed"),
+            disk_problems(self.folder, "250 MB are needed"),
             file_lock(self.folder.with_name(f"{self.folder.name}.prepare.lock")),
             tempfile.TemporaryDirectory() as scratch,
         ):

@@ -1,8 +1,12 @@
 """Makes a machine ready for pipelines: the jars of Spark's Kafka connector, and the class-data archive of its JVM."""
 
 import asyncio
+import contextlib
+import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import EnvironmentProblem
 from headrace.jvm import Progress
@@ -17,7 +21,8 @@ _END_SECONDS = 120.0
 _PIPELINE = {
     "name": "prepare",
     "sources": {"events": {"topic": "events", "schema": "name STRING, value INT"}},
-    "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM events GROUP BY name", "sink": {"topic": "sums"}}},
+    "views": {"loaded": {"python": f"{__name__}:with_clients", "reads": ["events"]}},
+    "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM loaded GROUP BY name", "sink": {"topic": "sums"}}},
 }
 _TASK = wire.DriverTask(
     kind="trial", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
@@ -34,6 +39,17 @@ def prepare(progress: Progress | None = None) -> None:
     toolchain = asyncio.run(find_toolchain(progress))
     assert toolchain.archive
     toolchain.archive.make(lambda flags, scratch: asyncio.run(_exercise(toolchain, flags, scratch)), progress)
+
+
+def with_clients(rows: Any) -> Any:
+    """Return the rows; loads the classes of the connector and of Kafka's client, for which there is no broker here."""
+    spark = rows.sparkSession
+    loader = spark._jvm.Thread.currentThread().getContextClassLoader()
+    for jar in spark.conf.get("spark.driver.extraClassPath").split(os.pathsep):
+        for name in zipfile.ZipFile(jar).namelist():
+            with contextlib.suppress(Exception):  # it is no class, or needs another library
+                spark._jvm.Class.forName(name.removesuffix(".class").replace("/", "."), False, loader)
+    return rows
 
 
 async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -> None:

@@ -21,7 +21,7 @@ State = Literal["starting", "running", "waiting", "failed", "finished", "paused"
 
 
 class FlowStatus(wire.FlowMetrics, kw_only=True, rename="camel"):
-    """One flow."""
+    """One flow. Counts begin with this process; a micro-batch that was repeated after a crash counts twice."""
 
     state: State = "starting"
     group: str = ""

@@ -133,8 +133,7 @@ class FlowRunning(DriverEvent, frozen=True, tag="flow_running"):
 
 
 class FlowMetrics(msgspec.Struct, kw_only=True, rename="camel"):
-    """What is measured of a flow. Counts are those of a micro-batch, or of all since the supervising process began; a
-    micro-batch that was repeated after a crash counts twice there. All else is of the last micro-batch."""
+    """What is measured of a flow in its last micro-batch; counts may be of all since the supervising process began."""
 
     batch_id: int = -1
     """The last micro-batch that ended; -1 if none has."""

@@ -37,8 +37,7 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
     if not plan.spec.driver.remote:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
-    read = topics_read(plan.spec, name)
-    topics = {topic: known for topic, known in plan.topic_ids.items() if topic in read}
+    topics = {topic: plan.topic_ids[topic] for topic in topics_read(plan.spec, name) if topic in plan.topic_ids}
     check(plan.folder, name, frozen_of([rows, late], plan, flow), topics)
     sink = exactly_once(plan, name)
     writer = _writer(rows, plan, name, late, sink).queryName(name).outputMode(flow.sink.mode)

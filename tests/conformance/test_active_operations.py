@@ -68,6 +68,7 @@ def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scene, name: st
     transactional(site, name, 2, commit=True)
     site.write(name, OutgoingRecord(name, b"k", b'{"n":5}', None, 0))
     transactional(site, name, 4, commit=False)
+    site.wait_until(lambda: part(url, name, count=1).body["end_offset"] == 18, "the last marker")
     found, offset, parts = [], 0, 0
     while True:
         answer = part(url, name, offset=offset, count=2)

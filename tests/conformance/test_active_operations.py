@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import HttpAnswer, Scene
+from headrace.testing.scene import JsonAnswer, Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 
@@ -42,7 +42,7 @@ def name(kafka: Any) -> str:
     return name
 
 
-def part(url: str, name: str, partition: int | str = 0, **query: Any) -> HttpAnswer:
+def part(url: str, name: str, partition: int | str = 0, **query: Any) -> JsonAnswer:
     return Scene.ask(f"{url}/topics/{name}/partitions/{partition}/records?{urlencode(query)}")
 
 
@@ -167,7 +167,7 @@ def test_waiting_readers_and_producers_do_not_shut_each_other_out(
         ).body
         paths.append(process.url + created["base_uri"])
         assert site.ask(f"{paths[-1]}/assignments", {"partitions": [{"topic": name, "partition": 0}]}).status == 204
-    answers: list[HttpAnswer] = []
+    answers: list[JsonAnswer] = []
 
     def read(path: str) -> None:
         with contextlib.suppress(ConnectionError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing.scene import HttpAnswer, Scene
+from headrace.testing.scene import JsonAnswer, Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 SETTINGS = {"wait_seconds": 0.2, "auto_offset_reset": "earliest", "consumer": {"session_timeout_seconds": 3}}
@@ -47,14 +47,14 @@ class Worker:
         assert len(found) == count
         return found
 
-    def write(self, values: list[Any], offsets: dict[int, int], **changes: Any) -> HttpAnswer:
+    def write(self, values: list[Any], offsets: dict[int, int], **changes: Any) -> JsonAnswer:
         """Write a transaction: the offset of the last processed record by partition."""
         entries = [{"topic": self.source, "partition": p, "offset": offset} for p, offset in offsets.items()]
         consumer = {"group": self.source, "instanceId": self.name, "offsets": entries, **changes}
         part = {"topic": self.target, "records": [{"value": value} for value in values]}
         return Scene.ask(f"{self.url}/transactions", {"topics": [part], "consumer": consumer})
 
-    def commit(self) -> HttpAnswer:
+    def commit(self) -> JsonAnswer:
         return Scene.ask(f"{self.path}/offsets?offsets=true", b"")
 
 

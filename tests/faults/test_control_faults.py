@@ -29,7 +29,7 @@ from headrace.testing import (
     Fault,
     HeadraceProcess,
     Operation,
-    Pause,
+    PauseSpan,
     RecordingBackend,
     Seek,
     Skip,
@@ -280,7 +280,7 @@ def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> 
             wait_obeyed(other)
             scene.operations[sought].append(Seek(begin, time.time(), target))
             scene.operations[paused].append(Skip(begin, time.time(), coming))
-        scene.operations[paused].append(Pause(paused_at, time.time()))
+        scene.operations[paused].append(PauseSpan(paused_at, time.time()))
         ask(other, "resume", partitions=[paused])
     feeder.stop()
     scene.wait_done()

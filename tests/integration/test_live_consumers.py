@@ -20,7 +20,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Operation, Pause, Seek, Skip, check_pushed
+from headrace.testing import Operation, PauseSpan, Seek, Skip, check_pushed
 from headrace.testing.evidence import gather
 from headrace.testing.secured import kafka_settings
 
@@ -235,7 +235,7 @@ async def test_a_held_partition_stands_still_through_rebalances(scene: Scene) ->
         await until(
             lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
         )
-        scene.operations[held].append(Pause(begin, time.time()))
+        scene.operations[held].append(PauseSpan(begin, time.time()))
         stays.pump.resume([held])
         await scene.done()
     await scene.check()

@@ -210,7 +210,7 @@ class PipelineRun(Service):
             await self._clock.sleep(FileChanges.LOOK_SECONDS)
             ids: dict[str, str] = {}
             with contextlib.suppress(HeadraceError):  # the driver reports it, too
-                ids = await self._admin.topic_ids(self._topic_ids, "Read")
+                ids = await self._admin.topic_ids(self._topic_ids if self._driver else (), "Read")
             driver, now = self._driver, self._kafka.security.in_use
             if driver and not self._renewing and {**self._topic_ids, **ids} != self._topic_ids:
                 self._renewing = True

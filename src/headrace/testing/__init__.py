@@ -2,7 +2,7 @@
 
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
 from headrace.testing.clock import ManualClock
-from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
+from headrace.testing.history import Attempt, Commit, Operation, PauseSpan, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
 from headrace.testing.pipelines import PipelineRows
 from headrace.testing.proxy import FaultProxy
@@ -18,7 +18,7 @@ __all__ = [
     "HeadraceProcess",
     "ManualClock",
     "Operation",
-    "Pause",
+    "PauseSpan",
     "PipelineRows",
     "Pushed",
     "Received",

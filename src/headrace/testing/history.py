@@ -35,7 +35,7 @@ class Skip(NamedTuple):
     offset: int
 
 
-class Pause(NamedTuple):
+class PauseSpan(NamedTuple):
     """No delivery starts between the end of those in flight and the resume."""
 
     begin: float
@@ -77,7 +77,7 @@ class Pushed(NamedTuple):
     """In the order of the broker."""
 
 
-Operation = Seek | Skip | Pause
+Operation = Seek | Skip | PauseSpan
 
 
 class Era(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.offset_map import decode
 from headrace.records import Record
-from headrace.testing.history import NEVER, TICK_SECONDS, Operation, Pause, Pushed, Skip, eras
+from headrace.testing.history import NEVER, TICK_SECONDS, Operation, PauseSpan, Pushed, Skip, eras
 from headrace.testing.ledger import Fault, sentences
 
 if TYPE_CHECKING:  # the pytest plugin is loaded in every test run where Headrace is installed
@@ -53,7 +53,7 @@ def check_pushed(
 
 
 def _during_pauses(run: Pushed, operations: Sequence[Operation]) -> Violations:
-    pauses = [operation for operation in operations if isinstance(operation, Pause)]
+    pauses = [operation for operation in operations if isinstance(operation, PauseSpan)]
     for attempt in run.attempts:
         if any(pause.begin < attempt.at < pause.end for pause in pauses):
             yield "paused", f"offset {attempt.offset} arrived at {attempt.at:.3f}, while the partition was paused"

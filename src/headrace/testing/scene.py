@@ -23,7 +23,7 @@ from headrace.testing.secured import command_environment, kafka_section
 PATIENCE_SECONDS = 150.0
 
 
-class HttpAnswer(NamedTuple):
+class JsonAnswer(NamedTuple):
     """An HTTP answer; `body` is parsed JSON, or text if it is no JSON."""
 
     status: int
@@ -108,7 +108,7 @@ class Scene:
             time.sleep(0.05)
 
     @staticmethod
-    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> HttpAnswer:
+    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> JsonAnswer:
         """Send a GET, or a POST if there is a body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
@@ -123,7 +123,7 @@ class Scene:
             text = answer.read().decode()
             seconds = time.monotonic() - began
         body = json.loads(text) if text and "json" in answer.headers.get("Content-Type", "") else text
-        return HttpAnswer(answer.status, body, {k.lower(): v for k, v in answer.headers.items()}, seconds)
+        return JsonAnswer(answer.status, body, {k.lower(): v for k, v in answer.headers.items()}, seconds)
 
     def reasons(self, url: str) -> dict[str, str]:
         """Return why a process is not ready: reasons by service."""

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.delivery.offset_map import encode
 from headrace.records import Record
-from headrace.testing import Attempt, Commit, Fault, Operation, Pause, Pushed, Seek, Skip, check_pushed
+from headrace.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
 
 LOG = [Record("t", 0, offset, 0, b"k", b"v%d" % offset) for offset in range(20)]
 LOST = {"skipped", "ahead", "order"}
@@ -174,8 +174,8 @@ def test_nothing_comes_while_a_partition_is_paused() -> None:
     story.deliver(*range(10))
     begin = story.now
     story.now += 5
-    story.operations.append(Pause(begin, story.now - 0.1))
+    story.operations.append(PauseSpan(begin, story.now - 0.1))
     story.deliver(*range(10, 20))
     assert story.kinds() == set()
-    story.operations.append(Pause(begin, story.now))
+    story.operations.append(PauseSpan(begin, story.now))
     assert story.kinds() == {"paused"}

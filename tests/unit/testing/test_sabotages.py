@@ -29,7 +29,7 @@ from headrace.errors import DeadLetterFailed
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing import ManualClock
-from headrace.testing.history import Attempt, Commit, Operation, Pause, Pushed, Seek, Skip
+from headrace.testing.history import Attempt, Commit, Operation, PauseSpan, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault
 from headrace.testing.push_ledger import check_pushed
 
@@ -199,7 +199,7 @@ class World:
         await self._run(lambda: not pump.status().partitions[P0].in_flight)
         begin = self.clock.time()
         await self._run(lambda: self.clock.time() > begin + 5)
-        self.operations.append(Pause(begin, self.clock.time()))
+        self.operations.append(PauseSpan(begin, self.clock.time()))
         pump.resume([P0])
 
     async def _member(self) -> Member:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help env demo test test-long check fmt bench docs clean
+.PHONY: help env demo test test-all check fmt bench docs clean
 
 help:            ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,14 +20,13 @@ env: .venv/ready ## Make the environment: .venv with everything, and a Java runt
 demo: env        ## The whole story on one machine, ending with a table of exact counts
 	$(BIN)/headrace demo
 
-test: env        ## Unit, integration and fault tests, real Kafka and Spark included
+test: env        ## Unit, integration and fault tests, real Kafka and Spark included: what CI runs
 	$(BIN)/headrace pipeline prepare
 	$(BIN)/pytest tests -n 3 --dist loadgroup
-	$(BIN)/pytest --secured @tests/secured.txt -n 3 --dist loadgroup
 
-test-long: env   ## The longer fault tests (tests/LONG.md)
+test-all: env    ## Every test, the short fault tests three times (tests/LONG.md)
 	$(BIN)/headrace pipeline prepare
-	$(BIN)/pytest tests --long -n 3 --dist loadgroup
+	$(BIN)/pytest tests --all -n 3 --dist loadgroup
 	$(BIN)/pytest --secured tests/integration tests/conformance -n 3 --dist loadgroup
 
 check: env       ## Format, lint, types, import contracts

@@ -1,4 +1,4 @@
-"""The options `--long` (tests/LONG.md) and `--secured`; real processes get one more try, and brokers that are whole."""
+"""The two tiers, the groups of tests that share a worker, and what second tries cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from headrace.testing.secured import SecuredCluster
 
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("short", deadline=None)
-settings.register_profile("long", deadline=None, max_examples=500)
+settings.register_profile("all", deadline=None, max_examples=500)
 
 # A JVM of a test ends before code that is compiled well has paid.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
@@ -25,29 +26,43 @@ os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+TESTS = Path(__file__).parent
+EARLY = ("spark", "spark-state", "secured", "three-brokers")
+"""Groups in the order in which they begin: the longest first, so that none of them is alone at the end."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--secured", action="store_true", help="Headrace reaches Kafka over TLS, with a login and ACLs")
-    parser.addoption("--long", action="store_true", help="also run the long tests (tests/LONG.md)")
+    parser.addoption("--all", action="store_true", help="also run what only `make test-all` runs (tests/LONG.md)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("long" if config.getoption("--long") else "short")
+    settings.load_profile("all" if config.getoption("--all") else "short")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plug-in that gives each group to one worker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skip = pytest.mark.skip(reason="a long test: run it with --long")
-    unit = Path(__file__).parent / "unit"
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if group := _group_of(item, unit):
+        if group := _group_of(item):
             item.add_marker(pytest.mark.xdist_group(group))
-        if item.get_closest_marker("long") and not config.getoption("--long"):
-            item.add_marker(skip)
-        if unit not in item.path.parents:
-            # A machine that is busy elsewhere can miss any deadline once. The summary shows each with its first
-            # failure, and each is a defect to look into; one that fails twice is red.
+        if _level_of(item) != "unit":
+            # A machine that is busy elsewhere can miss any deadline once. The summary says what each second try cost;
+            # a test that fails twice is red.
             item.add_marker(pytest.mark.flaky(reruns=1))
+    items.sort(key=_turn_of)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests needed a second try, and how many seconds the first tries cost."""
+    failed = terminalreporter.stats.get("rerun", [])
+    terminalreporter.section("second tries")
+    terminalreporter.line(f"{len(failed)} second tries; the first tries cost {sum(r.duration for r in failed):.0f} s")
+    for report in failed:
+        terminalreporter.line(f"{report.duration:.0f} s {report.nodeid}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,28 +76,52 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _group_of(item: pytest.Item, unit: Path) -> str:
+def _level_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def _group_of(item: pytest.Item) -> str:
     """Return the name of the tests that run one after the other in one worker; empty if the test stands alone."""
-    if item.get_closest_marker("xdist_group"):
-        return ""  # it names its group itself
-    if "pipeline" in item.nodeid and unit not in item.path.parents:
+    level = _level_of(item)
+    if level == "unit" or item.get_closest_marker("xdist_group"):
+        return ""  # it stands alone, or names its group itself
+    if "pipeline" in item.nodeid:
         return "spark"  # three drivers at a time take more processors and memory than a small machine has
     if "kafka_three" in getattr(item, "fixturenames", ()):
         return "three-brokers"  # they break the brokers they share
-    if unit in item.path.parents or item.path.parent.name == "faults":
-        return ""
-    return item.path.name  # its tests share a process
+    if _is_secured(item):
+        return "secured"  # they share the cluster with TLS
+    return "" if level == "faults" else item.path.name  # the tests of a module share a process
 
 
-@pytest.fixture(scope="session")
-def kafka(request: pytest.FixtureRequest) -> Cluster:
-    """The cluster of most tests. With `--secured`, the product logs in over TLS; the tests' own clients do not."""
-    if not request.config.getoption("--secured"):
+def _turn_of(item: pytest.Item) -> int:
+    """Return when a test begins: groups that take long, then tests with processes, then the rest."""
+    mark = item.get_closest_marker("xdist_group")
+    group = mark.args[0] if mark else ""
+    if group in EARLY:
+        return EARLY.index(group)
+    return len(EARLY) + (_level_of(item) == "unit")
+
+
+def _is_secured(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("secured")) or "kafka_secured" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="module")
+def kafka(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster of most tests.
+
+    In modules marked `secured`, and everywhere with `--secured`, the product logs in over TLS; the tests' own clients
+    do not.
+    """
+    if not (request.config.getoption("--secured") or request.node.get_closest_marker("secured")):
         plain: Cluster = request.getfixturevalue("kafka")
-        return plain
+        yield plain
+        return
     secured: SecuredCluster = request.getfixturevalue("kafka_secured")
     HeadraceProcess.logins[secured.cluster.bootstrap_servers] = secured.login()
-    return secured.cluster
+    yield secured.cluster
+    del HeadraceProcess.logins[secured.cluster.bootstrap_servers]
 
 
 @pytest.fixture(autouse=True)

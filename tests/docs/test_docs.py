@@ -162,7 +162,7 @@ def test_every_key_of_a_function_file_that_is_read_is_documented() -> None:
 def test_the_readme_has_the_lines_behind_every_target() -> None:
     """People without make find what a target runs."""
     readme, makefile = text_of("README.md"), text_of("Makefile")
-    targets = re.findall(r"^(demo|test|test-long|check|bench|docs):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    targets = re.findall(r"^(demo|test|test-all|check|bench|docs):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     assert len(targets) == 6
     lines = [line.strip().replace("$(BIN)", ".venv/bin") for _, body in targets for line in body.splitlines()]
     assert [line for line in lines if line not in readme] == []
@@ -339,12 +339,18 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
     return services
 
 
-RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks(page))]
+ALWAYS = ("README.md", "docs/when-something-fails.md")
+"""The pages whose examples run in every test run."""
+RUN = [
+    pytest.param(page, marks=() if name_of(page) in ALWAYS else pytest.mark.long, id=name_of(page))
+    for page in PAGES
+    if any(block.language == "sh" for block in blocks(page))
+]
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.parametrize("page", RUN)
 def test_commands_shown_do_what_the_page_says(
     page: Path, tmp_path: Path, headrace: Any, backend: Any, background: Any, request: pytest.FixtureRequest
 ) -> None:

@@ -48,17 +48,20 @@ class Copying:
     def __init__(self, servers: str, source: str, out: str, folder: Path, **sink: Any) -> None:
         self.servers, self.source, self.out, self.folder = servers, source, out, folder
         self.sent = 0
-        trigger = {"interval_seconds": 0.1, "max_records": BATCH}
-        sources = {"a": {"topic": source, "schema": "id INT, pad STRING"}}
-        flows = {"copy": {"sql": "SELECT id, pad FROM a", "sink": {"topic": out, "key": "id", **sink}}}
-        driver = {"shuffle_partitions": 3 if sink.get("scope") else 1}
         self.spec: dict[str, Any] = {
             "name": "copying",
-            "trigger": trigger,
-            "sources": sources,
-            "flows": flows,
-            "driver": driver,
+            "trigger": {"interval_seconds": 0.1, "max_records": BATCH},
+            "sources": {"a": {"topic": source, "schema": "id INT, pad STRING"}},
+            "flows": {},
+            "driver": {"shuffle_partitions": 1},
         }
+        self.add_flow("copy", {"topic": out, "key": "id", **sink})
+
+    def add_flow(self, name: str, sink: dict[str, Any]) -> None:
+        """Copy the source to another sink too, with the same driver."""
+        self.spec["flows"][name] = {"sql": "SELECT id, pad FROM a", "sink": sink}
+        if sink.get("scope"):
+            self.spec["driver"]["shuffle_partitions"] = 3
 
     def send(self, count: int) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
@@ -81,16 +84,16 @@ class Copying:
     async def caught_up(self, run: PipelineRun) -> None:
         """Wait until all that was sent is read, and finish the micro-batch."""
 
-        def behind() -> object:
-            flow = run.status()["flows"]["copy"]
-            return flow["lag_records"] == 0 and run.status()["state"] == "running"
+        def has_read_all() -> object:
+            flows = run.status()["flows"].values()
+            return all(flow["lag_records"] == 0 for flow in flows) and run.status()["state"] == "running"
 
-        await until(behind, run)
+        await until(has_read_all, run)
         await run.drain(Deadline(SystemClock(), 100))
 
-    def found(self) -> Counter[int]:
-        """Return how often each id is in the result topic, for readers that see committed records only."""
-        return Counter(json.loads(value)["id"] for value in committed(self.servers, self.out))
+    def found(self, topic: str = "") -> Counter[int]:
+        """Return how often each id is in a result topic, for readers that see committed records only."""
+        return Counter(json.loads(value)["id"] for value in committed(self.servers, topic or self.out))
 
 
 def committed(servers: str, topic: str) -> list[bytes]:
@@ -159,37 +162,52 @@ def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
     return make
 
 
-@pytest.mark.parametrize("sink", [*EXACT.values(), {}], ids=[*EXACT, "at_least_once"])
 @pytest.mark.timeout(900)
 def test_a_driver_is_killed_at_random_moments(
-    copying: Callable[..., Copying], request: pytest.FixtureRequest, sink: dict[str, Any]
+    copying: Callable[..., Copying], topic: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing is lost; exactly-once repeats nothing, at-least-once one batch per kill at most."""
-    kills = 10 if request.config.getoption("--long") else 1
-    scene = copying(**sink)
+    """Every sink loses nothing; exactly-once repeats nothing, at-least-once one batch per kill at most.
 
-    async def main() -> int:
+    Rows are added to the table, not replaced; so each repeated one would be there twice. PostgreSQL is restarted once.
+    """
+    kills = 10 if request.config.getoption("--all") else 1
+    scene = copying(**EXACT["batch"])
+    tasks, plain = topic(2), topic(2)
+    scene.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
+    scene.add_flow("plain", {"topic": plain, "key": "id"})
+
+    async def main(server: PostgresServer) -> int:
         async with scene.running() as run:
-            for _ in range(kills):
+            for number in range(kills):
                 scene.send(10 * BATCH)
                 moment = random.uniform(0, 2)
                 print(f"killed {moment:.3f} s after a batch")
                 await kill_driver(run, moment)
+                if number == 0:
+                    server.stop()
+                    await asyncio.sleep(2)  # the sink finds it stopped
+                    server.start()
             await scene.caught_up(run)
             return run.status()["restarts"]
 
-    restarts = asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
-    repeats = found.total() - len(found)
-    print(f"{restarts} restarts, {repeats} repeats of {scene.sent}")
-    assert repeats <= (0 if sink else restarts * BATCH)
+    with postgres_server() as server:
+        server.execute("CREATE TABLE copies (id int, pad text)")
+        scene.add_flow("table", server.sink("copies"))
+        restarts = asyncio.run(main(server))
+        counts = "SELECT count(*), count(DISTINCT id), min(id), max(id) FROM copies"
+        assert server.execute(counts) == [(scene.sent, scene.sent, 0, scene.sent - 1)]
+    for out, allowed in ((scene.out, 0), (tasks, 0), (plain, restarts * BATCH)):
+        found = scene.found(out)
+        assert set(found) == set(range(scene.sent))
+        print(f"{restarts} restarts, {found.total() - len(found)} repeats of {scene.sent}")
+        assert found.total() - len(found) <= allowed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
     """Their tasks are tried again by the same driver, and what a task has written is left out."""
-    kills = 20 if request.config.getoption("--long") else 5
+    kills = 20 if request.config.getoption("--all") else 5
     scene = copying(**EXACT["task"])
 
     async def main() -> None:
@@ -207,6 +225,7 @@ def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], r
     assert found.total() == len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.parametrize("how", ["crash", "raise"])
 @pytest.mark.timeout(900)
@@ -237,6 +256,7 @@ def test_a_batch_is_cut_at_each_point_of_its_transaction(
     assert found.total() == len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(600)
 def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path, scope: str) -> None:
@@ -287,7 +307,8 @@ def test_a_checkpoint_that_is_one_batch_old_is_refused(copying: Callable[..., Co
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [8, 90])
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(900)
 def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float, scope: str) -> None:
@@ -313,6 +334,7 @@ def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: flo
     assert restarts == 0 or seconds > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(600)
 def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying], scope: str) -> None:
@@ -332,6 +354,7 @@ def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Cop
     assert found.total() == len(found)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_tasks_that_would_not_be_the_same_are_refused(
     copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch
@@ -355,30 +378,3 @@ def test_tasks_that_would_not_be_the_same_are_refused(
     scene.spec["driver"]["shuffle_partitions"] = 4
     asyncio.run(refusal("sink was topic in 3 transactions, and now topic in 4 transactions"))
     assert scene.found() == before
-
-
-@pytest.mark.timeout(900)
-def test_a_table_is_exact_over_killed_drivers(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
-    """Rows are added, not replaced; so each repeated one would be there twice. PostgreSQL is restarted once, too."""
-    kills = 10 if request.config.getoption("--long") else 1
-    scene = copying()
-
-    async def main(server: PostgresServer) -> None:
-        async with scene.running() as run:
-            for number in range(kills):
-                scene.send(10 * BATCH)
-                moment = random.uniform(0, 2)
-                print(f"killed {moment:.3f} s after a batch")
-                await kill_driver(run, moment)
-                if number == 0:
-                    server.stop()
-                    await asyncio.sleep(2)
-                    server.start()
-            await scene.caught_up(run)
-
-    with postgres_server() as server:
-        server.execute("CREATE TABLE copies (id int, pad text)")
-        scene.spec["flows"]["copy"]["sink"] = server.sink("copies")
-        asyncio.run(main(server))
-        counts = "SELECT count(*), count(DISTINCT id), min(id), max(id) FROM copies"
-        assert server.execute(counts) == [(scene.sent, scene.sent, 0, scene.sent - 1)]

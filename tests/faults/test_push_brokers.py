@@ -306,7 +306,7 @@ def test_lag_is_zero_behind_aborted_transactions(
 ) -> None:
     """Row G8: most of the log are aborted records and marks, at its end too; the commit reaches the end."""
     name, place = topic(), {"bootstrap_servers": kafka.bootstrap_servers}
-    count = 5000 if request.config.getoption("--long") else 300
+    count = 5000 if request.config.getoption("--all") else 300
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
     producer.init_transactions(120)
     wanted = []

@@ -20,7 +20,7 @@ from headrace.lifecycle import Deadline, SystemClock
 from tests.integration.test_pipeline_kinds import records_of
 from tests.integration.test_pipelines import produce, read, running, until
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 
 async def committed(servers: str, topic: str) -> list[dict[str, Any]]:
@@ -133,7 +133,6 @@ async def test_a_record_that_kafka_never_takes_is_written_no_second_time(
     assert max(Counter(row["id"] for row in await committed(servers, out)).values(), default=0) <= 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)", "bytearray(1 << 44)"])
 async def test_python_that_always_fails_ends_its_flow(kafka: Any, topic: Any, tmp_path: Path, how: str) -> None:
     """The rows of the micro-batch come again a bounded number of times. The flow continues when the code is correct."""

@@ -22,6 +22,7 @@ from headrace.pipelines.tasks import TaskDriver
 from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = pytest.mark.heavy
+FITS = "SELECT upper(carrier) AS up, carrier, count(*) AS n FROM flights WHERE hour < 99 GROUP BY carrier"
 COUNTS = "SELECT carrier, count(*) AS n FROM flights GROUP BY carrier"
 
 
@@ -52,15 +53,14 @@ async def outcome(spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path, rea
 
 def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """A filter and another column go on from the checkpoint. Another function is refused with the difference and the
-    choices; a deleted checkpoint and lost state are refused, too; nothing is tried again, and nothing is written."""
+    choices; nothing is tried again, and nothing is written."""
     source, out = topic(), topic()
-    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "edited"
-    fits = "SELECT upper(carrier) AS up, carrier, count(*) AS n FROM flights WHERE hour < 99 GROUP BY carrier"
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
 
     async def main() -> None:
         assert not await outcome(counting("edited", source, out), settings, tmp_path, 300)
         produce_flights(kafka.bootstrap_servers, source, range(16))
-        assert not await outcome(counting("edited", source, out, fits), settings, tmp_path, 16)
+        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 16)
         written = await rows(settings, out)
         newest = {row["carrier"]: row["n"] for _, row in written}
         assert sum(newest.values()) == 316  # the state went on
@@ -70,30 +70,47 @@ def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(kafka: Any, topic: An
         )
         assert "flows.f: CHECKPOINT_UNUSABLE: the query does not fit its checkpoint: operators were aggregate by" in why
         assert "carrier of count(1), and now aggregate by carrier of sum(hour). Choose: undo the edit; or" in why
-        shutil.copytree(folder, tmp_path / "copy")
-        shutil.rmtree(folder / "checkpoints/f/state")
-        why = await outcome(counting("edited", source, out, fits), settings, tmp_path)
-        assert "CHECKPOINT_UNUSABLE" in why
-        assert "state directory is empty or missing" in why
-        assert "checkpoint discard FILE f`" in why
-        shutil.rmtree(folder / "checkpoints")
-        assert "it was deleted" in await outcome(counting("edited", source, out, fits), settings, tmp_path)
         assert await rows(settings, out) == written
-        checkpoint = tmp_path / "copy/checkpoints/f"
-        async with TaskDriver.opened() as driver:
-            (tmp_path / "file").write_text("{}")
-            spec = PipelineSpec.model_validate(counting("edited", source, out, fits))
-            task = DriverTask(kind="state", checkpoint=checkpoint, limit=3)
-            [store] = (await driver.ask(tmp_path / "file", spec, settings, task))["stores"]
-        assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
-        assert store["shown"][0]["value"] == {"count": newest[store["shown"][0]["key"]["carrier"]]}
-        discard(folder, "f")
-        assert not await outcome(counting("edited", source, out, fits), settings, tmp_path, 326)
 
     produce_flights(kafka.bootstrap_servers, source, range(300))
     asyncio.run(main())
 
 
+@pytest.mark.long
+def test_a_checkpoint_that_is_gone_is_refused(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Lost state and a deleted checkpoint are refused, nothing is written, and a discarded one begins anew."""
+    source, out = topic(), topic()
+    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "edited"
+
+    async def main() -> None:
+        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 300)
+        written = await rows(settings, out)
+        newest = {row["carrier"]: row["n"] for _, row in written}
+        shutil.copytree(folder, tmp_path / "copy")
+        shutil.rmtree(folder / "checkpoints/f/state")
+        why = await outcome(counting("edited", source, out, FITS), settings, tmp_path)
+        assert "CHECKPOINT_UNUSABLE" in why
+        assert "state directory is empty or missing" in why
+        assert "checkpoint discard FILE f`" in why
+        shutil.rmtree(folder / "checkpoints")
+        assert "it was deleted" in await outcome(counting("edited", source, out, FITS), settings, tmp_path)
+        assert await rows(settings, out) == written
+        checkpoint = tmp_path / "copy/checkpoints/f"
+        async with TaskDriver.opened() as driver:
+            (tmp_path / "file").write_text("{}")
+            spec = PipelineSpec.model_validate(counting("edited", source, out, FITS))
+            task = DriverTask(kind="state", checkpoint=checkpoint, limit=3)
+            [store] = (await driver.ask(tmp_path / "file", spec, settings, task))["stores"]
+        assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
+        assert store["shown"][0]["value"] == {"count": newest[store["shown"][0]["key"]["carrier"]]}
+        discard(folder, "f")
+        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 300)
+
+    produce_flights(kafka.bootstrap_servers, source, range(300))
+    asyncio.run(main())
+
+
+@pytest.mark.long
 def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """A flow whose unread records retention has removed fails before its next batch, with what can be done."""
     source, out = topic(), topic()
@@ -117,7 +134,7 @@ def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("moment", ["between runs", "during a run"])
+@pytest.mark.parametrize("moment", [pytest.param("between runs", marks=pytest.mark.long), "during a run"])
 def test_a_topic_that_was_created_again_is_not_read_from_the_old_position(
     kafka: Any, topic: Any, tmp_path: Path, moment: str
 ) -> None:

@@ -168,6 +168,7 @@ async def _check_dead_letters(settings: KafkaConfig, source: str, plain: str, ha
     assert "does not have schema id 2000000" in reasons[bad[2]]
 
 
+@pytest.mark.long
 async def test_a_format_that_cannot_be_read_is_named(
     kafka: Any, topic: Any, schema_registry: Any, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ async def _check_set_ups(settings: KafkaConfig, waits: str, file: Path) -> None:
     assert {pid.decode() for pid in pids if pid} <= set(setups)
 
 
+@pytest.mark.long
 async def test_a_failure_stops_the_flow_if_it_shall(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Readiness names the record and the error; the value is not shown."""
     source, out = topic(), topic()

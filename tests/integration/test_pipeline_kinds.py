@@ -119,6 +119,7 @@ async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, brok
     assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
 
 
+@pytest.mark.long
 async def test_an_object_is_the_whole_record(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """What is behind it makes the record corrupt; blanks do not, and nested and empty objects are rows."""
     source, out = topic(), topic()
@@ -137,6 +138,7 @@ async def test_an_object_is_the_whole_record(kafka: Any, topic: Any, tmp_path: P
     assert found == [1, 2, 3, 4, None, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -164,7 +166,7 @@ async def test_what_shall_fail_fails_for_good(
     assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
 
 
-@pytest.mark.parametrize("mode", ["append", "update"])
+@pytest.mark.parametrize("mode", ["append", pytest.param("update", marks=pytest.mark.long)])
 async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
     """Each row is in a window or in the topic of late rows, over several micro-batches."""
     source, out, late = topic(1), topic(), topic()
@@ -204,6 +206,7 @@ async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: P
     assert in_time + counted == 1000
 
 
+@pytest.mark.long
 async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Kafka to Kafka by SQL with a table, a rule and its quarantine, and corrupt records in quarantine."""
     source, out = topic(1), topic()
@@ -239,6 +242,7 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any,
     assert await values(f"{source}.dlq") == {b"{bad"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"sources": {"a": {"rate": 5}}}, "INPUT_STREAM"), ({"sql": "SELECT id, count(*) AS n FROM a GROUP BY id"}, "")],
@@ -262,6 +266,7 @@ async def test_what_real_time_mode_does_not_have_is_not_tried_again(
         assert "use trigger.interval_seconds" in run.readiness().reason
 
 
+@pytest.mark.long
 async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
     """For trials: no topic is needed."""
     spec = {

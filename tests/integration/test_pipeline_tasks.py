@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,6 +14,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.plan import DriverTask, Rows
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.tasks import TaskDriver
+from headrace.testing.pipelines import PipelineRows
 
 pytestmark = pytest.mark.heavy
 
@@ -46,28 +46,26 @@ GIVEN: list[Rows] = [
 Ask = Callable[[DriverTask, str], Coroutine[Any, Any, Any]]
 
 
-def run(folder: Path, steps: Callable[[Ask], Coroutine[Any, Any, None]], servers: str = "127.0.0.1:1") -> None:
-    async def main() -> None:
-        async with TaskDriver.opened() as driver:
+def asking(folder: Path, driver: TaskDriver, servers: str = "127.0.0.1:1") -> Ask:
+    """Return what sends a task with a file to a driver."""
 
-            async def ask(task: DriverTask, text: str = FILE) -> Any:
-                file = folder / "tolls.yaml"
-                file.write_text(text)
-                return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
+    async def ask(task: DriverTask, text: str = FILE) -> Any:
+        file = folder / "tolls.yaml"
+        file.write_text(text)
+        return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
 
-            await steps(ask)
-
-    asyncio.run(main())
+    return ask
 
 
 def loaded(lines: list[str]) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path) -> None:
+def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
     """Describe resolves columns and state; a trial gives rows; a refusal names file and line, and ends nothing."""
 
-    async def steps(ask: Ask) -> None:
+    async def steps(driver: TaskDriver) -> None:
+        ask = asking(tmp_path, driver)
         described = await ask(DriverTask(kind="describe"), FILE)
         assert described["problems"] == []
         parts = described["parts"]
@@ -111,10 +109,12 @@ def test_one_session_answers_request_after_request_without_kafka(tmp_path: Path)
             with pytest.raises(PipelineInvalid, match=sentence):
                 await ask(DriverTask(kind="trial", expect={"by_gate": wrong}), FILE)
 
-    run(tmp_path, steps)
+    pipeline_rows.run(steps)
 
 
-def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any, tmp_path: Path) -> None:
+def test_rows_of_a_slice_are_shown_and_nothing_is_written(
+    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+) -> None:
     """Only the slice is read, by a source, a view and a flow; no sink, group or checkpoint appears."""
     import confluent_kafka
     from confluent_kafka.admin import AdminClient
@@ -127,7 +127,8 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any
     producer.flush(60)
     text = FILE.replace("topic: passages", f"topic: {name}")
 
-    async def steps(ask: Ask) -> None:
+    async def steps(driver: TaskDriver) -> None:
+        ask = asking(tmp_path, driver, kafka.bootstrap_servers)
         slices = {name: {0: (8, 10), 1: (8, 10)}}
         shown = await ask(DriverTask(kind="show", name="passages", limit=3, slices=slices), text)
         assert shown["columns"] == ["plate", "gate", "cents", "at"]
@@ -140,23 +141,22 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(kafka: Any, topic: Any
         assert [row["plate"] for row in plates["rows"]] == ["B 6", "B 5", "B 7"]
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    run(tmp_path, steps, kafka.bootstrap_servers)
+    pipeline_rows.run(steps)
     assert not {"by_gate", "windows", "plates"} & admin.list_topics(timeout=60).topics.keys()
     assert [file.name for file in tmp_path.iterdir()] == ["tolls.yaml"]
 
 
-def test_spark_refuses_the_wrong_files_that_only_spark_can_know() -> None:
+def test_spark_refuses_the_wrong_files_that_only_spark_can_know(pipeline_rows: PipelineRows) -> None:
     """Each with file, line, cause and remedy, and one session survives them all."""
     files = sorted((Path(__file__).parents[1] / "unit" / "pipelines" / "wrong").glob("*.yaml"))
     planned = {file: lines for file in files if (lines := file.read_text().splitlines())[0] == "# plan"}
 
-    async def main() -> None:
-        async with TaskDriver.opened() as driver:
-            for file, lines in planned.items():
-                found = await driver.ask(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
-                sentences = [driver.sentence(file, problem) for problem in found["problems"]]
-                shown = [text.removeprefix(f"{file}:").replace(str(file.parent), "FOLDER") for text in sentences]
-                assert shown == [line[2:] for line in lines[1:] if line.startswith("# ")]
+    async def steps(driver: TaskDriver) -> None:
+        for file, lines in planned.items():
+            found = await driver.ask(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
+            sentences = [driver.sentence(file, problem) for problem in found["problems"]]
+            shown = [text.removeprefix(f"{file}:").replace(str(file.parent), "FOLDER") for text in sentences]
+            assert shown == [line[2:] for line in lines[1:] if line.startswith("# ")]
 
     assert len(planned) >= 15
-    asyncio.run(main())
+    pipeline_rows.run(steps)

@@ -169,6 +169,7 @@ def test_results_are_exact_over_a_killed_driver(kafka: Any, topic: Any, tmp_path
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_once_takes_what_is_there_and_goes_on_later(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Views, the key and timestamp columns and a watermark work; a second run reads only what is new; nulls stay."""
     source, out = topic(), topic()
@@ -259,6 +260,7 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+@pytest.mark.long
 async def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Spark's own name of the error and the part of the file stand in readiness."""
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
@@ -274,6 +276,7 @@ async def test_wrong_sql_is_told_and_not_tried_again(kafka: Any, topic: Any, tmp
         assert "View" not in run.readiness().reason
 
 
+@pytest.mark.long
 async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> None:
     """Two drivers never use one folder at the same time; one that waits ends at once when told."""
     spec = PipelineSpec.model_validate(
@@ -295,6 +298,7 @@ async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) 
     assert gone(driver.pid)
 
 
+@pytest.mark.long
 def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(
     kafka: Any, topic: Any, headrace: Any, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[Ac
     return [row.binding(user, "") for row in rows]
 
 
+@pytest.mark.long
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     assert not secrets.exists()
 
 
-@pytest.mark.parametrize("way", ["certificate", "OAUTHBEARER"])
+@pytest.mark.parametrize("way", ["certificate", pytest.param("OAUTHBEARER", marks=pytest.mark.long)])
 def test_certificates_and_tokens_are_enough_for_spark(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path, way: str
 ) -> None:

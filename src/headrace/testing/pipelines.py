@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from headrace.config.kafka import KafkaConfig
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.tasks import TaskDriver, steps_of
+
+T = TypeVar("T")
 
 
 class PipelineRows:
@@ -45,13 +47,18 @@ class PipelineRows:
             for source, rows in given.items()
         }
         task = DriverTask(kind="trial", given=steps, expect={name: None}, streaming=streaming)
-        found = self._runner.run(self._ask(path, task))
+        found = self.run(lambda driver: driver.ask(path, load_pipeline(path, check=True), KafkaConfig(), task))
         return [json.loads(row) for row in found[name]["actual"]]
 
-    async def _ask(self, file: Path, task: DriverTask) -> Any:
-        if not self._driver:
-            self._driver = await self._stack.enter_async_context(TaskDriver.opened())
-        return await self._driver.ask(file, load_pipeline(file, check=True), KafkaConfig(), task)
+    def run(self, steps: Callable[[TaskDriver], Coroutine[Any, Any, T]]) -> T:
+        """Run steps with the driver of the session. Returns what they return."""
+
+        async def main() -> T:
+            if not self._driver:
+                self._driver = await self._stack.enter_async_context(TaskDriver.opened())
+            return await steps(self._driver)
+
+        return self._runner.run(main())
 
     def __enter__(self) -> Self:
         return self

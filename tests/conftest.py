@@ -85,7 +85,7 @@ def _group_of(item: pytest.Item) -> str:
     level = _level_of(item)
     if level == "unit" or item.get_closest_marker("xdist_group"):
         return ""  # it stands alone, or names its group itself
-    if "pipeline" in item.nodeid:
+    if "pipeline" in item.nodeid and item.get_closest_marker("heavy"):
         return "spark"  # three drivers at a time take more processors and memory than a small machine has
     if "kafka_three" in getattr(item, "fixturenames", ()):
         return "three-brokers"  # they break the brokers they share

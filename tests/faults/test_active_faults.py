@@ -171,7 +171,9 @@ def bench(kafka: Any, tmp_path: Path) -> Bench:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize(
+    "auto", [pytest.param(False, id="explicit"), pytest.param(True, id="auto", marks=pytest.mark.long)]
+)
 def test_headrace_is_killed_while_it_is_read(bench: Bench, headrace: Any, auto: bool) -> None:
     """By kill -9: what was not committed is read again, and nothing is passed over."""
     running = [headrace(bench.settings)]
@@ -189,7 +191,9 @@ def test_headrace_is_killed_while_it_is_read(bench: Bench, headrace: Any, auto: 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize(
+    "auto", [pytest.param(False, id="explicit"), pytest.param(True, id="auto", marks=pytest.mark.long)]
+)
 def test_a_paused_process_comes_back_after_its_session(bench: Bench, headrace: Any, auto: bool) -> None:
     """Another process takes over meanwhile; what the first one still commits counts for nothing."""
     paused, peer = headrace(bench.settings), headrace(bench.settings)
@@ -241,6 +245,7 @@ ActiveInstance.read = read
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("mutant", "auto"),

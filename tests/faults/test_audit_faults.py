@@ -84,7 +84,7 @@ def start(headrace: Any, cluster: Any, topic: str, url: str, **audit: Any) -> An
 TROUBLE: Sequence[Answer] = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
 
 
-@pytest.mark.parametrize("budget", [134_217_728, 3_000])
+@pytest.mark.parametrize("budget", [134_217_728, pytest.param(3_000, marks=pytest.mark.long)])
 def test_notes_and_told_holes_are_as_many_as_records_that_ended(
     kafka: Any, headrace: Any, backend: Any, bed: Any, budget: int
 ) -> None:

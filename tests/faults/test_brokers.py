@@ -87,6 +87,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_three: Any) -> None:

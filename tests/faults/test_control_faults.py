@@ -208,7 +208,14 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("point", [pytest.param("seek.before", marks=pytest.mark.long), "seek.committed", "seek.after"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("seek.before", marks=pytest.mark.long),
+        pytest.param("seek.committed", marks=pytest.mark.long),
+        "seek.after",
+    ],
+)
 def test_a_process_dies_of_a_seek(scene: Scene, point: str) -> None:
     """Before the new offset is committed, before it begins there, or before it says so: the next process goes on."""
     scene.create(1)
@@ -250,6 +257,7 @@ def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> None:

@@ -196,6 +196,7 @@ def test_the_leader_is_killed(kafka_three: Any, headrace: Any, bed: Any) -> None
     assert scene.process.terminate() == 0
 
 
+@pytest.mark.long
 def test_the_leader_is_paused(kafka_three: Any, headrace: Any, bed: Any) -> None:
     """What it had taken is sent again to the next one; when it goes on it finds itself deposed."""
     scene = Scene(kafka_three, headrace, bed, delivery_seconds=12)
@@ -228,6 +229,7 @@ def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(kafka_three
     assert scene.process.terminate() == 0
 
 
+@pytest.mark.long
 def test_connections_to_the_brokers_are_cut(kafka_three: Any, headrace: Any, bed: Any) -> None:
     """Requests and answers on their way are lost; what was sent again is there once, at the place that was told."""
     scene = Scene(kafka_three, headrace, bed, delivery_seconds=15)
@@ -282,6 +284,7 @@ producer.report_error = lambda *_, **__: errors.KafkaUnavailable("not written, s
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mutant", "kinds"),
     [(ANSWER_BEFORE_THE_REPORT, {"lost", "moved"}), (TIMEOUT_IS_A_FAIL, {"ghost"})],

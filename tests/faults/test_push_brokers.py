@@ -168,6 +168,7 @@ def test_the_leader_is_killed_while_records_are_pushed(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_two_brokers_of_three_stand_still(scene: Scene) -> None:
     """Row B2: the third one can take neither records nor commits; then all goes on."""
     process = scene.run()
@@ -185,6 +186,7 @@ def test_two_brokers_of_three_stand_still(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scene: Scene, kafka_network: FaultProxy) -> None:
     """Row B8: the next one takes the commits, and none passes what has not ended."""
     process = scene.run(kafka_network.bootstrap_servers)
@@ -201,6 +203,7 @@ def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scene: Scene, ka
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["everything", "answers"])
 def test_the_network_is_silent_for_longer_than_the_session(scene: Scene, kafka_network: FaultProxy, lost: str) -> None:
     """Rows C3, C4: the group goes on without the member; when the network is back it joins again by itself."""
@@ -214,6 +217,7 @@ def test_the_network_is_silent_for_longer_than_the_session(scene: Scene, kafka_n
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_connections_are_reset_again_and_again(scene: Scene, kafka_network: FaultProxy) -> None:
     """Row C2: fetches and commits on their way are lost, and asked for again."""
     process = scene.run(kafka_network.bootstrap_servers)
@@ -225,6 +229,7 @@ def test_connections_are_reset_again_and_again(scene: Scene, kafka_network: Faul
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_a_commit_arrives_when_the_partitions_have_another_owner(scene: Scene, kafka_network: FaultProxy) -> None:
     """Row F5: it is refused, no commit goes back, and its sender joins again."""
     first = scene.run(kafka_network.bootstrap_servers, **SHORT_SESSION)
@@ -243,6 +248,7 @@ def test_a_commit_arrives_when_the_partitions_have_another_owner(scene: Scene, k
     assert [process.terminate() for process in (first, second)] == [0, 0]
 
 
+@pytest.mark.long
 def test_members_come_and_go(scene: Scene) -> None:
     """Rows F1, F7: politely and by kill -9, while partitions are paused and resumed all the time."""
     process = scene.run(**SHORT_SESSION)
@@ -263,6 +269,7 @@ def test_members_come_and_go(scene: Scene) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_the_poll_interval_is_exceeded(scene: Scene) -> None:
     """Row F4: the member is out while its thread is blocked, and joins again; what it held comes again."""
     blocked = scene.run("", "poll.after=delay:7@20", **SHORT_SESSION, **{"max.poll.interval.ms": 3000})

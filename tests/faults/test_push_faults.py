@@ -76,6 +76,7 @@ Lane.take = take
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("mutant", "kind"),

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,19 +118,23 @@ def overtaken(bed: Bed) -> None:
     bed.check(0)
 
 
+SCENARIOS: dict[str, Callable[[Any], None]] = {
+    "sent": lambda kafka: killed(Bed(kafka, 6000), "redrive.sent"),
+    "marked": lambda kafka: killed(Bed(kafka, 6000), "redrive.marked"),
+    "submitted": lambda kafka: killed(Bed(kafka, 30_000), "redrive.transaction.submitted", *EXACT),
+    "in a transaction": lambda kafka: killed(Bed(kafka, 30_000), "redrive.transaction.sent", *EXACT),
+    "overtaken": lambda kafka: overtaken(Bed(kafka, 4000)),
+}
+ALWAYS = ("sent", "submitted")
+
+
 @pytest.mark.timeout(900)
-def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Any) -> None:
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in SCENARIOS]
+)
+def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Any, scenario: str) -> None:
     """Killed with records sent and not marked, marked, and in a transaction; and asleep while another takes over."""
-    scenarios: list[Callable[[], None]] = [
-        lambda: killed(Bed(kafka, 6000), "redrive.sent"),
-        lambda: killed(Bed(kafka, 6000), "redrive.marked"),
-        lambda: killed(Bed(kafka, 30_000), "redrive.transaction.submitted", *EXACT),
-        lambda: killed(Bed(kafka, 30_000), "redrive.transaction.sent", *EXACT),
-        lambda: overtaken(Bed(kafka, 4000)),
-    ]
-    with ThreadPoolExecutor(len(scenarios)) as pool:
-        for running in [pool.submit(scenario) for scenario in scenarios]:
-            running.result()
+    SCENARIOS[scenario](kafka)
 
 
 @pytest.mark.long

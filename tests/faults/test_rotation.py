@@ -48,7 +48,7 @@ def test_a_new_certificate_of_another_user_is_taken_up(world: Rotation, member: 
     world.check(poster)
 
 
-@pytest.mark.parametrize("first", ["broker", "file"])
+@pytest.mark.parametrize("first", ["broker", pytest.param("file", marks=pytest.mark.long)])
 def test_a_new_password_is_taken_up(world: Rotation, first: str) -> None:
     """Whether the broker knows it before the file or after; then every connection is opened again."""
     world.operator.password(world.name, "old-password")

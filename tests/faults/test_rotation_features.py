@@ -48,6 +48,7 @@ def rotated(world: Rotation, process: Any, poster: Poster) -> Iterator[None]:
     poster.wait_for_more(500)
 
 
+@pytest.mark.long
 def test_transactions_are_written_by_a_new_client(world: Rotation) -> None:
     """Each request is one transaction; none is refused, lost or there twice."""
     producer = {"transactions": {"id": world.name, "producers": 2}, "idempotency": {"topic": f"{world.name}-keys"}}
@@ -113,6 +114,7 @@ def connections(pid: int, port: int) -> set[str]:
     return to_port & {link.removeprefix("socket:[").removesuffix("]") for link in links}
 
 
+@pytest.mark.long
 def test_a_command_that_follows_a_topic_connects_again(world: Rotation, tmp_path: Path) -> None:
     """It prints every record once, those included that are written when the old user has no right."""
     file, printed = tmp_path / "follow.yaml", tmp_path / "printed"
@@ -176,6 +178,7 @@ def test_a_store_that_is_half_written_is_not_used(world: Rotation, tmp_path: Pat
     world.ledger.check_acknowledged(transactions, keyed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exactly_once", [False, True], ids=["plain", "exactly-once"])
 def test_a_redrive_ends_though_the_user_of_its_lease_loses_every_right(world: Rotation, exactly_once: bool) -> None:
     """Its lease and its session keep the old user; what that costs is another run, and no dead letter."""

@@ -78,7 +78,7 @@ def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("fault", ["paused", "killed"])
+@pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.long), "killed"])
 def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: Any, bed: Any, fault: str) -> None:
     """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
     first, second = (f"tx-{uuid.uuid4().hex[:8]}" for _ in range(2))

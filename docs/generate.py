@@ -106,9 +106,9 @@ def configuration_page() -> str:
 
 def _sections(schema: Schema) -> Iterator[str]:
     """Yield one table per part of the file: first the settings at its top, then each part below it."""
-    waiting: list[tuple[str, Schema, str]] = [("", schema, "")]
+    waiting: list[tuple[str, Schema, str, str]] = [("", schema, "", "")]
     while waiting:
-        path, node, text = waiting.pop(0)
+        path, node, text, kind = waiting.pop(0)
         rows, below = [], []
         for name, setting in node["properties"].items():
             where = f"{path}.{name}" if path else name
@@ -116,15 +116,22 @@ def _sections(schema: Schema) -> Iterator[str]:
             step = f"{where}.<name>" if _entry(setting) else where
             for model in models:
                 alone = len(models) == 1 and setting.get("description")
-                below.append((step, model, alone or model["description"]))
+                below.append((step, model, alone or model["description"], _kind_of(model, models)))
             if not models:
                 required = name in node.get("required", ())
                 rows.append(_setting_row(where, setting, required))
         waiting = below + waiting
         if path:
-            yield f"### `{path}`\n\n{text}\n"
+            yield f"### `{path}`{kind}\n\n{text}\n"
         if rows:
             yield "\n".join(["| Setting | Type | Default | Meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _kind_of(model: Schema, models: list[Schema]) -> str:
+    """Return the end of a section's heading if it is one of several: the first setting that only it requires."""
+    others = [name for other in models if other is not model for name in other["properties"]]
+    own = [name for name in model.get("required", ()) if name not in others]
+    return f" with `{own[0]}`" if len(models) > 1 and own else ""
 
 
 def _models_below(schema: Schema, setting: Schema) -> list[Schema]:

@@ -1,1 +1,1 @@
-"""What operators do: look at topics and groups, and bring dead letters back."""
+"""What operators do: live control of consumers, dead letters, replays, jobs, registrations, doctor."""

@@ -22,7 +22,7 @@ class _Sink(EndSection):
 
 
 class KafkaSink(_Sink):
-    """The topic a flow writes to: each row is one record, its value a JSON object of all columns."""
+    """The topic a flow writes to: each row is one record, its value all columns in `value_format`."""
 
     topic: Annotated[TopicName, AfterValidator(external_topic)]
     """Topic to write; created like the first topic the flow reads if it does not exist."""

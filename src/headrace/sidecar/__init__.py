@@ -1,1 +1,1 @@
-"""The HTTP sidecar: produce, and consumers that push."""
+"""The HTTP sidecar: produce, active consumers, and consumers that push."""

@@ -1,0 +1,147 @@
+"""What the README says there is, compared with the code: names of its tables, guarantees, and the one headrace.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from headrace.config.backend import BackendConfig
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSasl
+from headrace.formats.codec import PLAIN_CODECS, SCHEMA_TYPES
+from headrace.functions import load
+from headrace.functions.spec import KafkaTrigger
+from headrace.pipelines.picture import guarantee
+from headrace.pipelines.sinks import AnySink, KafkaSink
+from headrace.pipelines.sources import AnySource, KafkaSource
+from headrace.pipelines.spec import FlowSpec, PipelineKafka
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def literals(annotation: Any) -> set[str]:
+    """Return the texts that a type may be, in whatever it is wrapped."""
+    if isinstance(annotation, str):
+        return {annotation}
+    return set().union(*map(literals, get_args(annotation)))
+
+
+def choices(model: type[BaseModel], field: str) -> set[str]:
+    return literals(model.model_fields[field].annotation)
+
+
+def kinds(union: Any) -> set[str]:
+    """Return the keys by which the kinds of a source or sink are known."""
+    return {kind.__metadata__[0].tag.strip("<>") for kind in get_args(get_args(union)[0])}
+
+
+def security(model: Any) -> set[str]:
+    """Return the protocols of a section's `security`; it must be the section that all clients have."""
+    [section] = {each for each in (model, *get_args(model)) if isinstance(each, type) and issubclass(each, BaseModel)}
+    return choices(section, "protocol")
+
+
+NAMES = {
+    "formats of produce, push, active consumers and functions": [
+        {*PLAIN_CODECS, *SCHEMA_TYPES},
+        choices(ReactiveConsumerConfig, "value_format"),
+        choices(KafkaTrigger, "value_format"),
+    ],
+    "formats of a pipeline's topics, read and written": [
+        choices(KafkaSource, "value_format"),
+        choices(KafkaSink, "value_format") - {"record"},
+    ],
+    "`backend.mode` of a reactive consumer": [choices(BackendConfig, "mode")],
+    "`kind` of a function's trigger": [set(load._KINDS)],
+    "`explicitAckMode`": [choices(KafkaTrigger, "explicit_ack_mode")],
+    "sources of a pipeline": [kinds(AnySource)],
+    "`corrupt`": [choices(KafkaSource, "corrupt")],
+    "sinks of a pipeline": [kinds(AnySink)],
+    "protocols to Kafka, also of pipelines": [
+        security(section.model_fields["security"].annotation) for section in (KafkaConfig, PipelineKafka)
+    ],
+    "logins at Kafka, also of pipelines": [choices(KafkaSasl, "mechanism")],
+}
+"""How a row of the table of names begins, and what the code has."""
+
+
+def of_sink(**sink: Any) -> set[str]:
+    """Return the guarantees that `headrace pipeline plan` prints of a sink, or of its backend, in each `delivery`."""
+    model = type(TypeAdapter(AnySink).validate_python(sink))
+    ways = [{"delivery": way} for way in choices(model, "delivery")] if "delivery" in model.model_fields else [{}]
+    printed = [guarantee(FlowSpec(sql="SELECT 1", sink=sink | way)).partition(", and its backend") for way in ways]
+    return words(" ".join(backend or own for own, _, backend in printed))
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall("at least once|exactly once", text.replace("_", " ")))
+
+
+def of_model(model: type[BaseModel]) -> set[str]:
+    """Return the guarantees of what a section configures: at least once, if it has no setting for that."""
+    return words(" ".join(choices(model, "delivery"))) if "delivery" in model.model_fields else {"at least once"}
+
+
+GUARANTEES = {
+    "a backend of a reactive consumer": of_model(BackendConfig),
+    "an output topic of a function": of_model(KafkaTrigger),
+    "a topic of a pipeline": of_sink(topic="t"),
+    "a backend of a pipeline": of_sink(topic="t", backend={"url": "http://localhost/"}),
+    "a PostgreSQL table of a pipeline": of_sink(postgres={"database": "d", "user": "u"}, table="t"),
+    "files of a pipeline": of_sink(files="f"),
+}
+
+
+def row(first: str) -> str:
+    """Return the last cell of the one row of the README whose first cell begins so."""
+    [found] = re.findall(rf"^\| {re.escape(first)}[^|]*\| ([^|]*) \|$", README, re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_the_readme_has_the_names_of_the_code(what: str) -> None:
+    """A row names all that the code has, and nothing else."""
+    assert [set(re.findall("`([^`]+)`", row(what)))] * len(NAMES[what]) == NAMES[what]
+
+
+@pytest.mark.parametrize("destination", GUARANTEES)
+def test_the_readme_has_the_guarantee_of_each_destination(destination: str) -> None:
+    """A row says `at least once`, `exactly once`, or both, where the code offers both."""
+    assert words(row(destination).replace("`delivery: exactly_once`", "")) == GUARANTEES[destination]
+
+
+def test_files_of_the_readme_have_one_block_each() -> None:
+    """Whoever saves the blocks as they are overwrites none of them."""
+    names = re.findall(r"^```\w+\n(?:#|//|--) ([\w./]+)$", README, re.MULTILINE)
+    assert "headrace.yaml" in names
+    assert len(names) == len(set(names))
+
+
+def deciding() -> Iterator[tuple[str, str]]:
+    """Yield each file of "which file decides", and each name behind it."""
+    table = ARCHITECTURE.split("## Which file decides")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    for cell in rows:
+        file = ""
+        for name in re.findall("`([^`]+)`", cell):
+            file = name if "/" in name or name.endswith((".py", ".csv")) else file
+            yield file, name
+
+
+def test_files_that_decide_have_what_they_decide() -> None:
+    """Each file of the table exists, and has each name that stands behind it."""
+    missing, source = [], ROOT / "src" / "headrace"
+    for file, name in deciding():
+        path = source / file
+        if not path.exists() or (path.is_file() and name != file and not re.search(rf"\b{name}\b", path.read_text())):
+            missing.append((file, name))
+    assert len([*deciding()]) > 30
+    assert missing == []

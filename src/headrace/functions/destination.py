@@ -224,7 +224,8 @@ class FunctionDestination:
         if crashes >= _POISON_CRASHES and len(records) == 1:
             del self._crashes[suspect]
             error = lost.parameters["error"] or "WorkerLost"
-            return [Reply(error, f"{crashes} workers in a row died of it: {lost.description}", permanent=True)]
+            text = f"{crashes} workers in a row died of it: {lost.description}"
+            return [Reply(error, text, permanent=True, calls=crashes)]
         while len(self._crashes) > _MAX_SUSPECTS:
             del self._crashes[next(iter(self._crashes))]
         return []

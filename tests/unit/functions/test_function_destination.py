@@ -240,7 +240,7 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
     outcomes = asyncio.run(target.deliver(delivery(5)))
     assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", "permanent", "success", "success"]
-    assert outcomes[2].error == "timeout"
+    assert (outcomes[2].error, outcomes[2].calls) == ("timeout", 3)
     assert not target._crashes
 
 

@@ -278,7 +278,9 @@ class Deliverer:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)
         before = batch.attempt - 1
-        dead_letters = [DeadLetter(one, context.group, before + reply.calls, reply, first, now) for one, reply in failed]
+        dead_letters = [
+            DeadLetter(one, context.group, before + reply.calls, reply, first, now) for one, reply in failed
+        ]
         return DeadLetterBatch(dead_letters) if dead_letters else None
 
     def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:

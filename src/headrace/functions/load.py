@@ -109,7 +109,7 @@ class _FunctionFile:
     def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         self._tree = tree
         self._problems, self._wrong = problems, problems.report
-        self._config = config
+        self._file, self._config = file, config
         self._files = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
 
     def function(self, folder: Path, check_handler: bool) -> FunctionSpec | None:
@@ -123,7 +123,7 @@ class _FunctionFile:
         self._list(spec, "env", "variable")
         self._list(spec, "loggerSinks", "sink")
         self._files = self._files._replace(mounts=self._mounts(spec))
-        spec.values["libraries"] = self._libraries(spec, folder)
+        spec.values["libraries"] = self._libraries(spec)
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if isinstance(trigger, KafkaTrigger)]
@@ -139,7 +139,7 @@ class _FunctionFile:
             self._wrong(spec.path_of("handler"), why)
         return function
 
-    def _libraries(self, spec: _Section, folder: Path) -> Libraries | None:
+    def _libraries(self, spec: _Section) -> Libraries | None:
         """Return the libraries of the function; refuse it, or leave them out, as the configuration says."""
         commands = self._below(spec, "build").values.get("commands") or []
         for command in (written := [str(command) for command in commands]):
@@ -148,10 +148,10 @@ class _FunctionFile:
         if not self._config or self._config.functions_libraries == "shared":
             return None
         state = self._config.state_dir.absolute() / "functions"
-        found = libraries_of(folder, [command for command in written if is_install(command)], state)
+        found = libraries_of(self._file, [command for command in written if is_install(command)], state)
         if found and self._config.functions_libraries == "refuse" and not found.folder.is_dir():
-            text = "functions_libraries: install in headrace.yaml does that at the start"
-            self._wrong(spec.path_of("build"), f"names libraries that are not installed: run {found.command}; {text}")
+            other = "or set functions_libraries: install in headrace.yaml"
+            self._wrong(spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}")
         return found
 
     def _list(self, spec: _Section, name: str, known: str) -> None:

@@ -1,4 +1,4 @@
-"""`headrace function`: run a function file, check it, call its handler in the foreground, serve it by HTTP."""
+"""`headrace function`: run a function file, check it, install its libraries, call its handler, serve it by HTTP."""
 
 import contextlib
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _FORMATS_OF_BYTES = ("binary", "string")
 
 @click.group()
 def function() -> None:
-    """Run and check functions, call a handler, serve one by HTTP.
+    """Run and check functions, install their libraries, call a handler, serve one by HTTP.
 
     Example: headrace function run function.yaml --reload
     """
@@ -52,10 +52,10 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
     """
     from headrace.app import run as run_everything
 
+    settings = _settings(cluster)
     with collected_warnings():  # the start logs them
-        load_function(file, cluster.file, check_handler=True)
-    settings = cluster.file or HeadraceConfig()
-    alone: dict[str, Any] = {"kafka": cluster.kafka, "functions": [file], "reactive_consumers": {}, "pipelines": []}
+        load_function(file, settings, check_handler=True)
+    alone: dict[str, Any] = {"functions": [file], "reactive_consumers": {}, "pipelines": []}
     alone |= {"watched_functions": [], "functions_reload": reload or settings.functions_reload}
     if port:
         alone["http"] = settings.http.model_copy(update={"port": port})
@@ -82,7 +82,7 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
     problems, found = list[str](), list[str]()
     with collected_warnings() as warnings:
         try:
-            spec = load_function(file, cluster.file, check_handler=True)
+            spec = load_function(file, _settings(cluster), check_handler=True)
         except FunctionInvalid as invalid:
             problems = invalid.description.splitlines()
     if spec:
@@ -91,6 +91,31 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
     problems += warnings if strict else ()
     fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.all_triggers)})" if spec else ""
     print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
+
+
+@function.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
+@kafka_options
+def install(file: Path, cluster: ClusterSettings, output: str) -> None:
+    """Install the libraries that a function names, over the network; code 78 if that fails.
+
+    They are named by requirements.txt in its folder and by `pip install` in spec.build.commands. Headrace finds them
+    below its state folder, so pass the -c that the other commands have.
+
+    Example: headrace function install orders/function.yaml
+    """
+    settings = _settings(cluster)
+    if settings.functions_libraries == "refuse":
+        settings = settings.model_copy(update={"functions_libraries": "install"})
+    libraries = load_function(file, settings).libraries
+    present = libraries is None or libraries.folder.is_dir()
+    if libraries and (why := libraries.install(lambda: False)):
+        raise FunctionInvalid(f"{file}: {why}")
+    where = str(libraries.folder) if libraries else ""
+    if output == "json":
+        print_json({"folder": where, "installed": not present})
+    else:
+        click.echo(f"{file}: {'already ' if present else ''}installed in {where}" if where else f"{file}: no libraries")
 
 
 @function.command("test")
@@ -112,7 +137,7 @@ async def call_handler(
     """
     from headrace.functions.foreground import ForegroundFunction
 
-    spec, clock = load_function(file, cluster.file, check_handler=True), SystemClock()
+    spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
     topic, number, offset = (record or "").rsplit(":", 2) if record and record.count(":") > 1 else ("", "0", "0")
     if record and not (topic and number.isdecimal() and offset.isdecimal()):
         raise InvalidRequest(f"--record is {record}: write TOPIC:PARTITION:OFFSET, such as orders:0:17")
@@ -169,7 +194,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     from headrace.functions.service import FunctionService
     from headrace.web.server import serve_alone
 
-    spec, clock = load_function(file, cluster.file, check_handler=True), SystemClock()
+    spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
     written = spec.triggers[0]
     # The consumer has decoded what has a schema, and keeps the order: an answer has a result for each record.
     keys, values = (
@@ -186,10 +211,15 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
         for each in (topics, service):
             await each.start()
             stack.push_async_callback(each.stop)
-        most_bytes = (cluster.file or HeadraceConfig()).http.max_body_bytes
+        most_bytes = _settings(cluster).http.max_body_bytes
         backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason, most_bytes)
         await serve_alone(backend, host, port, lambda url: click.echo(f"ready http={url}"))
         await service.drain(Deadline(clock, _DRAIN_SECONDS))
+
+
+def _settings(cluster: ClusterSettings) -> HeadraceConfig:
+    """Return the settings with which `run` starts a function, so that each command refuses the same."""
+    return (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
 
 
 async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> Record:

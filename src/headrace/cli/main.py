@@ -18,7 +18,7 @@ _COMMANDS = {
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
     "ready": "Wait until a running Headrace is ready.",
-    "function": "Functions: check a function.yaml and its handler.",
+    "function": "Functions: run, check, install, test and serve a function.yaml.",
     "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause, state of those that run.",
     "config": "Check and show the configuration; print the schema of the file.",
     "topics": "List, describe and create topics.",

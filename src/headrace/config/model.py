@@ -56,8 +56,8 @@ class HeadraceConfig(Section):
     names the command that installs them. `install`: a start installs them, over the network. `shared`: handlers have
     the libraries of Headrace."""
     functions_secrets_dir: Path | None = None
-    """Folder with the secrets that function files mount (`spec.volumes`): a folder for each `secretName`, in which each
-    key is a file; relative to this file."""
+    """Folder with the secrets that function files mount (`spec.volumes`) or name in a `secretKeyRef`: a folder for each
+    secret, in which each key is a file; relative to this file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
     durability: Literal["report", "strict"] = "report"

@@ -277,7 +277,10 @@ class Deliverer:
         if split:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)
-        dead_letters = [DeadLetter(record, context.group, batch.attempt, reply, first, now) for record, reply in failed]
+        before = batch.attempt - 1
+        dead_letters = [
+            DeadLetter(one, context.group, before + reply.calls, reply, first, now) for one, reply in failed
+        ]
         return DeadLetterBatch(dead_letters) if dead_letters else None
 
     def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:

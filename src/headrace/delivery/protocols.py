@@ -66,6 +66,8 @@ class Reply(NamedTuple):
     """Whether it is about several records, of which it blames none; a status of several records is so, too."""
     held: bool = False
     """Whether a success stays open until it is acknowledged explicitly."""
+    calls: int = 1
+    """How often the destination was called for the record; more than once if its workers died of it."""
 
 
 ACK = Reply()

@@ -60,7 +60,7 @@ class FunctionDestination:
         self._topics = topics
         self._kind_of = kind_of
         """Returns the kind of an internal topic, which no handler may write; empty for others."""
-        self._failures = FailureLog(f"function {workers.spec.name}.{trigger.name}", clock)
+        self._failures = FailureLog(workers.spec.name, trigger.name, clock)
         self._schemas: dict[int, wire.Schema] = {}
         self._attempts = _attempts_in_order(trigger)
         self._ending: set[TopicPartition] = set()
@@ -161,8 +161,9 @@ class FunctionDestination:
             self._ending.discard(partition)
             self._workers.metrics.handled[self._trigger.name][end] += 1
         output = result.outputs.pop() if result.outputs else None
-        record = Record(f"request {request.keys[0]!r}", 0, 0, request.timestamps_ms[0], None, None)
-        [reply] = await self._settle(RecordBatch.of([record]), [result])
+        record = Record(partition.topic, partition.partition, 0, request.timestamps_ms[0], None, None)
+        request_id = (request.keys[0] or b"").decode(errors="replace")
+        [reply] = await self._settle(RecordBatch.of([record]), [result], request=request_id)
         return reply, output if result.error or not reply.error else None
 
     def _next_part(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
@@ -224,13 +225,14 @@ class FunctionDestination:
         if crashes >= _POISON_CRASHES and len(records) == 1:
             del self._crashes[suspect]
             error = lost.parameters["error"] or "WorkerLost"
-            return [Reply(error, f"{crashes} workers in a row died of it: {lost.description}", permanent=True)]
+            text = f"{crashes} workers in a row died of it: {lost.description}"
+            return [Reply(error, text, permanent=True, calls=crashes)]
         while len(self._crashes) > _MAX_SUSPECTS:
             del self._crashes[next(iter(self._crashes))]
         return []
 
     async def _settle(
-        self, records: RecordBatch, results: Sequence[wire.AnyResult], mode: str = "disable"
+        self, records: RecordBatch, results: Sequence[wire.AnyResult], mode: str = "disable", request: str = ""
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
         replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
@@ -251,7 +253,7 @@ class FunctionDestination:
             elif result.held and mode == "enable":
                 replies[index] = HELD
             if result.stack:
-                self._failures.add(records[index], result)
+                self._failures.add(records[index], result, request)
             if internal and (refused := [output.topic for output in result.outputs if output.topic in internal]):
                 text = f"the handler emits to {refused[0]}, an internal topic that only Headrace or Kafka writes"
                 replies[index] = Reply("TopicInternal", text, permanent=True)

@@ -32,7 +32,7 @@ class ForegroundFunction(FunctionService):
         """Load the handler, let it do one encoded frame of work, and return its answer.
 
         Raises:
-            FunctionInvalid: The handler cannot be loaded, or `init_context` failed.
+            FunctionInvalid: Its libraries or the handler cannot be loaded, or `init_context` failed.
         """
         # Not on the loop's thread, where a handler could not run a loop of its own.
         return await run_blocking(self._serve, bytes(frame), schemas)
@@ -40,6 +40,9 @@ class ForegroundFunction(FunctionService):
     def _serve(self, frame: bytes, schemas: Mapping[int, wire.Schema]) -> Answer:
         setup = msgspec.structs.replace(self._setup(0, self.spec), log_level="debug")
         os.environ.update(setup.env)
+        libraries = self.spec.libraries
+        if libraries and (why := libraries.install(lambda: False)):
+            raise FunctionInvalid(why)
         try:
             runs, serving = prepare(setup, context_of(setup, print_line), mmap.mmap(-1, mmap.PAGESIZE))
         except Unusable as cause:

@@ -25,16 +25,8 @@ class Libraries(NamedTuple):
     folder: Path
     arguments: Sequence[str]
     """Of `pip install`."""
-
-    @property
-    def command(self) -> str:
-        """The shell line that installs them; if it is interrupted, nothing of them counts."""
-        partial, folder = shlex.quote(f"{self.folder}.partial"), shlex.quote(str(self.folder))
-        install = shlex.join(self._command(Path(f"{self.folder}.partial")))
-        return f"rm -rf {partial} && {install} && mv {partial} {folder}"
-
-    def _command(self, target: Path) -> list[str]:
-        return [sys.executable, "-m", "pip", "install", "--target", str(target), *self.arguments]
+    remedy: str
+    """What the user runs to install them."""
 
     def install(self, stopped: Callable[[], bool]) -> str:
         """Install them, unless another worker or process has, or end pip once stopped; return why that failed."""
@@ -46,9 +38,10 @@ class Libraries(NamedTuple):
             partial = self.folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             if not self.folder.is_dir():
-                code, output = run_program([*self._command(partial), "--no-input"], _LIMIT_SECONDS, stopped)
+                pip = [sys.executable, "-m", "pip", "install", "--target", str(partial), "--no-input"]
+                code, output = run_program([*pip, *self.arguments], _LIMIT_SECONDS, stopped)
                 if code:
-                    return f"its libraries are not installed ({' '.join(output.split()[-60:])}): try {self.command}"
+                    return f"its libraries are not installed ({' '.join(output.split()[-60:])}): {self.remedy}"
                 partial.rename(self.folder)
         return ""
 
@@ -62,11 +55,12 @@ def is_install(command: str) -> bool:
     return re.match(r"(python3? -m )?pip3? install ", command) is not None and not re.search(r"[;&|`$<>]", command)
 
 
-def libraries_of(folder: Path, commands: Sequence[str], state: Path) -> Libraries | None:
+def libraries_of(file: Path, commands: Sequence[str], state: Path) -> Libraries | None:
     """Return the libraries of a function: of `requirements.txt` in its folder, and of commands; None if there are none.
 
     They are in a folder below `state`.
     """
+    folder = file.parent
     arguments = [word for command in commands for word in shlex.split(command.partition(" install ")[2])]
     if (folder / _FILE).is_file():
         arguments += ["-r", str(folder / _FILE)]
@@ -75,4 +69,5 @@ def libraries_of(folder: Path, commands: Sequence[str], state: Path) -> Librarie
     # A file that others are read from is likely a text too.
     texts = [path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.txt")) if path.is_file()]
     key = hashlib.sha256(repr((sys.version, sys.platform, arguments, texts)).encode()).hexdigest()[:32]
-    return Libraries(state / key, arguments)
+    remedy = f"run headrace function install {shlex.quote(str(file))} (with the same -c, if you passed one)"
+    return Libraries(state / key, arguments, remedy)

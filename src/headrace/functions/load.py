@@ -20,6 +20,7 @@ from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem, near
 from headrace.functions.libraries import Libraries, is_install, libraries_of
+from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HandlerBatch, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.functions.trigger_security import (
     SETTINGS,
@@ -64,7 +65,7 @@ def load_function(file: Path, config: HeadraceConfig | None = None, *, check_han
     """Return the spec of a function file, and log the keys that have no effect.
 
     Args:
-        file: The file, or the folder that holds a `function.yaml`.
+        file: The file, the folder that holds a `function.yaml`, or a source with a comment `# @nuclio.configure`.
         config: Names the cluster that triggers are compared with, and the folder of secrets; None for neither.
         check_handler: Also find the handler, without importing its module.
 
@@ -76,12 +77,15 @@ def load_function(file: Path, config: HeadraceConfig | None = None, *, check_han
     text = read_text(file, FunctionInvalid, "Check the path under functions")
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON allows tabs between values only, and YAML allows none there
-    tree = read_tree(text, str(file), problems)
+    is_source = file.suffix == ".py"
+    tree = read_tree(commented_yaml(text) if is_source else text, str(file), problems)
     problems.locations[()] = str(file)
+    if is_source and not problems.found:
+        tree = commented_function(tree, problems)
     function = None
     if not problems.found:
         found = _FunctionFile(tree, problems, file, config)
-        function = found.function(file.parent, check_handler)
+        function = found.function(check_handler)
     if problems.found or not function:
         raise FunctionInvalid("\n".join(problems.ordered))
     return function
@@ -109,21 +113,26 @@ class _FunctionFile:
     def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         self._tree = tree
         self._problems, self._wrong = problems, problems.report
-        self._config = config
+        self._file, self._config = file, config
         self._files = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
 
-    def function(self, folder: Path, check_handler: bool) -> FunctionSpec | None:
+    def function(self, check_handler: bool) -> FunctionSpec | None:
         top = self._section((), self._tree, "top")
         metadata, spec = self._below(top, "metadata"), self._below(top, "spec")
         annotations = self._annotations(metadata)
         spec.paths |= metadata.paths
-        spec.values = {"name": folder.name, **spec.values, **metadata.values, "folder": folder}
+        file = self._file
+        own = {"name": file.stem, "handler": f"{file.stem}:handler"} if file.suffix == ".py" else {}
+        spec.values = {"name": file.parent.name, **own, **spec.values, **metadata.values}
+        build = self._below(spec, "build")
+        spec.values["folder"] = self._folder(spec, build)
         if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
             self._warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
         self._list(spec, "env", "variable")
+        self._read_secrets(spec)
         self._list(spec, "loggerSinks", "sink")
         self._files = self._files._replace(mounts=self._mounts(spec))
-        spec.values["libraries"] = self._libraries(spec, folder)
+        spec.values["libraries"] = self._libraries(spec, build)
         triggers = self._below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name, annotations) for name in triggers.values]
         spec.values["triggers"] = [trigger for trigger in found if isinstance(trigger, KafkaTrigger)]
@@ -135,23 +144,66 @@ class _FunctionFile:
         self._judge_idle(spec, "spec", function)
         if function and not function.triggers and not self._problems.found:
             self._wrong(triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup")
-        if function and check_handler and (why := handler_problem(function.handler, folder)):
+        if function and check_handler and (why := handler_problem(function.handler, function.folder)):
             self._wrong(spec.path_of("handler"), why)
         return function
 
-    def _libraries(self, spec: _Section, folder: Path) -> Libraries | None:
+    def _folder(self, spec: _Section, build: _Section) -> Path:
+        """Return the folder of the handler's module: that of the file, or one that gets the source in the file."""
+        if not (source := build.values.get("functionSourceCode")):
+            return self._file.parent
+        module = str(spec.values.get("handler", "")).partition(":")[0]
+        if not re.fullmatch(r"[\w-]+", module):
+            text = f"names module {module}, and functionSourceCode is one module: write a name without dots"
+            self._wrong(spec.path_of("handler"), text)
+            return self._file.parent
+        path = build.path_of("functionSourceCode")
+        try:
+            return unpack(str(source), module, self._state)
+        except ValueError:
+            self._wrong(path, "is not the base64 of a source: write what `base64 FILE` prints")
+        except OSError as cause:
+            self._wrong(path, f"cannot be written below state_dir: {cause.strerror}. Correct {self._state}")
+        return self._file.parent
+
+    @property
+    def _state(self) -> Path:
+        return (self._config or HeadraceConfig()).state_dir.absolute() / "functions"
+
+    def _read_secrets(self, spec: _Section) -> None:
+        """Give variables the secrets that they name; others that only Nuclio's platform knows are left out."""
+        variables = spec.values.get("env")
+        for index, variable in enumerate(variables if isinstance(variables, list) else ()):
+            if "valueFrom" not in variable:
+                continue
+            section = self._section((*spec.path_of("env"), index, "valueFrom"), variable["valueFrom"], "valueFrom")
+            if "secretKeyRef" not in section.values:
+                continue
+            reference, path = self._below(section, "secretKeyRef"), section.path_of("secretKeyRef")
+            if not self._config:
+                self._warn(path, "has no effect here, because no headrace.yaml names functions_secrets_dir")
+                continue
+            try:
+                secret = self._files.key_of(reference.values.get("name"), reference.values.get("key"))
+            except ValueError as cause:
+                if reference.values.get("optional") is not True:
+                    self._wrong(path, str(cause))
+            else:
+                del variable["valueFrom"]
+                variable["value"] = secret
+
+    def _libraries(self, spec: _Section, build: _Section) -> Libraries | None:
         """Return the libraries of the function; refuse it, or leave them out, as the configuration says."""
-        commands = self._below(spec, "build").values.get("commands") or []
+        commands = build.values.get("commands") or []
         for command in (written := [str(command) for command in commands]):
             if not is_install(command):
                 self._warn(spec.path_of("build"), f"has the command {command!r}: only `pip install ...` has an effect")
         if not self._config or self._config.functions_libraries == "shared":
             return None
-        state = self._config.state_dir.absolute() / "functions"
-        found = libraries_of(folder, [command for command in written if is_install(command)], state)
+        found = libraries_of(self._file, [command for command in written if is_install(command)], self._state)
         if found and self._config.functions_libraries == "refuse" and not found.folder.is_dir():
-            text = "functions_libraries: install in headrace.yaml does that at the start"
-            self._wrong(spec.path_of("build"), f"names libraries that are not installed: run {found.command}; {text}")
+            other = "or set functions_libraries: install in headrace.yaml"
+            self._wrong(spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}")
         return found
 
     def _list(self, spec: _Section, name: str, known: str) -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
@@ -84,8 +85,13 @@ class WorkerProcess(asyncio.Protocol):
     acknowledge: Callable[[wire.Ack], str] = staticmethod(lambda _: "the function has no trigger with explicitAckMode")
     """Takes an explicit acknowledgement; returns why that is not possible, else an empty text."""
 
-    def __init__(self, label: str, on_ended: Callable[[int, float], None]) -> None:
-        """Prepare; `on_ended` gets records and seconds of each answered frame, 0 and 0 for each that was taken back."""
+    def __init__(
+        self, label: str, on_ended: Callable[[int, float], None], about: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Prepare; `on_ended` gets records and seconds of each answered frame, 0 and 0 for each that was taken back.
+
+        `about` are fields of its lines in the log.
+        """
         self.label = label
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the handler is loaded and set up; `WorkerLost` when that fails."""
@@ -98,7 +104,7 @@ class WorkerProcess(asyncio.Protocol):
         self._known_schemas: set[int] = set()
         self._drain_callback = _DrainCallback(self._kill_in_callback)
         self._killed = _Kill()
-        self._output = WorkerOutput(label)
+        self._output = WorkerOutput(label, about)
         self._frames: FramesInFlight | None = None
         self._disconnected = asyncio.Event()
         self._disconnected.set()

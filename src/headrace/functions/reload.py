@@ -59,7 +59,7 @@ class FunctionReload(Service):
 
     def _stamps(self) -> Mapping[Path, tuple[int, int]]:
         found: dict[Path, tuple[int, int]] = {}
-        folder = self._pools[0].spec.folder
+        folder = self._file if self._file.is_dir() else self._file.parent
         for path in folder.rglob("*"):
             if not any(part.startswith(_IGNORED) for part in path.relative_to(folder).parts):
                 with contextlib.suppress(OSError):  # it was removed in this moment

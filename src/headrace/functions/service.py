@@ -76,6 +76,8 @@ class FunctionService(Service):
         """How many records make a frame now."""
         self.restarts = 0
         """Workers that ended by themselves, or were killed, and were replaced."""
+        # Workers that triggers share do not know whose line it is; its event has the topic.
+        self._about = {"function": spec.name} | ({"trigger": name} if len(triggers) == 1 else {})
         self._clock = clock
         self._acknowledgers, self._deliver_again = acknowledgers, deliver_again
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
@@ -239,7 +241,8 @@ class FunctionService(Service):
 
     async def _live(self, number: int, slot: _Slot) -> str:
         """Run one process from its start to its end and return why it ended."""
-        process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number))
+        about = {**self._about, "worker": str(number)}
+        process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number), about)
         process.acknowledge = self.acknowledge
         slot.process, spec = process, self.spec
         slot.problem = await self._start(process, number, spec)
@@ -323,7 +326,7 @@ class FunctionService(Service):
         Raises:
             FunctionInvalid: It does not come up.
         """
-        trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None)
+        trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None, self._about)
         try:
             if why := await self._start(trial, 0, spec):
                 raise FunctionInvalid(why)

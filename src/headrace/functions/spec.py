@@ -378,7 +378,7 @@ class Variable(_Part):
     name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
     value: str = ""
     value_from: Any = None
-    """A reference into the platform Nuclio runs on; such a variable is left out."""
+    """A reference into the platform Nuclio runs on, or to an optional secret; such a variable is left out."""
 
 
 class LoggerSink(_Part):

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, is_pem, located
-from headrace.config.references import FileReferences, is_file
+from headrace.config.references import FileReferences, ReferenceProblem, is_file, resolve
 from headrace.config.yaml_tree import KeyPath
 
 SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -74,6 +74,25 @@ class SecretFiles(NamedTuple):
                     f"to the folder in which {secret} is a folder with a file per key"
                 )
         return path
+
+    def key_of(self, secret: Any, key: Any) -> str:
+        """Return the text of a key of a secret.
+
+        Raises:
+            ValueError: It is not there, or is not a text of a sensible size.
+        """
+        for name, value in {"name": secret, "key": key}.items():
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*", value):
+                raise ValueError(f"has {name} {value}: write the name and key of a secret")
+        if not self.folder:
+            raise ValueError(
+                f"names key {key} of the secret {secret}: set functions_secrets_dir in headrace.yaml to the folder in "
+                f"which {secret} is a folder with a file per key"
+            )
+        try:
+            return resolve(f"${{file:{secret}/{key}}}", {}, self.folder, lambda _: None)
+        except ReferenceProblem as cause:
+            raise ValueError(f"names key {key} of the secret {secret}, and {cause}") from None
 
 
 class SecurityReader:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,17 +25,18 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def logger_of(function: str) -> logging.Logger:
-    """Return the logger of a function's workers; it has a level of its own if the file has one."""
-    return log.getChild(function)
+    """Return the logger of `function NAME.TRIGGER`; it has a level of its own if the file has one."""
+    return logging.getLogger(f"headrace.function.{function.removeprefix('function ')}")
 
 
 class WorkerOutput(asyncio.Protocol):
     """The reading end of a worker's standard output and error. It is always read, so that no handler waits for it."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, about: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Prepare; `about` are fields that each line has in a log of JSON."""
         self.ended = asyncio.Event()
         """Set when every process that could write has ended."""
-        self._label = label
+        self._label, self._about = label, about
         self._logger = logger_of(label.partition(" worker ")[0])
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._held = b""
@@ -102,11 +105,17 @@ class WorkerOutput(asyncio.Protocol):
         if line.startswith(LOG_MARK):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 level, message, fields = msgspec.json.decode(line[1:], type=tuple[str, str, dict[str, Any]])
-                extra = "".join(f" {name}={value!r}" for name, value in fields.items())
-                self._logger.log(_LEVELS.get(level, logging.INFO), "%s: %s%s", self._label, message, extra)
+                text = message + "".join(f" {name}={value!r}" for name, value in fields.items())
+                own = {"event_id": fields.pop("event_id")} if "event_id" in fields else {}
+                fields.pop("worker_id", None)
+                self._write(_LEVELS.get(level, logging.INFO), text, message, **own, fields=fields)
                 return
         self._tail.append(_text(line))
-        self._logger.info("%s: %s", self._label, self._tail[-1])
+        self._write(logging.INFO, self._tail[-1], self._tail[-1])
+
+    def _write(self, level: int, text: str, message: str, **fields: Any) -> None:
+        as_json = {"message": message, **self._about, **fields}
+        self._logger.log(level, "%s: %s", self._label, text, extra={"as_json": as_json})
 
 
 def _text(line: bytes) -> str:
@@ -120,12 +129,13 @@ _MAX_KINDS = 100
 class FailureLog:
     """Logs the exceptions of one function. A kind is a class of exception and the line that raised it."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
-        self._name, self._clock = name, clock
+    def __init__(self, function: str, trigger: str, clock: Clock) -> None:
+        self._label, self._about = f"function {function}.{trigger}", {"function": function, "trigger": trigger}
+        self._clock = clock
         self._silent_until: dict[tuple[str, str], float] = {}
 
-    def add(self, record: Record, result: wire.Result) -> None:
-        """Log one failure, unless one of its kind was logged within a minute."""
+    def add(self, record: Record, result: wire.Result, request: str = "") -> None:
+        """Log the failure of a record, or of a request by its id, unless one of its kind was logged within a minute."""
         frames = [line.strip() for line in result.stack.splitlines() if line.lstrip().startswith('File "')]
         kind, now = (result.error, frames[-1] if frames else ""), self._clock.monotonic()
         if now < self._silent_until.get(kind, now):
@@ -133,5 +143,8 @@ class FailureLog:
         if len(self._silent_until) >= _MAX_KINDS:
             self._silent_until.clear()
         self._silent_until[kind] = now + _PAUSE_SECONDS
-        where = f"{record.topic_partition} offset {record.offset}"
-        log.warning("%s: the handler raised %s at %s\n%s", self._name, result.reason, where, result.stack)
+        where = f"in request {request}" if request else f"at {record.topic_partition} offset {record.offset}"
+        event_id = request or f"{record.topic_partition}-{record.offset}"
+        text = f"the handler raised {result.reason} {where}"
+        as_json = {"message": text, **self._about, "event_id": event_id, "exception": result.stack}
+        logger_of(self._label).warning("%s: %s\n%s", self._label, text, result.stack, extra={"as_json": as_json})

@@ -24,7 +24,7 @@ def configure_logging(level: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record."""
+    """One JSON object per record, with what its `as_json` has instead of the text for people and besides."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -37,6 +37,7 @@ class JsonFormatter(logging.Formatter):
             entry["correlationId"] = identity
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
+        entry |= getattr(record, "as_json", {})
         return msgspec.json.encode(entry).decode()
 
 

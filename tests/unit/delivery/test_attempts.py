@@ -238,6 +238,21 @@ def test_letters_that_are_written_are_not_written_again_for_the_sake_of_one_that
     bed.run(3, test)
 
 
+def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attempts() -> None:
+    """One call had a result, and three more ended their workers; `attempts` allows two results."""
+
+    def answer(delivery: Delivery) -> Sequence[Reply]:
+        return [FAILED if delivery.attempt == 1 else Reply("WorkerLost", "three workers", permanent=True, calls=3)]
+
+    bed = Bed(answer, attempts=2)
+
+    async def test() -> None:
+        await bed.clock.advance(100)
+        assert [letter.attempts for letter in bed.letters] == [4]
+
+    bed.run(1, test)
+
+
 def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.LogCaptureFixture) -> None:
     """Kafka may hold a write for minutes; the log and readiness say what the partition waits for within seconds."""
     bed = Bed(results(0), attempts=1)

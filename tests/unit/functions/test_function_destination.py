@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
+from headrace.telemetry.logs import JsonFormatter
 from headrace.testing import ManualClock
 from headrace.testing.bed import kind_of
 
@@ -240,7 +242,7 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
     outcomes = asyncio.run(target.deliver(delivery(5)))
     assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", "permanent", "success", "success"]
-    assert outcomes[2].error == "timeout"
+    assert (outcomes[2].error, outcomes[2].calls) == ("timeout", 3)
     assert not target._crashes
 
 
@@ -325,8 +327,12 @@ def test_a_handlers_exception_is_logged_with_its_stack_once_a_minute(caplog: pyt
         await clock.advance(61)
         await to.deliver(delivery(3))
 
-    with caplog.at_level("WARNING", "headrace.functions.worker_log"):
+    with caplog.at_level("WARNING", "headrace.function"):
         asyncio.run(run())
+    found = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert (found["function"], found["trigger"], found["event_id"]) == ("fn", "k", "t-0-0")
+    assert found["message"] == "the handler raised ValueError: boom at t-0 offset 0"
+    assert found["exception"] == kinds[0].stack
     first, other, *later = logged = [record.getMessage() for record in caplog.records]
     assert first == f"function fn.k: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"
     assert "KeyError: boom at t-0 offset 2\nTraceback" in other

@@ -216,9 +216,9 @@ def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: s
 
 def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its value is known to Nuclio's platform only; an empty one would mislead the handler."""
-    text = with_attributes() + "  env: [{name: A, valueFrom: {secretKeyRef: {key: a}}}, {name: B, value: ''}]\n"
+    text = with_attributes() + "  env: [{name: A, valueFrom: {configMapKeyRef: {key: a}}}, {name: B, value: ''}]\n"
     assert load(tmp_path, text).env == {"B": ""}
-    assert "spec.env[0]: without effect in Headrace: valueFrom" in caplog.text
+    assert "spec.env[0].valueFrom: without effect in Headrace: configMapKeyRef" in caplog.text
 
 
 def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator
+from headrace.telemetry.logs import JsonFormatter
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
 from headrace.web.function_requests import FunctionRequests
@@ -261,12 +262,16 @@ EMITS = """
 """
 
 
-def test_what_is_emitted_is_written_before_the_answer(write: Write) -> None:
+def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """Only of a call that has succeeded; if Kafka does not take it, the answer is 503."""
 
     async def run() -> None:
         async with listening(write(EMITS)) as function:
-            assert [(await function.ask("POST", path, b"v")).status for path in ("/400", "/raise")] == [400, 500]
+            assert (await function.ask("POST", "/400", b"v")).status == 400
+            assert (await function.ask("POST", "/raise", b"v", x_correlation_id="visit-7")).status == 500
+            [failed] = [record for record in caplog.records if "raised" in record.getMessage()]
+            assert "the handler raised ValueError in request visit-7\nTraceback" in failed.getMessage()
+            assert json.loads(JsonFormatter().format(failed))["event_id"] == "visit-7"
             assert function.written == []
             assert (await function.ask("POST", "/201", b"v")).status == 201
             assert [(each.topic, each.key, each.value) for each in function.written] == [("out", b"k", b"v")]

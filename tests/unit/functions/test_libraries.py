@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import socket
-import subprocess
 import time
 import zipfile
 from collections.abc import Callable
@@ -14,10 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.config.model import HeadraceConfig
-from headrace.errors import FunctionInvalid
 from headrace.functions.libraries import is_install
 from headrace.functions.load import load_function
 from headrace.lifecycle import run_blocking
+from headrace.testing.forked import run_command
 
 HANDLER = """
     import msgspec, tiny
@@ -81,16 +79,28 @@ def settings(folder: Path, libraries: str) -> HeadraceConfig:
     return HeadraceConfig(functions_libraries=libraries, state_dir=folder / "state")  # type: ignore[arg-type]
 
 
-async def test_without_leave_a_function_is_refused_with_the_command(needs_libraries: Path, running: Any) -> None:
-    """The command as it stands makes the libraries; then the function runs with them."""
-    with pytest.raises(FunctionInvalid, match="names libraries that are not installed: run ") as refused:
-        load_function(needs_libraries, settings(needs_libraries, "refuse"))
-    command = refused.value.description.partition("run ")[2].partition("; functions_libraries")[0]
-    assert "--target" in command
-    await run_blocking(subprocess.run, command, shell=True, check=True, capture_output=True)
-    async with running(needs_libraries, settings(needs_libraries, "refuse")) as function:
-        await function.deliver(b"")
-        assert [record.value for record in function.written] == [b"tiny 1.0", b"true"]
+def test_every_command_refuses_a_function_until_its_libraries_are_installed(needs_libraries: Path) -> None:
+    """Also without a headrace.yaml; `function install` installs them, and `function test` finds them."""
+
+    def headrace(*words: str) -> tuple[int, str]:
+        done = run_command(needs_libraries, "function", *words)
+        return done.returncode, done.stdout + done.stderr
+
+    file, partial = needs_libraries / "function.yaml", needs_libraries / ".headrace/state/functions/x.partial"
+    for command in ("validate", "test", "run", "serve"):
+        code, text = headrace(command)
+        assert (code, f"run headrace function install {file} " in text) == (78, True), text
+    partial.mkdir(parents=True)  # as an installation that was interrupted leaves it
+    (needs_libraries / "tiny-1.0-py3-none-any.whl").rename(needs_libraries / "moved")
+    code, text = headrace("install")
+    assert (code, "No matching distribution found for tiny==1.0" in text) == (78, True), text
+    assert headrace("validate")[0] == 78
+    (needs_libraries / "moved").rename(needs_libraries / "tiny-1.0-py3-none-any.whl")
+    assert headrace("install")[0] == 0
+    assert "already installed" in headrace("install")[1]
+    assert headrace("validate", "--partitions", "2")[0] == 0
+    code, text = headrace("test", "--value", "v")
+    assert (code, "tiny 1.0" in text) == (0, True), text
     assert load_function(needs_libraries, settings(needs_libraries, "shared")).libraries is None
 
 
@@ -118,7 +128,7 @@ async def test_an_installation_that_fails_is_a_start_error(needs_libraries: Path
         await function.until(lambda: "not installed" in function.service.readiness().reason)
         reason = function.service.readiness().reason
         assert "No matching distribution found for tiny==9.0" in reason
-        assert "-m pip install --target" in reason
+        assert "headrace function install " in reason
     assert not [path for path in (needs_libraries / "state" / "functions").iterdir() if path.is_dir()]
 
 
@@ -194,19 +204,3 @@ def test_what_an_editor_leaves_in_the_folder_is_no_requirement(needs_libraries: 
     (needs_libraries / ".#requirements.txt").symlink_to("me@there.1:2")
     (needs_libraries / "old.txt").mkdir()
     assert load_function(needs_libraries, settings(needs_libraries, "install")).libraries
-
-
-async def test_a_command_that_was_interrupted_begins_again(needs_libraries: Path, running: Any) -> None:
-    """What it left is no folder of libraries, so the start is refused until the command has ended."""
-    refuse = settings(needs_libraries, "refuse")
-    for _ in range(2):
-        with pytest.raises(FunctionInvalid, match="names libraries that are not installed: run ") as refused:
-            load_function(needs_libraries, refuse)
-        command = refused.value.description.partition("run ")[2].partition("; functions_libraries")[0]
-        target = Path(shlex.split(command)[shlex.split(command).index("--target") + 1])
-        target.mkdir(parents=True, exist_ok=True)  # as pip has made it when it is killed
-        (target / "tiny.py").touch()
-    await run_blocking(subprocess.run, command, shell=True, check=True, capture_output=True)
-    async with running(needs_libraries, refuse) as function:
-        await function.deliver(b"")
-        assert function.written[0].value == b"tiny 1.0"

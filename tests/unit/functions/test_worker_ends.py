@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import mmap
 import os
@@ -22,6 +23,7 @@ from headrace.delivery.protocols import ACK
 from headrace.functions.worker.loop import Worker
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from headrace.telemetry.logs import JsonFormatter
 
 Write = Callable[..., Path]
 Run = Callable[[Path], AbstractAsyncContextManager[Any]]
@@ -282,17 +284,22 @@ def test_what_a_worker_writes_is_logged_under_its_name(
         async with running(write_function(code)) as function:
             assert await function.deliver(b"a") == [ACK]
 
-    with caplog.at_level(logging.INFO, "headrace.functions"):
+    with caplog.at_level(logging.INFO, "headrace.function"):
         uvloop.run(run())
-    lines = [
-        (r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("headrace.functions.worker_log.")
-    ]
+    records = [record for record in caplog.records if record.name == "headrace.function.fn.kafka"]
+    lines = [(record.levelname, record.getMessage()) for record in records]
     label = "function fn.kafka worker 0: "
     assert lines[0] == ("INFO", label + "printed")
     assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90 event_id='flights-3-0'")
     assert lines[2][1].startswith(label + "'odd'")
     assert lines[3] == ("INFO", label + "done")
     assert len(lines) == 4
+    printed, late, *_ = (json.loads(JsonFormatter().format(record)) for record in records)
+    where = {"function": "fn", "trigger": "kafka", "worker": "0"}
+    assert {name: printed[name] for name in ("message", *where)} == {"message": "printed", **where}
+    assert {name: late[name] for name in where} == where
+    assert (late["message"], late["event_id"]) == ("late 3", "flights-3-0")
+    assert late["fields"] == {"flight": 7, "minutes": 90}
 
 
 def test_sigterm_lets_the_frame_at_hand_end(write_function: Write, running: Run) -> None:

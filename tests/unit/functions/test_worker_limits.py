@@ -88,7 +88,7 @@ def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(
 async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """The reader keeps no more than the tail in memory, and counts what it leaves out."""
     output = WorkerOutput("worker 0")
-    with caplog.at_level(logging.INFO, "headrace.functions.worker_log"):
+    with caplog.at_level(logging.INFO, "headrace"):
         output.data_received(b"first\n")
         for number in range(100):
             output.data_received(b"".join(b"line %d\n" % (number * 1000 + line) for line in range(1000)))

@@ -45,8 +45,6 @@ def main() -> int:
     setup = worker.receive_setup()
     os.environ.update(setup.env)
     sys.argv = [setup.handler]
-    if setup.libraries:
-        sys.path.insert(0, setup.libraries)
     return worker.work(setup, context_of(setup, _send_log))
 
 

@@ -7,7 +7,6 @@ module and `init_context` are loaded once per process.
 import functools
 import mmap
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import count, pairwise
@@ -99,7 +98,6 @@ class SparkHandler:
         """
         setup = msgspec.json.decode(plan.setup, type=wire.Setup)
         os.environ.update(setup.env)
-        sys.path[:0] = [setup.libraries] if setup.libraries else []
         context = context_of(setup, print_line)
         context.platform._acknowledge = _acknowledge
         try:

@@ -100,7 +100,7 @@ class FakeDriver:
 class Bench:
     """A run with everything around it faked."""
 
-    def __init__(self, folder: Path, kafka: KafkaConfig) -> None:
+    def __init__(self, folder: Path, kafka: KafkaConfig, spec: PipelineSpec | None = None) -> None:
         self.clock = ManualClock()
         self.lives: list[FakeDriver] = []
         self.plans: list[wire.DriverPlan] = []
@@ -109,7 +109,7 @@ class Bench:
         self.created: list[tuple[str, str]] = []
         self.published: list[tuple[str, dict[TopicPartition, int]]] = []
         self.publish_problem: Exception | None = None
-        self.run = PipelineRun(SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
+        self.run = PipelineRun(spec or SPEC, kafka, folder, self.clock, self)  # type: ignore[arg-type]
 
     async def describe_topic(self, topic: str, right: str = "") -> Any:
         if topic in self.missing:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import msgspec
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
-from headrace.pipelines.checkpoints import discard
+from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.tasks import TaskDriver
@@ -105,6 +106,42 @@ def test_a_checkpoint_that_is_gone_is_refused(kafka: Any, topic: Any, tmp_path: 
         assert store["shown"][0]["value"] == {"count": newest[store["shown"][0]["key"]["carrier"]]}
         discard(folder, "f")
         assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 300)
+
+    produce_flights(kafka.bootstrap_servers, source, range(300))
+    asyncio.run(main())
+
+
+@pytest.mark.long
+def test_a_flow_that_does_not_fit_its_checkpoint_leaves_its_neighbour_running(
+    kafka: Any, topic: Any, tmp_path: Path
+) -> None:
+    """`plan` says so before the start, and the neighbour continues from its own checkpoint."""
+    source, out, other = topic(), topic(), topic()
+    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "two"
+
+    def two(sql: str) -> dict[str, Any]:
+        spec = counting("two", source, out, sql)
+        spec["flows"]["all"] = {"sql": "SELECT carrier FROM flights", "sink": {"topic": other}}
+        return spec
+
+    async def previews(sql: str) -> dict[str, str]:
+        (tmp_path / "file").write_text("{}")
+        async with TaskDriver.opened() as driver:
+            task = DriverTask(kind="describe")
+            found = await driver.ask(tmp_path / "file", PipelineSpec.model_validate(two(sql)), settings, task)
+        return {name: preview(folder, name, msgspec.convert(each, Frozen))[0] for name, each in found["frozen"].items()}
+
+    async def main() -> None:
+        assert not await outcome(two(COUNTS), settings, tmp_path, 300)
+        assert await previews(COUNTS) == {"f": "continues", "all": "continues"}
+        edited = COUNTS.replace("count(*)", "max(hour)")
+        assert await previews(edited) == {"f": "refused", "all": "continues"}
+        produce_flights(kafka.bootstrap_servers, source, range(10))
+        async with running(two(edited), settings, tmp_path) as run:
+            await until(lambda: read(run, "all") >= 10, run)
+            status = run.status()
+            assert (status["state"], status["flows"]["f"]["state"]) == ("running", "failed")
+            assert "flow f failed: CHECKPOINT_UNUSABLE: the query does not fit" in run.readiness().reason
 
     produce_flights(kafka.bootstrap_servers, source, range(300))
     asyncio.run(main())

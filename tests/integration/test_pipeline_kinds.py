@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
@@ -117,6 +118,13 @@ async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, brok
     corrupt = await records_of(settings, f"{source}.dlq")
     assert sorted(record.value or b"" for record in corrupt) == sorted(bad)
     assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
+    reasons = {record.value: dict(record.headers)["headrace.dlq.reason"].decode() for record in corrupt}
+    head = "the value does not match the schema of passages: "
+    assert reasons == {
+        b"{bad": "the value is not a JSON object",
+        b'{"id": "many"}': f'{head}id: "many" is not INT',
+        **dict.fromkeys(BEHIND, f"{head}text follows the JSON object"),
+    }
 
 
 @pytest.mark.long
@@ -142,8 +150,8 @@ async def test_an_object_is_the_whole_record(kafka: Any, topic: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"corrupt": "fail"}, "passages: record "),
-        ({"corrupt": "fail", "bad": BEHIND[0]}, "passages: record "),
+        ({"corrupt": "fail"}, ":0:3: the value is not a JSON object"),
+        ({"corrupt": "fail", "bad": b'{"id": "secret"}'}, "the schema of passages: id is not INT"),
         ({"rules": {"small": {"check": "id < 2", "otherwise": "fail"}}}, "a row breaks rule small"),
     ],
 )
@@ -168,7 +176,7 @@ async def test_what_shall_fail_fails_for_good(
 
 @pytest.mark.parametrize("mode", ["append", pytest.param("update", marks=pytest.mark.long)])
 async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
-    """Each row is in a window or in the topic of late rows, over several micro-batches."""
+    """Each row is in a window or in the topic of late rows, with key and headers, over several micro-batches."""
     source, out, late = topic(1), topic(), topic()
     spec = {
         "name": f"late-{mode}",
@@ -193,17 +201,24 @@ async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: P
     async with running(spec, settings, tmp_path) as run:
         await until(lambda: run.counts("minutes")["read"] >= 1000, run)
         produce(kafka.bootstrap_servers, source, [row(1000, 600), row(1001, 600), b'{"id": 1002}'])  # ends all windows
-        await until(lambda: run.status()["flows"]["minutes"]["lag_records"] == 0, run)
         await until(lambda: run.counts("minutes")["read"] >= 1003, run)
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        producer.produce(source, key=b"k1003", value=row(1003, 0), headers=[("trace", b"1")])
+        assert producer.flush(60) == 0
+        await until(lambda: run.status()["flows"]["minutes"]["lag_records"] == 0, run)
+        await until(lambda: run.counts("minutes")["read"] >= 1004, run)
         await run.drain(Deadline(SystemClock(), 60))
         counted = run.status()["flows"]["minutes"]["late_records"]
-    late_rows = [json.loads(record.value or b"") for record in await records_of(settings, late)]
+    records = await records_of(settings, late)
+    late_rows = [json.loads(record.value or b"") for record in records]
+    assert [record.key for record in records] == [f"k{row['id']}".encode() for row in late_rows]
+    assert dict(records[-1].headers).items() >= {"trace": b"1", "headrace.dlq.error": b"LateRow"}.items()
     assert len(late_rows) == counted > 0
     assert len({row["id"] for row in late_rows}) == counted
     written = [json.loads(record.value or b"") for record in await records_of(settings, out)]
     windows = {row["minute"]: row["n"] for row in written}
     in_time = sum(count for minute, count in windows.items() if minute and "T10:00" not in minute)
-    assert in_time + counted == 1000
+    assert in_time + counted == 1001
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.connection import ClusterSettings, config_option, find_settings, kafka_options
@@ -30,10 +31,10 @@ from headrace.cli.output import (
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.selection import milliseconds
-from headrace.errors import HeadraceError, InvalidRequest, PipelineInvalid
+from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.kafka import Admin
 from headrace.lifecycle import Deadline, SystemClock, run_blocking
-from headrace.pipelines.checkpoints import discard
+from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.graph import paths_read, resolved_sql
 from headrace.pipelines.load import load_pipeline, load_pipelines
@@ -143,7 +144,8 @@ def compile_(file: Path, flow: str | None, output: str) -> None:
 async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, output: str) -> None:
     """Let Spark resolve a pipeline without running it, and print graph, columns, guarantees and kept state.
 
-    What Spark would refuse later is refused now, with exit code 78.
+    Each flow is compared with its checkpoint in the `state_dir` of headrace.yaml. What Spark or a checkpoint would
+    refuse later is refused now, with exit code 78.
 
     Example: headrace pipeline plan tolls.yaml --picture tolls.svg
     """
@@ -153,9 +155,16 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
     async with TaskDriver.opened(debug=_debug()) as driver:
         found = await driver.ask(file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry)
         problems = [driver.sentence(file, problem) for problem in found["problems"]]
+    checkpoints: dict[str, str] = {}
+    for name, frozen in found.get("frozen", {}).items():
+        known = None if spec.driver.remote else msgspec.convert(frozen, Frozen | None)
+        checkpoints[name], why = preview(_state_folder(spec, cluster.file), name, known)
+        if why:
+            problem = {"part": f"flows.{name}", "text": f"{CheckpointUnusable.message}: {why}", "stack": ""}
+            problems.append(driver.sentence(file, problem))
     sinks = {name: {"mode": flow.sink.mode, "guarantee": guarantee(flow)} for name, flow in spec.flows.items()}
-    result = {"ok": not problems, "parts": found["parts"], "sinks": sinks, "problems": problems}
-    print_result(result, as_text(spec, found["parts"]), output)
+    result = {"ok": not problems, "parts": found["parts"], "sinks": sinks, "checkpoints": checkpoints}
+    print_result({**result, "problems": problems}, as_text(spec, found["parts"], checkpoints), output)
     if problems:
         raise PipelineInvalid("\n".join(problems))
 
@@ -358,11 +367,15 @@ def _checkpoint_of(file: Path, flow: str, settings: HeadraceConfig | None) -> tu
     spec = load_pipeline(file)
     if flow not in spec.running:
         raise InvalidRequest(f"{file} has no flow {flow}: there are {', '.join(spec.running)}")
-    folder = ((settings or HeadraceConfig()).state_dir / "pipelines" / spec.name).absolute()
+    folder = _state_folder(spec, settings)
     checkpoint = folder / "checkpoints" / flow
     if not checkpoint.exists() and not (folder / "plans" / f"{flow}.json").exists():
         raise InvalidRequest(f"{folder} has no checkpoint of flow {flow}: -c names the file with another state_dir")
     return spec, folder, checkpoint
+
+
+def _state_folder(spec: PipelineSpec, settings: HeadraceConfig | None) -> Path:
+    return ((settings or HeadraceConfig()).state_dir / "pipelines" / spec.name).absolute()
 
 
 @pipeline.group()
@@ -396,13 +409,14 @@ def _print(found: list[Mapping[str, Any]], output: str) -> None:
     if output == "json":
         print_json(found)
         return
-    fields = {"batch": "batchId", "records": "inputRecords", "per_second": "recordsPerSecond", "lag": "lagRecords"}
+    fields = {"records": "inputRecords", "per_second": "recordsPerSecond", "lag": "lagRecords"}
     fields |= {"state_rows": "stateRows", "watermark": "watermark"}
     rows = [
         {
             "flow": f"{one['name']}.{name}",
             "state": flow["state"],
-            **{title: "" if flow[field] is None else flow[field] for title, field in fields.items()},
+            "batch": _batch(flow),
+            **{title: "-" if flow[field] is None else flow[field] for title, field in fields.items()},
         }
         for one in found
         for name, flow in one["flows"].items()
@@ -411,3 +425,11 @@ def _print(found: list[Mapping[str, Any]], output: str) -> None:
     for one in found:
         if one["reason"]:
             click.echo(textwrap.fill(f"{one['name']}: {one['reason']}", _COLUMNS, subsequent_indent="  "))
+
+
+def _batch(flow: Mapping[str, Any]) -> str:
+    """Return the last micro-batch of a flow, or how long its first one takes."""
+    if flow["batchId"] >= 0:
+        return str(flow["batchId"])
+    seconds = flow["firstBatchSeconds"]
+    return "-" if seconds is None else f"first batch since {seconds:.0f} s"

@@ -43,9 +43,9 @@ class Problems:
         """Add a problem at a path of the file."""
         self.found.append(self.located(path, sentence))
 
-    def located(self, path: KeyPath, sentence: str) -> str:
-        """Return a sentence about a path of the file, with the location and the path before it."""
-        return ": ".join(part for part in (self.location_of(path), dotted(path), sentence) if part)
+    def located(self, path: KeyPath, sentence: str, location: str = "") -> str:
+        """Return a sentence about a path of the file, with the location, or another one, and the path before it."""
+        return ": ".join(part for part in (location or self.location_of(path), dotted(path), sentence) if part)
 
     def location_of(self, path: KeyPath) -> str:
         """Return the location of a path, or of the nearest key around it."""

@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 import msgspec
 
@@ -64,11 +64,34 @@ def check(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, s
     Raises:
         CheckpointUnusable: It is damaged or gone, or belongs to another query.
     """
-    file, checkpoint = _record_file(folder, flow), folder / "checkpoints" / flow
-    record = _read(file, flow)
+    _write(_record_file(folder, flow), _examined(folder, flow, frozen, topics or {}))
+
+
+def preview(
+    folder: Path, flow: str, frozen: Frozen | None
+) -> tuple[Literal["continues", "starts anew", "refused", "unreadable"], str]:
+    """Return what the next start of a flow would do with its checkpoint, and why it is refused. Changes nothing.
+
+    Whether a topic was created again is seen at the start only.
+    """
+    try:
+        record = _examined(folder, flow, frozen, {})
+    except CheckpointUnusable as cause:
+        return "refused", cause.description
+    except OSError:  # the folder is another user's
+        return "unreadable", ""
+    return ("continues" if record.batch >= 0 else "starts anew"), ""
+
+
+def _examined(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, str]) -> FlowRecord:
+    """Return the record of a flow for its next start; raises as `check` does."""
+    checkpoint = folder / "checkpoints" / flow
+    record = _read(_record_file(folder, flow), flow)
     there = any(not each.name.startswith(".") for each in checkpoint.glob("*"))  # drafts are hidden
     if there:
         newest, damage = _newest(checkpoint)
+        if damage:  # `preview` may have looked while a driver wrote
+            newest, damage = _newest(checkpoint)
     else:
         newest, damage = -1, "it was deleted" if record and record.batch >= 0 else ""
     if record and there and not damage and newest < record.batch:
@@ -76,7 +99,7 @@ def check(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, s
     if damage:
         raise CheckpointUnusable(f"the checkpoint in {checkpoint} is damaged: {damage}. {RESTORE.format(flow=flow)}")
     known = record.topics if record and there else {}
-    if anew := [topic for topic, now in (topics or {}).items() if known.get(topic, now) != now]:
+    if anew := [topic for topic, now in topics.items() if known.get(topic, now) != now]:
         text = f"topic {anew[0]} was deleted and created again, and the checkpoint has positions of the earlier one"
         raise CheckpointUnusable(f"{text}. Choose: rename the flow; or {_DISCARD.format(flow=flow)}")
     before = record.frozen if record and there else None
@@ -84,7 +107,7 @@ def check(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, s
         raise CheckpointUnusable(
             f"the query does not fit its checkpoint: {'; '.join(changes)}. {CHOICES.format(flow=flow)}"
         )
-    _write(file, FlowRecord(frozen or before, newest, {**known, **(topics or {})}))
+    return FlowRecord(frozen or before, newest, {**known, **topics})
 
 
 def progressed(folder: Path, flow: str, batch: int) -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.handler_setup import handler_problems
 from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql import check_sql
+from headrace.pipelines.sql import SqlFinding, check_sql, position_of
 
 log = logging.getLogger(__name__)
 _HOLDS_SECRET = re.compile(r"password\s*=|LoginModule|PRIVATE KEY", re.IGNORECASE)
@@ -78,19 +78,42 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
         if security.tls and not security.tls.verify_certificate:
             report((*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED)
     _keep_references(spec, references)
+    sql_files = sql_files_of(tree)
     spec = _with_sql_files(spec, path.resolve().parent, report)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
     for where, sentence in [*problems_of(spec), *handler_problems(spec)]:
         report(where, sentence)
     for found in check_sql(spec, None if problems.found else ordered_views(spec)) if check else ():
+        sentence = problems.located(found.path, found.sentence, _sql_location(path, sql_files, problems, found))
         if found.is_problem:
-            report(found.path, found.sentence)
+            problems.found.append(sentence)
         else:
-            log.warning(problems.located(found.path, found.sentence))
+            log.warning(sentence)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
     return spec
+
+
+def sql_files_of(tree: Any) -> dict[KeyPath, str]:
+    """Return the SQL files that a pipeline file names, by the path of their view or flow."""
+    parts = {(kind, name): part for kind in ("views", "flows") for name, part in (tree.get(kind) or {}).items()}
+    return {at: part["sql_file"] for at, part in parts.items() if isinstance(part, dict) and "sql_file" in part}
+
+
+def _sql_location(path: Path, sql_files: Mapping[KeyPath, str], problems: Problems, found: SqlFinding) -> str:
+    """Return where the SQL stands that a finding is about; empty for the line of its key."""
+    if (name := sql_files.get(found.path[:2])) and found.path[2:] in ((), ("sql",)):
+        file = path.parent / name
+        text = read_text(file, PipelineInvalid, "Correct the path")
+        at = position_of(found.word, text) if found.word else None
+        return f"{file}:{at[0]}:{at[1]}" if at else f"{file}:{found.line}"
+    location, _, key = problems.location_of(found.path).rpartition(":")
+    if found.word and key.isdecimal():
+        lines = read_text(path, PipelineInvalid, "Correct the path").splitlines()[int(key) - 1 :]
+        word = re.compile(rf"(?<!\w){re.escape(found.word)}(?!\w)", re.IGNORECASE)
+        return next((f"{location}:{int(key) + number}" for number, line in enumerate(lines) if word.search(line)), "")
+    return ""
 
 
 _SECURITY = ("kafka", "security")

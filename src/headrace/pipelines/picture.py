@@ -6,10 +6,11 @@ from graphlib import TopologicalSorter
 from html import escape
 from typing import Any
 
-from headrace.pipelines.graph import ordered_views, reads
+from headrace.pipelines.graph import ordered_views, paths_read, reads, sources_of
 from headrace.pipelines.sinks import PostgresSink
-from headrace.pipelines.sources import EndSection
+from headrace.pipelines.sources import EndSection, TableSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec
+from headrace.pipelines.sql import watermarked
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
 _STYLE += ".views{fill:#fff3cd}.flows{fill:#d1e7dd}"
@@ -19,8 +20,9 @@ Node = tuple[str, str]
 """A box: its kind (`in`, `sources`, `views`, `flows`, `out`, `push`) and its name."""
 
 
-def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
-    """Return each part with what it reads, its columns and its state, and each flow with its sink and guarantee."""
+def as_text(spec: PipelineSpec, parts: Mapping[str, Any], checkpoints: Mapping[str, str]) -> str:
+    """Return each part with what it reads, its columns and its state, and each flow with its sink, guarantee and
+    checkpoint."""
     lines: list[str] = []
     for (kind, name), read in edges_of(spec).items():
         if part := parts.get(f"{kind}.{name}"):
@@ -28,7 +30,10 @@ def as_text(spec: PipelineSpec, parts: Mapping[str, Any]) -> str:
             if kind == "flows":
                 flow = spec.flows[name]
                 line += f" -> {_end(flow.sink)} ({flow.sink.mode}, {guarantee(flow)})"
-            lines += [line, "  " + ", ".join(f"{column} {of}" for column, of in part["columns"].items()), *_state(part)]
+            lines += [line, "  " + ", ".join(f"{column} {of}" for column, of in part["columns"].items())]
+            if kind == "flows":
+                lines += _state(spec, name, parts)
+                lines += [f"  checkpoint: {checkpoints[name]}"] if name in checkpoints else []
     return "\n".join(lines)
 
 
@@ -41,12 +46,42 @@ def guarantee(flow: FlowSpec) -> str:
     return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once") + pushed
 
 
-def _state(part: Mapping[str, Any]) -> Iterator[str]:
-    for kept in part.get("state", ()):
+def _state(spec: PipelineSpec, flow: str, parts: Mapping[str, Any]) -> Iterator[str]:
+    for kept in parts[f"flows.{flow}"].get("state", ()):
         keys, ends = ", ".join(kept["keys"]), "until the watermark has passed a key"
         if not kept["bounded"]:
-            ends = "grows without bound, because no watermark ends a key"
+            ends = "unbounded, because no watermark lets Spark drop old keys"
         yield f"  keeps {kept['keeps']} by {keys}: {ends}" if keys else f"  keeps {kept['keeps']}: one entry"
+        if keys and not kept["bounded"]:
+            yield f"    to bound it, {_how_to_bound(spec, flow, kept['keeps'], parts)}"
+
+
+def _how_to_bound(spec: PipelineSpec, flow: str, keeps: str, parts: Mapping[str, Any]) -> str:
+    """Return the SQL that lets Spark drop old keys: watermarks, and times among the keys."""
+    times: dict[str, str] = {}
+    for source in sources_of(spec, flow):
+        columns = parts.get(f"sources.{source}", {"columns": {}})["columns"]
+        if not isinstance(spec.sources[source], TableSource):
+            of_time = [name for name, of in columns.items() if of.startswith("timestamp")]
+            if of_time:
+                times[source] = of_time[0]
+    if not times:
+        return "give its sources a column of type TIMESTAMP for a WATERMARK"
+    if spec.flows[flow].sink.mode == "complete":
+        return "write sink.mode: update or append: complete keeps every key"
+    paths = paths_read(spec, [flow])
+    queries = [spec.flows[name] if kind == "flows" else spec.views[name] for kind, name in paths if kind != "sources"]
+    marked = {table for query in queries for table in watermarked(query.sql or "")}
+    missing = [f"`WATERMARK {at} DELAY OF INTERVAL 10 MINUTES` behind {name}" for name, at in times.items()
+               if name not in marked]  # fmt: skip
+    first, *others = times.items()
+    added = f"add {', '.join(missing)}, and " if missing else ""
+    if keeps == "join" and others:
+        (one, at), (other, time) = first, others[0]
+        return f"{added}compare their times in ON: `{other}.{time} BETWEEN {one}.{at} AND {one}.{at} + INTERVAL 1 HOUR`"
+    if keeps == "aggregate":
+        return f"{added}group by window({first[1]}, '1 hour') too"
+    return f"{added}select {first[1]} too"
 
 
 def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:

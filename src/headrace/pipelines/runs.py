@@ -89,6 +89,8 @@ class PipelineRun(Service):
         self._resumed = asyncio.Event()
         self._moved: dict[str, float] = {}
         """When each running flow was last seen to make progress."""
+        self._began: dict[str, float] = {}
+        """When each flow began to run that has not reported since."""
         self._python_failures: dict[str, int] = {}
         """How often Python code of each flow has failed since its last micro-batch."""
         self._partitions: dict[str, int] = {}
@@ -134,7 +136,10 @@ class PipelineRun(Service):
 
     def report(self) -> PipelineStatus:
         """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
-        status, pid = self._status, self._driver.pid if self._driver else None
+        status, pid, now = self._status, self._driver.pid if self._driver else None, self._clock.monotonic()
+        for name, flow in status.flows.items():
+            began = self._began.get(name)
+            flow.first_batch_seconds = None if began is None else now - began
         state, reason = status.state, status.reason or self._stall
         return PipelineStatus(self._spec.name, state, reason, status.restarts, pid, status.flows)
 
@@ -337,6 +342,7 @@ class PipelineRun(Service):
             self._driver = None
             self._driver_ended.set()
             self._moved.clear()
+            self._began.clear()
         if self._stopping or self._held or self._renewing or self._status.state == "finished":
             return
         if self._stall and not failure:
@@ -366,9 +372,14 @@ class PipelineRun(Service):
             driver.kill()
 
     def _note_progress(self, event: wire.AnyEvent) -> None:
+        if isinstance(event, wire.FlowRunning):
+            self._began[event.flow] = self._clock.monotonic()
+        elif isinstance(event, wire.FlowProgress):
+            self._began.pop(event.flow, None)
         match event:
-            case wire.FlowFinished(flow=name):
+            case wire.FlowFinished(flow=name) | wire.FlowFailed(flow=name):
                 self._moved.pop(name, None)
+                self._began.pop(name, None)
             case wire.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if lag and name in self._moved:
                 pass  # there are records, and none was read
             case wire.FlowRunning(flow=name) | wire.FlowProgress(flow=name) | wire.FlowWorking(flow=name):

@@ -35,7 +35,7 @@ class EndSection(Section):
 class KafkaSource(EndSection):
     """One Kafka topic as a table of rows that never ends.
 
-    A value that is not of its format, or in which a field is not of its declared type, is no row: it is corrupt.
+    A value that is not of its format, or in which a field is not of its declared type, is corrupt.
     A field that is absent is null; fields that the schema does not name are not read. The corrupt records of a source
     are the rows of a view, named like the source with `_corrupt` behind it.
     """

@@ -56,6 +56,10 @@ class SqlFinding(NamedTuple):
     path: tuple[str | int, ...]
     sentence: str
     is_problem: bool
+    word: str = ""
+    """The word of the SQL that it is about, if there is one."""
+    line: int = 1
+    """The line of the SQL that it is about, if it is known without the word."""
 
 
 def tables_read(sql: str) -> list[str]:
@@ -78,6 +82,11 @@ def without_streaming(sql: str) -> str:
     return _STREAMING.sub(lambda found: found["kept"] or found["called"] or found["before"] or "", sql)
 
 
+def watermarked(sql: str) -> list[str]:
+    """Return the tables that have a WATERMARK in a query, in lower case."""
+    return [table.lower() for table, _ in _WATERMARK.findall(sql)]
+
+
 def with_views(sql: str, views: Mapping[str, str]) -> str:
     """Return a query with the views that it reads as CTEs before its own."""
     ctes = ",\n".join(f"{name} AS (\n{text.strip()}\n)" for name, text in views.items())
@@ -90,7 +99,27 @@ def in_plain_words(reported: str) -> str:
     for pattern, sentence in _UNSUPPORTED.values():
         if found := re.search(pattern, reported):
             return found.expand(sentence)
-    return re.sub(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+|; line 1 pos \d+|;$", "", reported)
+    return re.sub(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w+|; line \d+ pos \d+|;$", "", reported)
+
+
+def position_of(word: str, sql: str) -> tuple[int, int] | None:
+    """Return line and column of the first use of a word in a query, both from 1; texts and comments do not count."""
+    use = rf"'(?:[^'\\]|\\.|'')*'|--[^\n]*|/\*.*?\*/|(?<!\w)({re.escape(word)})(?!\w)"
+    for found in re.finditer(use, sql, re.IGNORECASE | re.DOTALL):
+        if found[1]:
+            before = sql[: found.start()]
+            return before.count("\n") + 1, found.start() - before.rfind("\n")
+    return None
+
+
+def reported_position(reported: str, sql: str) -> tuple[int, int] | None:
+    """Return line and column of what Spark reports on a query, both from 1; None if another text has this position."""
+    if not (found := re.search(r"line (\d+),? pos (\d+)", reported)):
+        return None
+    line, column = int(found[1]), int(found[2])
+    at = "".join(sql.splitlines()[line - 1 : line])[column:].lstrip("`").lower()
+    names = re.findall(r"[`'\"](\w+)[`'\"]", reported)
+    return (line, column + 1) if any(at.startswith(name.lower()) for name in names) else None
 
 
 def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFinding]:
@@ -104,7 +133,8 @@ def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFi
         return
     texts: dict[tuple[str, ...], str | None] = {("views", name): view.sql for name, view in spec.views.items()}
     texts |= {("flows", name, "sql"): flow.sql for name, flow in spec.flows.items()}
-    yield from (SqlFinding(path, text, True) for path, sql in texts.items() for text in _wrong_start(sql or "TABLE t"))
+    for path, sql in texts.items():
+        yield from (SqlFinding(path, text, True, word) for word, text in _wrong_start(sql or "TABLE t"))
     if views is None:
         return
     yield from _shared_sinks(spec)
@@ -157,10 +187,14 @@ def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator
         tables[name] = tree and {*map(str.lower, filter(None, further)), *(column.name.lower() for column in columns)}
 
 
-def _wrong_start(sql: str) -> Iterator[str]:
+def _wrong_start(sql: str) -> Iterator[tuple[str, str]]:
     first = re.match(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*([A-Za-z]*)", sql, re.DOTALL)
     if first and (word := first[1].upper()) and word not in _STARTS:
-        yield f"begins with {word}, which begins no query{_near(word, _STARTS)}"
+        near = difflib.get_close_matches(word, _STARTS, 1)
+        yield (
+            word,
+            f"expected {near[0]}, found {word}" if near else f"expected SELECT, WITH or FROM, found {word}: correct it",
+        )
 
 
 def _shared_sinks(spec: PipelineSpec) -> Iterator[SqlFinding]:
@@ -196,14 +230,14 @@ class _Query:
         if cause := self._failure:
             where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
             sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
-            yield SqlFinding(self.path, sentence, False)
+            yield SqlFinding(self.path, sentence, False, line=cause.get("line", 1))
         else:
             for column, known in self._unknown_columns(tables):
-                close = [f"did you mean {each}? " for each in difflib.get_close_matches(column, known, 1)]
-                hint = f"{''.join(close)}known here are {', '.join(sorted(known))}"
-                yield SqlFinding(self.path, f"reads the column {column}, which is not there: {hint}", True)
+                close = [f": did you mean {each}?" for each in difflib.get_close_matches(column, known, 1)]
+                hint = f"{''.join(close)} (available: {', '.join(sorted(known))})"
+                yield SqlFinding(self.path, f"unknown column {column}{hint}", True, column)
             for name, near in self._unknown_functions():
-                yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False)
+                yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False, name)
 
     def outputs(self, tables: Mapping[str, Columns]) -> Columns:
         """Return the columns of the query's rows."""

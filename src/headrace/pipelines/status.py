@@ -28,6 +28,9 @@ class FlowStatus(wire.FlowMetrics, kw_only=True, rename="camel"):
     """Consumer group that shows the progress of the flow; it has no members."""
     worked_seconds: float = 0.0
     """Duration of all micro-batches."""
+    first_batch_seconds: float | None = None
+    """Seconds since the flow began to run, until its driver reports a first micro-batch or that there are no records;
+    None afterwards."""
     last_error: str = ""
 
 
@@ -97,6 +100,9 @@ class RunStatus:
                 self.flows[name].state = "running"
             case wire.FlowFinished(flow=name):
                 self.flows[name].state = "finished"
+            case wire.FlowFailed(flow=name, error=error, text=text):
+                self.flows[name].state, self.flows[name].last_error = "failed", f"{error}: {text}"
+                log.error("pipeline %s: %s. Its other flows run on", self.pipeline, self._failures())
             case wire.FlowProgress(flow=name):
                 self._progress(self.flows[name], event)
             case wire.Failed(part=part):
@@ -105,19 +111,26 @@ class RunStatus:
         states = {flow.state for flow in self.flows.values()}
         if states == {"finished"}:
             self.become("finished")
-        elif states <= {"running", "finished"}:
-            self.become("running")
+        elif "running" in states and states <= {"running", "finished", "failed"}:
+            self.become("running", self._failures())
 
     @property
     def restarts(self) -> int:
         """How often the driver was started again."""
         return max(0, self.starts - 1)
 
+    def _failures(self) -> str:
+        """Return which flows have failed and why, while others run."""
+        failed = (
+            f"flow {name} failed: {flow.last_error}" for name, flow in self.flows.items() if flow.state == "failed"
+        )
+        return "; ".join(failed)
+
     def _progress(self, flow: FlowStatus, event: wire.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
             count = f"{event.corrupt_records} of {event.input_records} records"
-            what = "are no row of their source and were left out; further ones are only counted (corrupt_records)"
-            log.warning("pipeline %s, flow %s: %s %s", self.pipeline, event.flow, count, what)
+            what = "that do not match the schema of their source; later ones are only counted (corrupt_records)"
+            log.warning("pipeline %s, flow %s: skipped %s %s", self.pipeline, event.flow, count, what)
         for name in _SUMS:
             setattr(flow, name, getattr(flow, name) + getattr(event, name))
         for name in _LATEST:

@@ -18,9 +18,10 @@ from headrace.errors import DriverLost, PipelineInvalid
 from headrace.lifecycle import Service, run_blocking
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
 from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.load import sql_files_of
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
-from headrace.pipelines.sql import in_plain_words
+from headrace.pipelines.sql import in_plain_words, reported_position
 
 _QUICK = ("-XX:TieredStopAtLevel=1",)
 """A task is over before code that is compiled well has paid."""
@@ -120,9 +121,14 @@ class TaskDriver(Service):
 
     def sentence(self, file: Path, problem: Mapping[str, str]) -> str:
         """Return a problem of Spark with file and line; with its stack trace if the user asks for it."""
-        read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), found := Problems())
+        tree = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), found := Problems())
         path = tuple(problem["part"].split(".")) if problem["part"] else ()
-        text = found.located(path, in_plain_words(problem["text"]))
+        location = ""
+        if name := sql_files_of(tree).get(path):
+            sql_file = file.parent / name
+            at = reported_position(problem["text"], read_text(sql_file, PipelineInvalid, "Correct the path"))
+            location = f"{sql_file}:{at[0]}:{at[1]}" if at else ""
+        text = found.located(path, in_plain_words(problem["text"]), location)
         return f"{text}\n{problem['stack']}" if self._debug and problem["stack"] else text
 
     async def _end(self) -> None:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from headrace.cli import pipeline as commands
 from headrace.cli.main import main
+from headrace.pipelines.checkpoints import Frozen, check, discard
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.picture import as_picture, guarantee
@@ -69,7 +71,8 @@ class FakeDriver:
         return self.answers[task.kind]
 
     def sentence(self, file: Path, problem: dict[str, str]) -> str:
-        return f"{file}: {problem['part']}: {problem['text']}"
+        line = {"flows.by_gate": ":7"}.get(problem["part"], "")
+        return f"{file}{line}: {problem['part']}: {problem['text']}"
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> FakeDriver:
@@ -86,15 +89,12 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
     assert headrace("pipeline", "validate", "tolls.yaml", "--output", "json") == 78
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"]
-    assert (
-        "tolls.yaml:5: views.heavy: reads the column sents, which is not there: did you mean cents?"
-        in found["problems"][0]
-    )
+    assert "tolls.yaml:5: views.heavy: unknown column sents: did you mean cents?" in found["problems"][0]
     (folder / "other.yaml").write_text(FILE.replace("gate, count", "gat, count"))
     assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
     shown = capsys.readouterr().err
     assert "tolls.yaml:5: views.heavy" in shown
-    assert "other.yaml:8: flows.by_gate.sql: reads the column gat" in shown
+    assert "other.yaml:8: flows.by_gate.sql: unknown column gat" in shown
     for name in ("tolls.yaml", "other.yaml"):
         (folder / name).write_text(FILE)
     assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
@@ -136,7 +136,7 @@ def test_plan_prints_graph_state_and_problems(
     assert headrace("pipeline", "plan", "tolls.yaml", "--picture", "p.html") == 0
     out = capsys.readouterr().out
     assert "flow by_gate <- heavy -> topic by_gate (update, at least once)\n  gate string, n bigint\n" in out
-    assert "  keeps aggregate by gate: grows without bound" in out
+    assert "  keeps aggregate by gate: unbounded, because no watermark lets Spark drop old keys" in out
     picture = (folder / "p.html").read_text()
     assert [picture.count(f'<rect class="{kind}"') for kind in ("in", "sources", "views", "flows", "out")] == [
         1,
@@ -154,8 +154,81 @@ def test_plan_prints_graph_state_and_problems(
     fake(monkeypatch, describe={"parts": parts, "problems": [{"part": "flows.by_gate", "text": "no", "stack": ""}]})
     assert headrace("pipeline", "plan", "tolls.yaml", "--output", "json") == 78
     found = json.loads(capsys.readouterr().out)
-    assert found["problems"] == ["tolls.yaml: flows.by_gate: no"]
+    assert found["problems"] == ["tolls.yaml:7: flows.by_gate: no"]
     assert found["sinks"]["by_gate"] == {"mode": "update", "guarantee": "at least once"}
+
+
+def test_plan_compares_each_flow_with_its_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edit that the next start would refuse is exit code 78, with the difference and the line of the flow."""
+    frozen = Frozen(["topic passages"], ["aggregate by gate of count(1)"], "update", "topic", 2)
+    state = folder / ".headrace/state/pipelines/tolls"
+    check(state, "by_gate", msgspec.structs.replace(frozen, operators=["aggregate by gate of max(cents)"]))
+    for name in ("offsets", "commits"):
+        (state / "checkpoints/by_gate" / name).mkdir(parents=True)
+        (state / "checkpoints/by_gate" / name / "0").write_text("v1\n{}\n")
+    (state / "checkpoints/by_gate/metadata").write_text("{}")
+    parts = {f"flows.{name}": {"columns": {"gate": "string"}} for name in ("by_gate", "all_gates")}
+    found = {"by_gate": msgspec.to_builtins(frozen), "all_gates": None}
+    fake(monkeypatch, describe={"parts": parts, "problems": [], "frozen": found})
+    assert headrace("pipeline", "plan", "tolls.yaml") == 78
+    shown = capsys.readouterr()
+    assert "by_gate (update, at least once)\n  gate string\n  checkpoint: refused\n" in shown.out
+    assert "all_gates (update, at least once)\n  gate string\n  checkpoint: starts anew\n" in shown.out
+    assert "tolls.yaml:7: flows.by_gate: CHECKPOINT_UNUSABLE: the query does not fit its checkpoint: ope" in shown.err
+    discard(state, "by_gate")
+    assert headrace("pipeline", "plan", "tolls.yaml", "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"]["by_gate"] == "starts anew"
+
+
+ORDERS = """\
+name: paid
+sources:
+  orders: {topic: orders, schema: "id STRING, at TIMESTAMP"}
+  payments: {topic: payments, schema: "id STRING, paid TIMESTAMP"}
+views: {marked: SELECT * FROM orders WATERMARK at DELAY OF INTERVAL 5 MINUTES}
+flows:
+  paid: {sql: SELECT orders.id FROM orders JOIN payments USING (id), sink: {topic: paid}}
+  by_id: {sql: SELECT id FROM marked, sink: {topic: by_id}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("flow", "keeps", "columns", "advice"),
+    [
+        (
+            "paid",
+            "join",
+            "timestamp",
+            "add `WATERMARK at DELAY OF INTERVAL 10 MINUTES` behind orders, "
+            "`WATERMARK paid DELAY OF INTERVAL 10 MINUTES` behind payments, and compare their times in ON: "
+            "`payments.paid BETWEEN orders.at AND orders.at + INTERVAL 1 HOUR`",
+        ),
+        ("by_id", "aggregate", "timestamp", "group by window(at, '1 hour') too"),
+        ("paid", "join", "string", "give its sources a column of type TIMESTAMP for a WATERMARK"),
+    ],
+)
+def test_plan_says_how_to_bound_what_grows(
+    flow: str,
+    keeps: str,
+    columns: str,
+    advice: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the names of the sources and of their columns with times; what the SQL already has is left out."""
+    (folder / "paid.yaml").write_text(ORDERS)
+    state = [{"keeps": keeps, "keys": ["id"], "bounded": False}]
+    parts = {
+        "sources.orders": {"columns": {"id": "string", "at": columns}},
+        "sources.payments": {"columns": {"id": "string", "paid": columns}},
+        f"flows.{flow}": {"columns": {"id": "string"}, "state": state},
+    }
+    fake(monkeypatch, describe={"parts": parts, "problems": []})
+    assert headrace("pipeline", "plan", "paid.yaml") == 0
+    assert f"  to bound it, {advice}\n" in capsys.readouterr().out
 
 
 def test_a_backend_is_drawn_behind_its_topic(folder: Path) -> None:

@@ -30,7 +30,7 @@ def ran(*words: str) -> int:
 def test_the_status_is_a_table(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line per flow, unknown numbers are empty, and the reason stands below."""
+    """One line per flow, `-` for an unknown number, and the reason below."""
     called: list[str] = []
 
     def call(api: Api, endpoint: Endpoint, **names: str) -> dict[str, Any]:
@@ -41,10 +41,21 @@ def test_the_status_is_a_table(
     monkeypatch.setattr(Api, "call", call)
     assert ran(*words, "--url", "http://localhost:1") == 0
     shown = capsys.readouterr().out
-    assert "tolls.f  running  3      40       5.0              2" in shown
+    assert "tolls.f  running  3      40       5.0         -    2           -" in shown
     assert "tolls: flow f has made no progress" in shown
     path = "/adm/pipelines" + "".join(f"/{word}" for word in words[1:])
     assert called == [f"GET {path}" if words[0] == "status" else f"POST {path}/{words[0]}"]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "running  -  "), (12.4, "running  first batch since 12 s  ")])
+def test_a_flow_without_a_batch_shows_how_long_its_first_one_takes(
+    seconds: float | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the number -1."""
+    flow = FLOW | {"batchId": -1, "firstBatchSeconds": seconds, "stateRows": None, "watermark": None}
+    monkeypatch.setattr(Api, "call", lambda *_, **__: {**STATUS, "flows": {"f": flow}})
+    assert ran("status", "tolls", "--url", "http://localhost:1") == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_discarded_after_a_question(

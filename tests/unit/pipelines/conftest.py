@@ -13,6 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines import runs
 from headrace.pipelines.process import Toolchain
+from headrace.pipelines.spec import PipelineSpec
 from tests.pipeline_bench import Bench, Test
 
 
@@ -20,9 +21,14 @@ from tests.pipeline_bench import Bench, Test
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a test's steps on a loop, with a started run."""
 
-    def go(steps: Test, kafka: KafkaConfig | None = None, missing: Mapping[str, Exception] | None = None) -> None:
+    def go(
+        steps: Test,
+        kafka: KafkaConfig | None = None,
+        missing: Mapping[str, Exception] | None = None,
+        spec: PipelineSpec | None = None,
+    ) -> None:
         async def main() -> None:
-            bench = Bench(tmp_path, kafka or KafkaConfig())
+            bench = Bench(tmp_path, kafka or KafkaConfig(), spec)
             bench.missing.update(missing or {})
 
             class Starter:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from headrace.errors import CheckpointUnusable
-from headrace.pipelines.checkpoints import Frozen, check, discard, locked, progressed
+from headrace.pipelines.checkpoints import Frozen, check, discard, locked, preview, progressed
 
 FROZEN = Frozen(["topic a"], ["aggregate by k of count(1)"], "update", "topic", 2)
 
@@ -116,6 +116,24 @@ def test_another_query_is_refused_with_the_difference(change: dict[str, object],
     spark_writes(tmp_path, 1)
     with pytest.raises(CheckpointUnusable, match=f"{words}. Choose: undo .*rename the flow.* discard FILE f`"):
         check(tmp_path, "f", other)
+
+
+def test_what_a_start_would_do_is_told_without_a_change(tmp_path: Path) -> None:
+    """Nothing is recorded, so the start itself decides as before; a folder that is not there is no error."""
+    other = msgspec.structs.replace(FROZEN, output_mode="append")
+    assert preview(tmp_path / "none", "f", FROZEN) == ("starts anew", "")
+    assert not (tmp_path / "none").exists()
+    check(tmp_path, "f", FROZEN)
+    assert preview(tmp_path, "f", other) == ("starts anew", "")
+    checkpoint = spark_writes(tmp_path, 2)
+    assert preview(tmp_path, "f", FROZEN) == ("continues", "")
+    assert preview(tmp_path, "f", None) == ("continues", "")
+    what, why = preview(tmp_path, "f", other)
+    assert (what, "output mode was update, and now append. Choose: undo" in why) == ("refused", True)
+    cut(checkpoint / "offsets/1")
+    assert preview(tmp_path, "f", FROZEN)[0] == "refused"
+    discard(tmp_path, "f")
+    assert preview(tmp_path, "f", other) == ("starts anew", "")
 
 
 def test_a_query_that_spark_hides_is_not_compared(tmp_path: Path) -> None:

@@ -12,10 +12,18 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Row
 
-from headrace.errors import PipelineInvalid, RecordTooLarge
+import headrace.pipelines.driver.__main__ as program
+from headrace.errors import CheckpointUnusable, PipelineInvalid, RecordTooLarge
 from headrace.jvm import ClassArchive, Java
-from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.plan import KAFKA_REFUSES, PYTHON_FAILED, DriverPlan, FlowProgress
+from headrace.pipelines.driver.failures import PartFailed, failure_event
+from headrace.pipelines.driver.plan import (
+    KAFKA_REFUSES,
+    PYTHON_FAILED,
+    DriverPlan,
+    FlowFailed,
+    FlowFinished,
+    FlowProgress,
+)
 from headrace.pipelines.driver.progress import ProgressReader, to_event
 from headrace.pipelines.driver.session import JvmEnded, send_code, settings
 from headrace.pipelines.driver.sources import kafka_options
@@ -87,6 +95,16 @@ def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> N
     first = {"endOffset": '{"t": {"0": 5}}', "latestOffset": "null"}
     second = {"endOffset": '{"t": {"0": 4, "1": 1}}', "latestOffset": "null"}
     assert to_event("f", report(sources=[first, second])).positions == {"t": {0: 4, 1: 1}}
+
+
+def test_a_topic_that_is_read_twice_counts_once() -> None:
+    """Late rows and a join with itself read their source twice; two sources with the same topic count each."""
+    reader = {"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 8}}', "numInputRows": 9}
+    progress = report(numInputRows=18, sources=[reader, reader], observedMetrics={"a": Row(corrupt=1, tombstones=0)})
+    event = to_event("f", progress)
+    assert (event.input_records, event.lag_records) == (9, 3)
+    both = {"a": Row(corrupt=1, tombstones=0), "b": Row(corrupt=1, tombstones=0)}
+    assert to_event("f", progress | {"observedMetrics": both}).input_records == 18
 
 
 @pytest.mark.parametrize(
@@ -435,6 +453,43 @@ def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) 
     send_code(sent.append, own)
     with zipfile.ZipFile(sent[0]) as archive:
         assert archive.namelist() == ["tolls.py"]
+
+
+@pytest.mark.parametrize("moment", ["at its start", "while it runs"])
+def test_a_flow_with_an_unusable_checkpoint_leaves_the_others_running(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver ends with the failure when no other flow is left; any other failure ends it at once."""
+    base = plan(once=True)
+    flow = base.spec.flows["f"]
+    both = base.model_copy(update={"spec": base.spec.model_copy(update={"flows": {"edited": flow, "f": flow}})})
+    failure: Exception = CheckpointUnusable("it does not fit")
+
+    def start(spark: Any, plan: DriverPlan, name: str) -> tuple[Any, None]:
+        if name == "edited" and moment == "at its start":
+            raise failure
+        last = {"timestamp": "1", **report()}
+        cause = failure if name == "edited" else None
+        query = SimpleNamespace(
+            name=name, isActive=False, exception=lambda: cause, status={"message": "x"}, lastProgress=last,
+            recentProgress=[last],
+        )  # fmt: skip
+        return query, None
+
+    monkeypatch.setattr(program, "register_source", lambda *_: None)
+    monkeypatch.setattr(program, "progressed", lambda *_: None)
+    monkeypatch.setattr(program, "start_flow", start)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: None))
+    sent: list[Any] = []
+    with pytest.raises(PartFailed) as ended:
+        program.run_flows(spark, both, sent.append)
+    assert ended.value.event.part == "flows.edited"
+    assert FlowFailed("edited", "CHECKPOINT_UNUSABLE", "it does not fit") in sent
+    assert FlowFinished("f") in sent
+    failure, sent = PipelineInvalid("wrong SQL"), []
+    with pytest.raises(PartFailed):
+        program.run_flows(spark, both, sent.append)
+    assert FlowFinished("f") not in sent
 
 
 def test_progress_is_reported_when_the_clock_was_set_back() -> None:

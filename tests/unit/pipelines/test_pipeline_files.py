@@ -12,6 +12,7 @@ from headrace.devcluster.certificates import Authority
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.tasks import TaskDriver
 
 GOOD = """\
 name: delays
@@ -51,13 +52,17 @@ def test_a_file_with_what_is_needed_has_defaults_for_the_rest(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        ("SELECT * FROM flights", "SELEC * FROM flights", "5: views.late: expected SELECT, found SELEC"),
         (
-            "SELECT * FROM flights",
-            "SELEC * FROM flights",
-            "5: views.late: begins with SELEC, which begins no query: did",
+            "carrier STRING",
+            "carrier STRIN",
+            "3: sources.flights.schema: has STRIN, which is no type of Spark or not expected here: did you mean",
         ),
-        ("carrier STRING", "carrier STRIN", "3: sources.flights.schema: has STRIN, which is no type of Spark"),
-        ("carrier STRING", "carrier ARRAY<STRIN>", "3: sources.flights.schema: has STRIN, which is no type of Spark"),
+        (
+            "carrier STRING",
+            "carrier ARRAY<STRIN>",
+            "3: sources.flights.schema: has STRIN, which is no type of Spark or not expected here: did you mean",
+        ),
     ],
 )
 def test_a_check_refuses_sql_that_spark_would_refuse(tmp_path: Path, old: str, new: str, expected: str) -> None:
@@ -68,7 +73,6 @@ def test_a_check_refuses_sql_that_spark_would_refuse(tmp_path: Path, old: str, n
     with pytest.raises(PipelineInvalid) as caught:
         load_pipeline(path, check=True)
     assert caught.value.description.startswith(f"{path}:{expected}")
-    assert "did you mean" in caught.value.description
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,45 @@ def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptur
     spec = load_pipeline(path, check=True)
     assert not caplog.records
     assert (spec.flows["late_by_carrier"].sql or "").startswith("SELECT")
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("sql_file: q.sql", "q.sql:3:8: flows.late_by_carrier.sql: unknown column carier: did you mean carrier?"),
+        ("sql: |\n      {}", "delays.yaml:11: flows.late_by_carrier.sql: unknown column carier"),
+        ("sql: >-\n      {}", "delays.yaml:11: flows.late_by_carrier.sql: unknown column carier"),
+    ],
+)
+def test_a_mistake_in_sql_has_the_line_of_the_sql(tmp_path: Path, query: str, place: str) -> None:
+    """In its own file with the column; a comment or text with the same word is not the place."""
+    pytest.importorskip("sqlglot")
+    path = tmp_path / "delays.yaml"
+    lines = [
+        "-- by carier" if "file" in query else "SELECT 1 AS n,",
+        "SELECT 'carier' AS c," if "file" in query else "  2 AS m,",
+    ]
+    lines += ["       carier, count(*) AS n FROM late GROUP BY carrier"]
+    (tmp_path / "q.sql").write_text("\n".join(lines))
+    text = query.format("\n      ".join(lines))
+    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", text))
+    with pytest.raises(PipelineInvalid) as caught:
+        load_pipeline(path, check=True)
+    assert f"{tmp_path}/{place}" in caught.value.description
+
+
+def test_a_mistake_that_spark_finds_has_its_line_and_column(tmp_path: Path) -> None:
+    """Spark counts columns from 0. The position in another text, such as that of a key, is left out."""
+    path = tmp_path / "delays.yaml"
+    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", "sql_file: q.sql"))
+    (tmp_path / "q.sql").write_text("SELECT carrier,\n tax(n) AS n FROM late GROUP BY carrier")
+    driver = TaskDriver(tmp_path, debug=False)
+    text = "[UNRESOLVED_ROUTINE] Cannot resolve routine `{}` on search path. SQLSTATE: 42883; line 2 pos 1;"
+    for name, place in (("tax", "q.sql:2:2: flows.late_by_carrier: calls tax"), ("key", "delays.yaml:7: flows.late")):
+        problem = {"part": "flows.late_by_carrier", "text": text.format(name), "stack": ""}
+        found = driver.sentence(path, problem)
+        assert found.startswith(f"{tmp_path}/{place}")
+        assert "line 2" not in found
 
 
 def test_without_the_parser_a_check_says_that_sql_is_unchecked(

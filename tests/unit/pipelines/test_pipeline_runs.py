@@ -55,7 +55,27 @@ def test_progress_adds_up_in_the_status(drive: Callable[[Test], None], caplog: p
         assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
         assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
         assert bench.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
-        assert caplog.text.count("are no row of their source") == 1
+        assert caplog.text.count("skipped 2 of 10 records that do not match the schema of their source") == 1
+
+    drive(steps)
+
+
+def test_the_status_says_how_long_a_first_batch_takes(drive: Callable[[Test], None]) -> None:
+    """Between `running` and the first micro-batch nothing else shows that the flow works."""
+
+    async def steps(bench: Bench) -> None:
+        flow = lambda: bench.run.status()["flows"]["by_carrier"]  # noqa: E731
+        assert flow()["first_batch_seconds"] is None
+        bench.lives[0].tell(*READY)
+        await bench.clock.settle()
+        await bench.clock.advance(12)
+        assert flow()["first_batch_seconds"] == 12
+        bench.lives[0].tell(progress(-1, input_records=0))
+        await bench.clock.settle()
+        assert flow()["first_batch_seconds"] is None
+        bench.lives[0].tell(progress(0))
+        await bench.clock.settle()
+        assert flow()["first_batch_seconds"] is None
 
     drive(steps)
 
@@ -120,6 +140,32 @@ def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> No
         assert bench.run.status()["flows"]["by_carrier"]["last_error"] == "CAST_INVALID_INPUT: cannot cast"
 
     drive(steps)
+
+
+def test_a_flow_whose_checkpoint_is_refused_fails_alone(tmp_path: Path, drive: Callable[..., None]) -> None:
+    """Its neighbour runs on, also when the driver is lost and started again. Readiness names the flow."""
+    flows = {name: SPEC.flows["by_carrier"].model_dump() for name in ("by_carrier", "edited")}
+    spec = PipelineSpec.model_validate(SPEC.model_dump() | {"flows": flows})
+    refused = wire.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
+
+    async def steps(bench: Bench) -> None:
+        for life in range(2):
+            bench.lives[-1].tell(READY[0], refused, READY[1], progress(life))
+            await bench.clock.settle()
+            status = bench.run.status()
+            assert (status["state"], bench.reason) == (
+                "running", "flow edited failed: CHECKPOINT_UNUSABLE: the query does not fit"
+            )  # fmt: skip
+            assert [flow["state"] for flow in status["flows"].values()] == ["running", "failed"]
+            assert len(bench.lives) == life + 1
+            bench.lives[-1].end(-9)
+            await bench.clock.advance(2)
+        bench.lives[-1].tell(refused, wire.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier"))
+        bench.lives[-1].end(1)
+        await bench.clock.advance(60)
+        assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 3)
+
+    drive(steps, spec=spec)
 
 
 def test_an_error_in_the_pipeline_itself_is_not_tried_again(drive: Callable[[Test], None]) -> None:

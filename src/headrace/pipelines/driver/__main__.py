@@ -1,5 +1,7 @@
 """The driver process: starts a session and the flows, reports their progress, and ends at SIGTERM or when one fails.
 
+A flow whose checkpoint is unusable fails alone, and the driver ends when no other flow is left.
+
 With another task than `run` it answers requests until its standard input ends. It has one thread. SIGTERM before the
 flows run ends it at once; after that, each flow finishes its micro-batch first.
 """
@@ -15,6 +17,7 @@ from typing import IO
 import msgspec
 from pyspark.sql import SparkSession
 
+from headrace.errors import CheckpointUnusable
 from headrace.pipelines.checkpoints import progressed
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
@@ -41,7 +44,7 @@ def main() -> int:
         with spark_session(plan, lambda owner: send(wire.FolderInUse(owner))) as spark:
             send(wire.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run":
-                _run(spark, plan, send)
+                run_flows(spark, plan, send)
             else:
                 answer_requests(spark, plan, sys.stdin, send)
     except PartFailed as failure:
@@ -70,7 +73,12 @@ def _events(stream: IO[bytes]) -> wire.SendEvent:
     return send
 
 
-def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> None:
+def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> None:
+    """Run the flows until SIGTERM, or until none is left.
+
+    Raises:
+        PartFailed: A part failed, and no other flow can run on without it.
+    """
     spec = plan.spec
     for name in spec.sources:
         with part(f"sources.{name}"):
@@ -85,10 +93,22 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
         stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    active = {}
+    active: dict[str, ProgressReader] = {}
+    failed: list[PartFailed] = []
+
+    def fail(name: str, failure: PartFailed) -> None:
+        """Let the other flows run if only the checkpoint of this one is the cause."""
+        if failure.event.error != CheckpointUnusable.message:
+            raise failure
+        failed.append(failure)
+        send(wire.FlowFailed(name, failure.event.error, failure.event.text))
+
     for name in spec.running:
-        with part(f"flows.{name}"):
-            active[name] = ProgressReader(plan, *start_flow(spark, plan, name), send)
+        try:
+            with part(f"flows.{name}"):
+                active[name] = ProgressReader(plan, *start_flow(spark, plan, name), send)
+        except PartFailed as failure:
+            fail(name, failure)
     recorded, next_look = set(), 0.0
     while active and not stopping:
         for name, reader in list(active.items()):
@@ -97,15 +117,18 @@ def _run(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> No
                 progressed(plan.folder, name, reader.batch_id)
                 recorded.add(name)
             if ended:
-                if (cause := reader.failure) is not None:
-                    raise PartFailed(cause, f"flows.{name}")
-                send(wire.FlowFinished(name))
                 del active[name]
+                if (cause := reader.failure) is not None:
+                    fail(name, PartFailed(cause, f"flows.{name}"))
+                else:
+                    send(wire.FlowFinished(name))
         if time.monotonic() >= next_look and not plan.spec.driver.remote:
             next_look = time.monotonic() + _WORK_SECONDS
             for reader in active.values():
                 reader.report_work(spark.sparkContext.statusTracker())
         time.sleep(_POLL_SECONDS)
+    if failed and not stopping:  # no flow is left
+        raise failed[0]
     _stop(active)
 
 

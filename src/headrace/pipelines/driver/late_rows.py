@@ -15,6 +15,8 @@ from pyspark.sql import functions as f
 
 from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.driver.records import HEADERS, history_headers, to_json
+from headrace.pipelines.driver.sources import RECORD_COLUMNS, rows_with_records
+from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import LateRowsSpec
 
 LATE = "late rows of the flow"
@@ -23,17 +25,23 @@ LATE = "late rows of the flow"
 
 def take_out(spark: SparkSession, plan: DriverPlan, flow: str, late: LateRowsSpec) -> DataFrame:
     """Replace a source by its rows in time, with their watermark, and return its late rows as records."""
-    rows = spark.table(late.source)
+    from_topic = isinstance(plan.spec.sources[late.source], KafkaSource)
+    rows = rows_with_records(spark, plan, late.source) if from_topic else spark.table(late.source)
+    names = [name for name in rows.columns if name not in RECORD_COLUMNS.values()]
     is_late = f.coalesce(_passed(plan.checkpoint(flow))(f.col(late.column)), f.lit(False))
     delay = f"{round(late.delay_seconds * 1000)} milliseconds"
-    rows.where(~is_late).withWatermark(late.column, delay).createOrReplaceTempView(late.source)
+    rows.where(~is_late).select(*(f"`{name}`" for name in names)).withWatermark(
+        late.column, delay
+    ).createOrReplaceTempView(late.source)
     found = rows.where(is_late).observe(LATE, f.count(f.lit(1)).alias("late"))
     reason = f.concat(f.lit(f"{late.column} is before the watermark: "), f.col(late.column).cast("string"))
+    key, own = (f.col(RECORD_COLUMNS[name]) if from_topic else f.lit(None) for name in ("key", "headers"))
+    history = history_headers(plan.spec.group(flow), "LateRow", reason)
     record = {
         "topic": f.lit(late.topic),
-        "key": f.lit(None).cast("binary"),
-        "value": to_json(rows.columns).cast("binary"),
-        "headers": history_headers(plan.spec.group(flow), "LateRow", reason).cast(HEADERS),
+        "key": key.cast("binary"),
+        "value": to_json(names).cast("binary"),
+        "headers": f.concat(f.coalesce(own.cast(HEADERS), f.array().cast(HEADERS)), history),
     }
     return found.select(*(column.alias(name) for name, column in record.items()))
 

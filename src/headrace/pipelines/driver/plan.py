@@ -138,10 +138,10 @@ class FlowMetrics(msgspec.Struct, kw_only=True, rename="camel"):
     batch_id: int = -1
     """The last micro-batch that ended; -1 if none has."""
     input_records: int = 0
-    """Records taken from the sources, bad ones included."""
+    """Records read from the sources, bad ones included; a topic that the flow reads twice counts once."""
     records_per_second: float = 0.0
     corrupt_records: int = 0
-    """Records left out because they were no row of their source."""
+    """Records left out because they did not match the schema of their source."""
     tombstone_records: int = 0
     """Records left out because they had no value."""
     late_records: int = 0
@@ -183,6 +183,14 @@ class FlowFinished(DriverEvent, frozen=True, tag="flow_finished"):
     flow: str
 
 
+class FlowFailed(DriverEvent, frozen=True, tag="flow_failed"):
+    """A flow has failed by a cause of its own, and the others run."""
+
+    flow: str
+    error: str
+    text: str
+
+
 class Answered(DriverEvent, frozen=True, tag="answered"):
     """A task other than `run` is done."""
 
@@ -219,4 +227,14 @@ MOST_ANSWER_BYTES = 64_000_000
 """Size of the largest result, as JSON."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
-AnyEvent = FolderInUse | SessionReady | FlowRunning | FlowProgress | FlowWorking | FlowFinished | Answered | Failed
+AnyEvent = (
+    FolderInUse
+    | SessionReady
+    | FlowRunning
+    | FlowProgress
+    | FlowWorking
+    | FlowFinished
+    | FlowFailed
+    | Answered
+    | Failed
+)

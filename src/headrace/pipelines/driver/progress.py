@@ -15,6 +15,8 @@ from headrace.pipelines.driver.plan import DriverPlan, FlowProgress, FlowRunning
 from headrace.pipelines.driver.records import FAILED, RULES
 
 _ASKING = "Getting offsets"
+_SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
+"""Numbers of a report that it also has for each source."""
 
 
 class ProgressReader:
@@ -86,6 +88,11 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     rules = {name: count for kind in (RULES, FAILED) for name, count in observed.get(kind, {}).items()}
     sources = [row for name, row in observed.items() if name not in (RULES, FAILED, LATE)]
     topics = [source for source in progress["sources"] if source["description"].startswith("Kafka")]
+    positions = _positions(topics)
+    if len(sources) < len(topics):  # a source that is read twice is observed once, so its records count once
+        topics = [*{topic["description"]: topic for topic in reversed(topics)}.values()]
+        others = [source for source in progress["sources"] if not source["description"].startswith("Kafka")]
+        progress = {**progress, **dict.fromkeys(_SUMS), "sources": [*topics, *others]}
     operators = progress["stateOperators"]
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
@@ -98,7 +105,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         late_records=observed[LATE]["late"] if LATE in observed else 0,
         broken_rules={name: count for name, count in rules.items() if count},
         lag_records=_lag(topics) if topics else None,
-        positions=_positions(topics),
+        positions=positions,
         received_per_second=_sum(progress, "inputRowsPerSecond"),
         batch_seconds=None if idle else progress["durationMs"]["triggerExecution"] / 1000,
         dropped_rows=sum(each["numRowsDroppedByWatermark"] for each in operators),
@@ -117,7 +124,7 @@ def _counts(row: Row) -> dict[str, int]:
 
 
 def _sum(progress: Mapping[str, Any], name: str) -> Any:
-    """Return a number of a report, in which a Spark Connect server leaves out the sums over the sources."""
+    """Return a number of a report; without its own sum, as a Spark Connect server reports it, that of the sources."""
     found = progress[name]
     return sum(each.get(name) or 0 for each in progress["sources"]) if found is None else found
 

@@ -1,17 +1,18 @@
 """Sources as tables: records of topics as rows, files, made rows, static tables."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import BooleanType, StringType, StructType
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType, VariantType
 
 from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.records import history_headers
+from headrace.pipelines.driver.records import HEADERS, history_headers
 from headrace.pipelines.sources import (
     CORRUPT_FLOW,
     CORRUPT_RECORDS,
@@ -28,6 +29,10 @@ CORRUPT = "_corrupt_record"
 """Column with the text of a row that is not of its schema."""
 _END = f"_{uuid4().hex[:8]}"
 """Last field of objects that are parsed; no record can know its name."""
+RECORD_COLUMNS = {"key": "_record_key", "headers": "_record_headers"}
+"""Columns of Kafka's connector, and their names among the columns of a row."""
+_EXCERPT_LENGTH = 40
+"""Characters of a field's value in the reason of a dead letter, which has the whole value."""
 _LATENCY_BOUND_SECONDS = 1.0
 
 
@@ -131,15 +136,23 @@ def _with_end(text: Column) -> tuple[Column, Column]:
     return marked.cast("string"), is_object & ~is_nested
 
 
-def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
-    """Return the rows of records, and count the records that are no row."""
+def rows_with_records(spark: SparkSession, plan: DriverPlan, name: str) -> DataFrame:
+    """Return the rows of a topic, with key and headers of their records in the columns of `RECORD_COLUMNS`."""
+    source = plan.spec.sources[name]
+    assert isinstance(source, KafkaSource)
+    return rows(with_rows(spark.table(f"`{name} {RAW}`"), source, plan), source, name, RECORD_COLUMNS)
+
+
+def rows(parsed: DataFrame, source: KafkaSource, name: str, further: Mapping[str, str] = {}) -> DataFrame:
+    """Return the rows of records, with `further` columns of the records, and count the records that are not rows."""
     tombstone = f.col("value").isNull()
     corrupt = ~f.col("good") & ~tombstone
     counted = parsed.observe(name, f.count_if(tombstone).alias("tombstones"), f.count_if(corrupt).alias("corrupt"))
     good: Column = f.col("good")
     if source.corrupt == "fail":
         record = f.concat_ws(":", "topic", "partition", "offset")
-        refused = f.concat(f.lit(f"{name}: record "), record, f.lit(" is no row of its source"))
+        why = _mismatch(parsed, source, name, excerpts=False)
+        refused = f.concat(f.lit(f"{name}: record "), record, f.lit(": "), f.coalesce("problem", why))
         good = f.when(corrupt, f.raise_error(refused).cast("boolean")).otherwise(good)
     fields = [field for field in counted.schema["row"].dataType.fieldNames() if field not in (_END, CORRUPT)]  # type: ignore[attr-defined]
     chosen = [f.col(f"row.`{field}`") for field in fields]
@@ -147,15 +160,47 @@ def rows(parsed: DataFrame, source: KafkaSource, name: str) -> DataFrame:
         chosen.append(f.col("key").cast("string").alias(source.key_column))
     if source.timestamp_column:
         chosen.append(f.col("timestamp").alias(source.timestamp_column))
+    chosen += [f.col(column).alias(alias) for column, alias in further.items()]
     return counted.where(good).select(*chosen)
 
 
+def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bool) -> Column:
+    """Return why the value of a corrupt record is not a row: the first field that is not of its type.
+
+    With `excerpts` the begin of the field's value is in it. SQL, because executors may have no Python for it.
+    """
+    head = f.lit(f"the value does not match the schema of {name}")
+    if source.value_format == "string":
+        return f.lit("the value is not UTF-8 text")
+    if source.value_format != "json":
+        return head
+    text, fields = f.col("value").cast("string"), parsed.schema["row"].dataType.fields  # type: ignore[attr-defined]
+    found: list[Column] = []
+    for field in (field for field in fields if field.name not in (_END, CORRUPT)):
+        alone = f.from_json(
+            text, StructType([field]).add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT}
+        )
+        kind = field.dataType.simpleString()
+        subject, expected = f.lit(f": {field.name}"), f.lit(f" is not {kind if '<' in kind else kind.upper()}")
+        if excerpts:
+            value = f.from_json(text, StructType([StructField(field.name, VariantType())])).getField(field.name)
+            shown = f.coalesce(f.substring(f.to_json(value), 1, _EXCERPT_LENGTH), f.lit("its value"))
+            subject = f.concat(subject, f.lit(": "), shown)
+        what = f.concat(subject, expected)
+        found.append(f.when(alone.getField(CORRUPT).isNotNull(), what))
+    behind = f.lit(": text follows the JSON object")
+    return f.when(f.json_object_keys(text).isNull(), f.lit("the value is not a JSON object")).otherwise(
+        f.concat(head, f.coalesce(*found, behind))
+    )
+
+
 def corrupt_records(parsed: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
-    """Return the records that are no row as records of a dead letter topic: columns `key`, `value` and `headers`."""
-    corrupt = parsed.where(~f.col("good") & f.col("value").isNotNull())
-    group, reason = plan.spec.group(name + CORRUPT_FLOW), f"the value is no row of source {name}"
-    history = history_headers(group, "CorruptRecord", f.coalesce("problem", f.lit(reason)), origin=True)
-    own = f.coalesce(f.col("headers"), f.array().cast("array<struct<key:string,value:binary>>"))
+    """Return the corrupt records as records of a dead letter topic: columns `key`, `value` and `headers`."""
+    corrupt, source = parsed.where(~f.col("good") & f.col("value").isNotNull()), plan.spec.sources[name]
+    assert isinstance(source, KafkaSource)
+    reason = f.coalesce("problem", _mismatch(parsed, source, name, excerpts=True))
+    history = history_headers(plan.spec.group(name + CORRUPT_FLOW), "CorruptRecord", reason, origin=True)
+    own = f.coalesce(f.col("headers"), f.array().cast(HEADERS))
     return corrupt.select("key", "value", f.concat(own, history).alias("headers"))
 
 

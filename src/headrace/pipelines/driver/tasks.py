@@ -20,7 +20,7 @@ from pyspark.sql.types import StringType, StructType
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
-from headrace.pipelines.driver.fingerprint import kept_rows, state_of
+from headrace.pipelines.driver.fingerprint import frozen_of, kept_rows, state_of
 from headrace.pipelines.driver.records import BROKEN, to_json, with_rules
 from headrace.pipelines.driver.sinks import rows_of_flow
 from headrace.pipelines.driver.sources import CORRUPT, register_source
@@ -65,7 +65,8 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
 
 
 def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
-    """Return the columns of each part, the state that each flow keeps, and what Spark refuses."""
+    """Return the columns of each part, the state that each flow keeps, what its checkpoint would freeze, and what
+    Spark refuses."""
     java: Any = spark._jvm
     check = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming
     parts: dict[str, Any] = {}
@@ -85,7 +86,11 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
             # A part that reads a refused one cannot find it.
             if not problems or failure.event.error != "TABLE_OR_VIEW_NOT_FOUND":
                 problems.append(msgspec.to_builtins(failure.event) | {"stack": traceback.format_exc()})
-    return {"parts": parts, "problems": problems}
+    frozen: dict[str, Any] = {}
+    for name in () if problems else plan.spec.running:
+        frames = rows_of_flow(spark, plan, name)
+        frozen[name] = msgspec.to_builtins(frozen_of(frames, plan, plan.spec.running[name]))
+    return {"parts": parts, "problems": problems, "frozen": frozen}
 
 
 def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Acks:
         self.closed = False
         """Whether the parent has closed the connection."""
         self._send = send
+        self._thread = threading.current_thread()
         self._waiting: dict[int, asyncio.Future[str]] = {}
         self._number = 0
 
@@ -57,13 +58,12 @@ class Acks:
         """
         import asyncio
 
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not self._thread:
             raise RuntimeError("explicit_ack was called in another thread: call it in the thread of the handler")
         if self.closed:
             return _CLOSED
         self._number += 1
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[self._number] = answer
+        answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         self._send(wire.Ack(self._number, topic, partition, offset))
         while self.read and not answer.done():  # a plain handler: nothing else of the worker runs meanwhile
             self.read()

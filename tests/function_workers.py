@@ -28,13 +28,15 @@ from headrace.functions.frames import FramesInFlight
 from headrace.functions.load import load_function
 from headrace.functions.process import WorkerProcess
 from headrace.functions.service import FunctionService
-from headrace.functions.spec import FunctionSpec
+from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 
+Write = Callable[..., Path]
+Run = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 PARTITION = TopicPartition("flights", 3)
 
 WAITS = """
@@ -52,10 +54,11 @@ WAITS = """
 class Running:
     """A started function with its destination and a fake of Kafka and registry."""
 
-    def __init__(self, spec: FunctionSpec) -> None:
+    def __init__(self, spec: FunctionSpec, trigger: AnyTrigger | None = None) -> None:
         self.clock = SystemClock()
-        trigger = spec.triggers[0]
-        self.service = FunctionService(spec, spec.worker_pools[0], self.clock)
+        trigger = trigger or spec.triggers[0]
+        [pool] = [pool for pool in spec.worker_pools if trigger in pool]
+        self.service = FunctionService(spec, pool, self.clock)
         self.written: list[OutgoingRecord] = []
         self.schemas: dict[int, Any] = {}
         self.asked: list[int] = []

@@ -169,26 +169,6 @@ def test_point_7_a_header_holds_its_event_in_any_letter_case(calls: Any) -> None
     assert process.terminate() == 0
 
 
-def test_point_9_an_empty_list_and_a_dead_worker_harm_no_other(site: Any, topic: Any, function: Any) -> None:
-    """An empty list is no output; a worker that ends with exit code 0 is replaced, and the process stays ready."""
-    source, target = topic(), topic()
-    code = (
-        "import os\n"
-        "def handler(context, event):\n"
-        "    if event.body == b'exit':\n"
-        "        os._exit(0)\n"
-        "    return [] if event.body == b'list' else event.body\n"
-    )
-    values = [b"list", b"a", b"exit", b"list", b"b"]
-    site.write(source, *(OutgoingRecord(source, None, value, None, 0) for value in values))
-    process = function(source, code, outputTopic=target, outputFormat="binary")
-    site.wait_committed(f"{source}-work", source, 5)
-    assert [record.value for record in site.records(target)] == [b"a", b"b"]
-    assert [record.value for record in site.records(f"{source}.dlq")] == [b"exit"]
-    process.wait_ready()
-    assert process.terminate() == 0
-
-
 def test_points_11_and_17_an_event_has_the_true_place_key_and_time_of_its_record(
     site: Any, topic: Any, function: Any
 ) -> None:
@@ -337,24 +317,3 @@ def test_point_19_a_member_with_a_name_has_its_partitions_again(calls: Any, site
     members = admin.describe_consumer_groups([one.group])[one.group].result(60).members
     assert {member.group_instance_id for member in members} == {"one", "two"}
     assert [process.terminate() for process in (again, other)] == [0, 0]
-
-
-def test_point_20_a_start_that_hangs_is_ended_and_named(site: Any, topic: Any, function: Any, tmp_path: Path) -> None:
-    """By its time limit, with the setting; nothing is consumed, and the function starts once it can."""
-    source, free = topic(), tmp_path / "free"
-    code = (
-        "import os, time\n"
-        "def init_context(context):\n"
-        f"    while not os.path.exists({str(free)!r}):\n"
-        "        time.sleep(0.05)\n"
-        "def handler(context, event): pass\n"
-    )
-    site.write_json(source, 1)
-    process = function(source, code, spec={"readinessTimeoutSeconds": 1}, wait=False)
-    reason = "init_context took longer than 1 s (readinessTimeoutSeconds)"
-    site.wait_until(lambda: reason in site.reasons(process.url).get("function work.in", ""), "the reason")
-    assert site.committed(f"{source}-work").get(TopicPartition(source, 0), 0) == 0
-    free.touch()
-    process.wait_ready()
-    site.wait_committed(f"{source}-work", source, 1)
-    assert process.terminate() == 0

@@ -6,9 +6,6 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,61 +14,7 @@ from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
-from tests.function_workers import PARTITION, WAITS, called, calls, two_frames
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
-
-
-KILLS_ITSELF = """
-    import os, signal
-    def handler(context, event):
-        if event.body == b"poison":
-            print("last words", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return event.body
-"""
-
-
-async def test_a_record_that_kills_three_workers_is_a_dead_letter(write_function: Write, running: Run) -> None:
-    """The records around it are delivered; three workers die, and the reason says how and with which last words."""
-    async with running(write_function(KILLS_ITSELF, outputTopic="out", outputFormat="string")) as function:
-        assert await function.deliver(*[b"before"] * 30, first=100) == [ACK] * 30
-        function.written.clear()
-        values = [b"%d" % n for n in range(10)] + [b"poison"] + [b"%d" % n for n in range(10, 20)]
-        outcomes = await function.deliver(*values)
-        letters = [index for index, outcome in enumerate(outcomes) if outcome.permanent]
-        assert letters == [10] and outcomes.count(ACK) == 20
-        assert outcomes[10].error == "WorkerLost"
-        assert "signal 9 (SIGKILL)" in outcomes[10].reason and "last words" in outcomes[10].reason
-        assert function.service.restarts == 3
-        assert [record.value for record in function.written] == [b"%d" % n for n in range(20)]
-        assert not function.destination._crashes
-
-
-async def test_a_killed_worker_costs_nothing_but_a_repetition(write_function: Write, running: Run) -> None:
-    """kill -9 from outside: the frame in flight is done by the replacement, the other worker goes on meanwhile."""
-    code = """
-        import pathlib, time
-        def handler(context, event):
-            if event.body == b"slow" and not pathlib.Path("once").exists():
-                pathlib.Path("once").write_text(context.worker_id)
-                time.sleep(60)
-            return context.worker_id
-    """
-    folder = write_function(code, workers=2, outputTopic="out", outputFormat="string")
-    async with running(folder) as function:
-        await function.until(lambda: all(slot.up for slot in function.service._slots))
-        answers = function.begin(b"slow", b"next")
-        await function.until(lambda: (folder / "once").exists() and (folder / "once").read_text())
-        victim = int((folder / "once").read_text())
-        assert await function.deliver(b"other", first=50) == [ACK]
-        assert function.written[0].value == b"%d" % (1 - victim)
-        os.kill(function.pid(victim), signal.SIGKILL)
-        await function.until(lambda: answers)
-        assert answers == [[ACK, ACK]]
-        assert function.service.restarts == 1
-        await function.ready()
+from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, two_frames
 
 
 async def test_a_frame_for_a_worker_that_has_just_died_is_refused_and_then_served(
@@ -139,8 +82,7 @@ async def test_a_poison_record_leaves_the_frames_at_hand_alone(write_function: W
             if event.body == b"poison":
                 os.abort()
     """
-    folder = write_function(code)
-    async with running(folder) as function:
+    async with running(write_function(code)) as function:
         await function.ready()
         poison = function.begin(b"a", b"poison", b"b", partition=0)
         others = [function.begin(*[b"c"] * 10, partition=number) for number in range(1, 6)]
@@ -210,8 +152,7 @@ async def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate
                 mark.touch()
                 os._exit(1)
     """
-    folder = write_function(code, workers=2, workerAllocationMode="static")
-    async with running(folder) as function:
+    async with running(write_function(code, workers=2, workerAllocationMode="static")) as function:
         function.destination.assigned([TopicPartition("flights", number) for number in range(2)])
         for number in range(3):
             assert await function.deliver(b"live", b"die", first=number * 2, partition=0) == [ACK, ACK]

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,7 @@ import pytest
 
 from headrace.delivery.protocols import ACK
 from headrace.lifecycle import Deadline
-from tests.function_workers import PARTITION
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
-
+from tests.function_workers import PARTITION, Run, Write
 
 HANGING_CALLBACK = """
     import pathlib, time
@@ -54,8 +49,7 @@ async def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
         def handler(context, event):
             context.platform.set_drain_callback(lambda: time.sleep(600))
     """
-    folder = write_function(code)
-    async with running(folder) as function:
+    async with running(write_function(code)) as function:
         await function.ready()
         await function.service.give_up([PARTITION], Deadline(function.clock, 60))
         assert "drain callback failed" in caplog.text
@@ -240,28 +234,6 @@ async def test_a_fork_that_returns_from_the_handler_answers_nothing(
         assert function.service.restarts == 0
     assert [record.value for record in function.written] == values * 3
     assert calls.read_text().split() == [value.decode() for value in values * 3] + ["drained", "ended"]
-
-
-@pytest.mark.parametrize("where", ["import", "init_context"])
-async def test_a_fork_while_the_handler_is_loaded_serves_nothing(
-    write_function: Write, running: Run, tmp_path: Path, where: str
-) -> None:
-    """It ends where the worker would report that it is ready."""
-    code = f"""
-        import os
-        def fork():
-            os.fork()
-        if {where == "import"}: fork()
-        def init_context(context):
-            if {where != "import"}: fork()
-        def handler(context, event):
-            open({str(tmp_path / "calls")!r}, "a").write("call ")
-    """
-    async with running(write_function(code)) as function:
-        for number in range(20):
-            assert await function.deliver(b"a", first=number) == [ACK]
-        assert function.service.restarts == 0
-    assert (tmp_path / "calls").read_text() == "call " * 20
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
 from headrace.functions.service import FunctionService
-from tests.function_workers import PARTITION, acknowledged
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
-
+from tests.function_workers import PARTITION, Run, Write, acknowledged
 
 REPLY = """
     def handler(context, event):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import judge
 from headrace.delivery.protocols import ACK, HELD, Outcome
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 
 def batched(folder: Path, size: int) -> Path:

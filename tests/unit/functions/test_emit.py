@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +9,7 @@ import pytest
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
 from headrace.functions.sdk import Context
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 HANDLER = """
     import asyncio

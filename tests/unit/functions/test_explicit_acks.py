@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +11,7 @@ from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN
 from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
-from tests.function_workers import acknowledged
-
-Write = Callable[..., Path]
-Run = Callable[[Path], contextlib.AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write, acknowledged
 
 P = TopicPartition("flights", 3)
 
@@ -55,8 +49,7 @@ BACKGROUND = """
 @pytest.mark.parametrize("code", [PLAIN, ASYNC, BACKGROUND])
 async def test_handlers_of_every_kind_acknowledge(write_function: Write, running: Run, code: str) -> None:
     """Plain ones, asynchronous ones many at a time, and tasks in the background, also while the worker is idle."""
-    folder = write_function(code, **own())
-    async with running(folder) as function:
+    async with running(write_function(code, **own())) as function:
         found = acknowledged(function)
         assert await function.deliver(b"a", b"b", first=7) == [HELD, HELD]
         times = 20 if code is ASYNC else 1
@@ -70,8 +63,7 @@ async def test_a_problem_of_an_acknowledgement_is_raised_in_the_handler(
     write_function: Write, running: Run, kind: str
 ) -> None:
     """With its sentence, so that the record fails as with every exception."""
-    folder = write_function(PLAIN if kind == "plain" else ASYNC, **own())
-    async with running(folder) as function:
+    async with running(write_function(PLAIN if kind == "plain" else ASYNC, **own())) as function:
         acknowledged(function, "flights-3 is not assigned to this process any more")
         [reply] = await function.deliver(b"a")
         assert (reply.error, reply.reason) == (
@@ -100,8 +92,7 @@ async def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_
             thread.join()
             raise ValueError(failures[0])
     """
-    folder = write_function(code, **own())
-    async with running(folder) as function:
+    async with running(write_function(code, **own())) as function:
         found = acknowledged(function)
         [reply] = await function.deliver(b"a")
         assert "explicit_ack was called in another thread" in reply.reason
@@ -131,8 +122,7 @@ async def test_what_a_record_waits_for_is_the_mode_and_the_header(
         "enable": [HELD, HELD, ACK, ACK],
         "explicitOnly": [HELD, HELD, HELD, HELD],
     }
-    folder = write_function(code, **own(mode))
-    async with running(folder) as function:
+    async with running(write_function(code, **own(mode))) as function:
         *replies, bad = await function.deliver(b"sdk", b"hand", b"no", b"a", b"bad")
         assert (replies, bad.error) == (expected[mode], "ValueError")
 

@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
-from headrace.formats.registry import SchemaRegistry
-from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
-from headrace.functions.service import FunctionService
-from headrace.kafka import TopicDirectory
-from headrace.lifecycle import Deadline, SystemClock
-from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.lifecycle import Deadline
+from headrace.records import TopicPartition
 from headrace.security import Authenticator
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
 from headrace.web.function_requests import FunctionRequests
 from headrace.web.server import WebService
+from tests.function_workers import Running, Write
 
-Write = Callable[..., Path]
 TOKEN = "a-token-of-some-length"
 OPEN = SecurityConfig()
 
@@ -39,28 +35,17 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Listening:
-    """A function with an HTTP trigger that listens, and a fake of Kafka."""
+class Listening(Running):
+    """A function with an HTTP trigger that listens."""
 
     def __init__(self, folder: Path, security: SecurityConfig = OPEN, port: int = 0) -> None:
         spec = load_function(folder)
         assert spec.http
-        [pool] = [pool for pool in spec.worker_pools if spec.http in pool]
-        self.clock = SystemClock()
-        self.written: list[OutgoingRecord] = []
-        self.produce: Any = self._produce
+        super().__init__(spec, spec.http)
         self.acks: list[tuple[TopicPartition, int]] = []
-        self.service = FunctionService(spec, pool, self.clock, {"flights": self._acknowledge})
-        destination = FunctionDestination(
-            self.service,
-            spec.http,
-            self.clock,
-            produce=lambda records: self.produce(records),
-            registry=cast(SchemaRegistry, None),
-            topics=cast(TopicDirectory, None),
-        )
+        self.service._acknowledgers = {"flights": self._acknowledge}
         own = HttpConfig(port=port, max_body_bytes=spec.http.max_body_bytes)
-        router = FunctionRequests(self.service, spec.http, destination, own)
+        router = FunctionRequests(self.service, spec.http, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
         self.application = Application(own, (), Metrics(), authenticator, router=router)
         self.web = WebService(own, self.application, name=router.name)
@@ -83,18 +68,6 @@ class Listening:
         lines, _, content = rest.partition(b"\r\n\r\n")
         found = dict(line.decode("latin-1").split(": ", 1) for line in lines.split(b"\r\n"))
         return Answer(int(first.split()[1]), {name.lower(): value for name, value in found.items()}, content)
-
-    async def ready(self) -> None:
-        await self.until(lambda: self.service.readiness().ready)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 the conditions are about other processes
-                await asyncio.sleep(0.005)
-
-    async def _produce(self, records: list[OutgoingRecord]) -> list[Any]:
-        self.written += records
-        return [Produced(0, len(self.written))] * len(records)
 
     def _acknowledge(self, partition: TopicPartition, offset: int) -> str:
         self.acks.append((partition, offset))

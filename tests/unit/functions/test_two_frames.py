@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +10,9 @@ import pytest
 from headrace.delivery.protocols import ACK
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
-from tests.function_workers import WAITS, called, calls, two_frames
+from tests.function_workers import WAITS, Run, Write, called, calls, two_frames
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -97,8 +92,7 @@ async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_
         def handler(context, event):
             time.sleep(0.1)
     """
-    folder = write_function(code, spec={"eventTimeout": "500ms"})
-    async with running(folder) as function:
+    async with running(write_function(code, spec={"eventTimeout": "500ms"})) as function:
         await function.ready()
         first = function.begin(*[b"a"] * 6, partition=0)
         second = function.begin(*[b"a"] * 2, partition=1)

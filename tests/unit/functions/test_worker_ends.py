@@ -6,10 +6,6 @@ import asyncio
 import logging
 import mmap
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,10 +16,9 @@ from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from tests.function_workers import Run, Write
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 PARTITION = TopicPartition("flights", 3)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +14,7 @@ from headrace.formats.codec import header_of
 from headrace.formats.codec_avro import AvroCodec
 from headrace.functions import wire
 from headrace.testing.bed import kind_of
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
 
@@ -277,8 +272,7 @@ async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
     """As plain Python values."""
     schema, payload = SCHEMAS[name]
     code = "def handler(context, event): return event.body"
-    folder = write_function(code, valueFormat=name, outputTopic="out")
-    async with running(folder) as function:
+    async with running(write_function(code, valueFormat=name, outputTopic="out")) as function:
         function.schemas = {1: schema}
         assert await function.deliver(header_of(1) + payload) == [ACK]
         assert [json.loads(output.value) for output in function.written] == [SEEN[name]]
@@ -302,8 +296,7 @@ async def test_keys_and_values_are_decoded(
 ) -> None:
     """By the formats the trigger names; null stays None."""
     code = "def handler(context, event): return f'{event.key} {event.body}'"
-    folder = write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")
-    async with running(folder) as function:
+    async with running(write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")) as function:
         outcomes = await function.deliver(good, bad, None)
         assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", "success"]
         assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import HeadraceProcess
+from tests.function_calls import function_file
 
 
 @pytest.fixture
@@ -22,14 +22,12 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     """Run a handler: `function(code, name={attributes})`; `trigger` among them holds keys of the trigger itself."""
 
     def start(code: str, *, spec: Any = None, wait: bool = True, **triggers: dict[str, Any]) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
         found = {
             name: {"kind": "kafka-cluster", **attributes.pop("trigger", {}), "attributes": attributes}
             for name, attributes in triggers.items()
         }
-        content = {"metadata": {"name": "work"}, "spec": {"handler": "work:handler", "triggers": found, **(spec or {})}}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump(content))
-        return headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]}, wait=wait)
+        file = function_file(tmp_path, code, found, **(spec or {}))
+        return headrace({**site.config, "functions": [file]}, wait=wait)
 
     return start
 

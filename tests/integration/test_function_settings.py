@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
+from tests.function_calls import function_file
 
 ECHO = "def handler(context, event):\n    return event.body[:9]\n"
 
@@ -25,12 +25,10 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     """Run a handler on a topic: `function(source, code, spec={}, **attributes)`."""
 
     def start(source: str, code: str, *, spec: Any = None, workers: int = 1, **attributes: Any) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
         known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
         trigger = {"kind": "kafka-cluster", "numWorkers": workers, "attributes": known}
-        made = {"handler": "work:handler", "triggers": {"in": trigger}, **(spec or {})}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": made}))
-        process: HeadraceProcess = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
+        file = function_file(tmp_path, code, {"in": trigger}, **(spec or {}))
+        process: HeadraceProcess = headrace({**site.config, "functions": [file]})
         return process
 
     return start

@@ -13,14 +13,13 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-import yaml
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import HeadraceProcess
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
 from headrace.testing.scene import Scene
-from tests.function_calls import FunctionCalls
+from tests.function_calls import FunctionCalls, function_file
 
 HANGS = """
 def drained():
@@ -74,12 +73,10 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     def start(
         source: str, code: str, *, spec: Any = None, trigger: Any = None, wait: bool = True, **attributes: Any
     ) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
         known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
         made = {"kind": "kafka-cluster", **(trigger or {}), "attributes": known}
-        content = {"handler": "work:handler", "triggers": {"in": made}, **(spec or {})}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": content}))
-        process: HeadraceProcess = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]}, wait=wait)
+        file = function_file(tmp_path, code, {"in": made}, **(spec or {}))
+        process: HeadraceProcess = headrace({**site.config, "functions": [file]}, wait=wait)
         return process
 
     return start
@@ -128,8 +125,8 @@ def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, 
     one = calls(15)
     own = {
         "trigger": {"numWorkers": 5},
-        "maxWaitHandlerDuringRebalance": "8s",
-        "rebalanceTimeout": "30s",
+        "maxWaitHandlerDuringRebalance": "4s",
+        "rebalanceTimeout": "20s",
         "balanceStrategy": "range",
     }
     for partition in range(15):
@@ -207,15 +204,10 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
         "def handler(context, event):\n"
         "    assert event.body != b'bad'\n"
     )
-    (tmp_path / "work.py").write_text(code)
     (tmp_path / "sitecustomize.py").write_text(STUCK.format(stuck=str(stuck)))
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 1, "onFailure": "stop"}
-    spec = {"handler": "work:handler", "triggers": {"in": {"kind": "kafka-cluster", "attributes": attributes}}}
-    (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    config = {
-        "kafka": {"bootstrap_servers": kafka_network.bootstrap_servers},
-        "functions": [str(tmp_path / "function.yaml")],
-    }
+    file = function_file(tmp_path, code, {"in": {"kind": "kafka-cluster", "attributes": attributes}})
+    config = {"kafka": {"bootstrap_servers": kafka_network.bootstrap_servers}, "functions": [file]}
     kafka_network.hold(JOIN_GROUP)
     process = headrace(config, wait=False, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
 

@@ -63,7 +63,8 @@ class Acks:
         if self.closed:
             return _CLOSED
         self._number += 1
-        answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[self._number] = answer
         self._send(wire.Ack(self._number, topic, partition, offset))
         while self.read and not answer.done():  # a plain handler: nothing else of the worker runs meanwhile
             self.read()
@@ -71,8 +72,7 @@ class Acks:
 
     def answered(self, message: wire.Acked) -> None:
         """Take an answer."""
-        answer = self._waiting.pop(message.number, None)
-        if answer and not answer.done():
+        if (answer := self._waiting.pop(message.number, None)) and not answer.done():
             answer.set_result(message.problem)
 
     def close(self) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headrace.records import OutgoingRecord, Record, TopicPartition
+from tests.function_calls import function_file
 
 Expected = Callable[[Record], Sequence[bytes | None]]
 """Returns the outputs that a record must have."""
@@ -89,16 +88,13 @@ def by_id(record: Record) -> list[bytes | None]:
 
 def write_function(folder: Path, source: str, target: str, code: str = HANDLER, **attributes: Any) -> str:
     """Write a function from one topic to another, exactly once, and return its file."""
-    (folder / "work.py").write_text(code)
     own = {"topics": [source], "consumerGroup": f"{source}-work", "delivery": "exactly_once", "attempts": 2}
     trigger = {
         "kind": "kafka-cluster",
         "numWorkers": 2,
         "attributes": {**own, "outputTopic": target, "outputFormat": "string", **attributes},
     }
-    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-    (folder / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    return str(folder / "function.yaml")
+    return function_file(folder, code, {"in": trigger})
 
 
 def fill(site: Any, source: str, count: int, partitions: int = 3, keys: int = 1_000_000) -> None:

@@ -33,6 +33,15 @@ async def acknowledge(context, *positions):
 """
 
 
+def function_file(folder: Path, code: str, triggers: Mapping[str, Any], *, name: str = "work", **spec: Any) -> str:
+    """Write a function whose handler is `handler` of work.py, and return its file."""
+    (folder / "work.py").write_text(code)
+    file = folder / "function.yaml"
+    described = {"handler": "work:handler", "triggers": dict(triggers), **spec}
+    file.write_text(yaml.safe_dump({"metadata": {"name": name}, "spec": described}))
+    return str(file)
+
+
 class Line(NamedTuple):
     """What a handler has written."""
 
@@ -74,15 +83,13 @@ class FunctionCalls:
             prelude: Before the code.
             attributes: Of the trigger.
         """
-        (self._folder / "work.py").write_text(prelude.format(lines=str(self._file)) + code if prelude else code)
         known = {"topics": [self.source], "consumerGroup": self.group, "workerAllocationMode": "static"}
         made = {"kind": "kafka-cluster", "numWorkers": 1, **(trigger or {})}
         once = {} if "retry" in attributes else {"attempts": 1}
         made["attributes"] = {**known, **once, "commitInterval": "100ms", **attributes}
-        spec = {"handler": "work:handler", "triggers": {"in": made, **(others or {})}}
-        file = self._folder / "function.yaml"
-        file.write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-        config = {**self.site.config, **(more or {}), "functions": [str(file)]}
+        code = prelude.format(lines=str(self._file)) + code if prelude else code
+        file = function_file(self._folder, code, {"in": made, **(others or {})})
+        config = {**self.site.config, **(more or {}), "functions": [file]}
         return self._headrace(config, env={"PROCESS": name})
 
     def write(self, partition: int, *values: str, topic: str = "") -> None:

@@ -207,7 +207,8 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
     """Offsets apart from the transaction, another name at each start, no rewind, or a producer that is kept."""
     source, target = topic(3), topic(1)
     fill(site, source, 3000)
-    file = write_function(tmp_path, source, target, SLOW)
+    times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}  # how long a killed member keeps its partitions
+    file = write_function(tmp_path, source, target, SLOW, **times)
     # Longer than the test, so that Kafka does not end by itself what a killed process has left open.
     more = {"producer": {"transactions": {"timeout_seconds": 600}}}
     process = headrace({**site.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))

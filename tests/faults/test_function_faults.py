@@ -109,7 +109,7 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
         tmp_path,
         WAYS,
         ordering="key",
-        spec={"eventTimeout": "3s"},
+        spec={"eventTimeout": "2s"},
         trigger={"numWorkers": 3, "workerTerminationTimeout": "2s"},
         attributes={"workerMemoryLimit": "120Mi", "workerAllocationMode": allocation},
     )
@@ -157,11 +157,12 @@ def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any
     assert (frozen.terminate(), peer.terminate()) == (0, 0)
 
 
-def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
-    """Three processes are replaced one after the other, twice; every call is the only one of its record."""
+@pytest.mark.parametrize("restarts", [3, pytest.param(6, marks=pytest.mark.long)])
+def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path, restarts: int) -> None:
+    """Three processes are replaced one after the other, once or twice; every call is the only one of its record."""
     scene = FunctionScene(kafka, headrace, tmp_path, SLOW, partitions=6)
     processes: list[HeadraceProcess] = [scene.run() for _ in range(3)]
-    for _ in range(6):
+    for _ in range(restarts):
         had = scene.ended
         scene.write(1500)
         scene.wait_handled(had + 300)

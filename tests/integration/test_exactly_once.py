@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.records import OutgoingRecord, Record
+from headrace.records import Record
 from headrace.testing import HeadraceProcess
 from tests.exactly_once import HANDLER, SLOW, by_id, check, committed_records, fill, write_function
 
@@ -57,44 +57,20 @@ def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: An
     assert "its records are delivered again" in process.output
 
 
-def test_many_outputs_that_are_too_large_abort_few_transactions(site: Any, topic: Any, function: Any) -> None:
-    """Kafka names one of them; those of its topic that are as large fail with it."""
-    source, target = topic(3), topic(1, max_message_bytes=2000)
-    fill(site, source, 3000)
-    code = "def handler(context, event):\n    return 'x' * 5000 if int(event.body) % 4 == 0 else event.id\n"
-    process = function(source, target, code, attempts=1)
-    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
-    check(site, source, target, lambda each: by_id(each) if int(each.value or b"") % 4 else [each.value])
-    assert process.output.count("its records are delivered again") < 100
-
-
-def test_an_output_without_a_key_to_a_compacted_topic_stalls_no_other(site: Any, topic: Any, function: Any) -> None:
-    """Kafka refuses it for what it is: its record fails, and the transactions of the others continue."""
-    source, target = topic(1), topic(1, cleanup_policy="compact")
-    keys = [b"k%d" % n if n % 20 else None for n in range(60)]
-    site.write(source, *(OutgoingRecord(source, key, b"%d" % n, None, 0) for n, key in enumerate(keys)))
-    function(source, target, attempts=1)
-    site.wait_until(lambda: committed_records(site, source) == 60, "every record committed")
-
-    def expected(record: Record) -> list[bytes | None]:
-        return by_id(record) if record.key else [record.value]
-
-    check(site, source, target, expected)
-
-
 def test_kills_of_the_process_repeat_and_lose_nothing(site: Any, topic: Any, function: Any) -> None:
     """SIGKILL at random moments under load; what was open is aborted by the next process with the name."""
     source, target = topic(3), topic(3)
-    process = function(source, target, SLOW)
+    # A short session: the partitions of a process that was killed are assigned again after it.
+    process = function(source, target, SLOW, sessionTimeout="3s", heartbeatInterval="500ms")
     moments = random.Random(1)
-    for wave in range(4):
+    for wave in range(3):
         fill(site, source, 1500)
         site.wait_until(lambda w=wave: committed_records(site, source) > w * 1500, "progress")
         threading.Event().wait(moments.uniform(0, 0.4))
         process.kill()
         process.start()
         process.wait_ready()
-    site.wait_until(lambda: committed_records(site, source) == 6000, "every record committed")
+    site.wait_until(lambda: committed_records(site, source) == 4500, "every record committed")
     check(site, source, target)
 
 
@@ -134,11 +110,11 @@ def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(site: Any
     """Its transaction carries the generation of a member that is gone; it joins again."""
     source, target = topic(3), topic(3)
     fill(site, source, 6000)
-    frozen = function(source, target, SLOW, sessionTimeout="6s", heartbeatInterval="1s")
+    frozen = function(source, target, SLOW, sessionTimeout="3s", heartbeatInterval="500ms")
     site.wait_until(lambda: committed_records(site, source) > 300, "progress")
     frozen.server.signal(signal.SIGSTOP)
     try:
-        function(source, target, SLOW, sessionTimeout="6s", heartbeatInterval="1s")
+        function(source, target, SLOW, sessionTimeout="3s", heartbeatInterval="500ms")
         site.wait_until(lambda: committed_records(site, source) == 6000, "every record committed by the peer")
     finally:
         frozen.server.signal(signal.SIGCONT)

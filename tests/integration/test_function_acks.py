@@ -18,16 +18,9 @@ async def handler(context, event):
     response = context.Response()
     if what == "hold":
         response.ensure_no_ack()
-    elif what == "canonical":
-        response.headers["X-Nuclio-Stream-No-Ack"] = True
     elif what == "ack":
         itself = [f"{event.topic}:{event.shard_id}:{event.offset}"] if event.trigger.name == "in" else []
         await acknowledge(context, *positions, *itself)
-    elif what == "die":
-        await acknowledge(context, f"{event.topic}:{event.shard_id}:{event.offset}")
-        if not pathlib.Path("died").exists():
-            pathlib.Path("died").touch()
-            os._exit(1)
     return response
 """
 """A record `ack` acknowledges positions, and itself."""
@@ -84,24 +77,6 @@ def held(calls: FunctionCalls, url: str) -> float:
     return sum(float(value) for value in re.findall(r"^headrace_held_records{.*} (\S+)$", page, re.MULTILINE))
 
 
-def test_a_record_with_the_header_waits_for_its_acknowledgement(calls: Any) -> None:
-    """In mode `enable`: set by the SDK or by hand; the others end with their call, and the commit waits for all."""
-    one = calls(2)
-    one.write(0, "plain", "hold", "canonical", "plain")
-    process = one.start(ACTS, trigger={"explicitAckMode": "enable"})
-    one.wait_lines(4, "call")
-    one.write(1, "plain")  # served by the same worker after the others, and committed not before them
-    one.wait_committed({0: 1, 1: 1})
-    assert held(one, process.url) == 2
-    one.write(1, f"ack {one.source}:0:2")
-    one.wait_committed({0: 4, 1: 2})
-    one.write(1, f"ack {one.source}:0:1")  # again, which is a success
-    one.wait_committed({0: 4, 1: 3})
-    assert process.terminate() == 0
-    assert set(one.counts("call").values()) == set(one.counts("call", 1).values()) == {1}
-    assert "NotAcknowledged" not in process.output
-
-
 def test_an_unmodified_window_function_commits_whole_windows(calls: Any, tmp_path: Path) -> None:
     """It acknowledges the last event of each window; a rest is called again by the next process."""
     one, stored = calls(1), tmp_path / "stored"
@@ -123,11 +98,10 @@ def test_an_unmodified_window_function_commits_whole_windows(calls: Any, tmp_pat
     assert [int(line) for line in stored.read_text().split()] == [*range(80)]
 
 
-@pytest.mark.parametrize("allocation", ["static", "key"])
-def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any, allocation: str) -> None:
+def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any) -> None:
     """The next worker has never had its records, so the acknowledgement of a later window must not end them."""
     one = calls(2)
-    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "workerAllocationMode": allocation}
+    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "workerAllocationMode": "key"}
     one.write(0, *(str(number) for number in range(6)))
     one.write(1, *(str(number) for number in range(5)))
     process = one.start(COLLECTS, explicitAckEnds="upTo", **own)
@@ -185,67 +159,6 @@ def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Any) -> None:
     one.write(0, f"ack {one.source}:0:0")
     one.wait_committed({0: 6})
     assert process.terminate() == 0
-
-
-def test_an_acknowledgement_outlives_the_worker_that_sent_it(calls: Any) -> None:
-    """The worker dies in the same call; the record is called again, and ends by the acknowledgement that it has."""
-    one = calls(1)
-    one.write(0, "hold", "die", "hold")
-    process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"}, explicitAckEnds="one")
-    one.site.wait_until(lambda: held(one, process.url) == 2, "two held records")
-    assert one.counts("call")[1] == 2
-    one.write(0, f"ack {one.source}:0:0")
-    one.wait_committed({0: 2})
-    one.write(0, f"ack {one.source}:0:2")
-    one.wait_committed({0: 5})
-    assert process.terminate() == 0
-    assert one.reasons() == []
-
-
-def test_a_failed_record_waits_for_an_acknowledgement_after_its_next_call(calls: Any) -> None:
-    """That of a later record, while it failed, does not count for it: the handler has not had it then."""
-    one = calls(1)
-    code = (
-        "async def handler(context, event):\n"
-        "    note('call', event.shard_id, event.offset)\n"
-        "    if event.body == b'fail' and not pathlib.Path('failed').exists():\n"
-        "        pathlib.Path('failed').touch()\n"
-        "        raise ValueError\n"
-        "    if event.body == b'ack':\n"
-        "        await acknowledge(context, f'{event.topic}:0:{event.offset}')\n"
-    )
-    one.write(0, "a", "fail", "ack", "a")
-    retry = {"attempts": 2, "first_delay_seconds": 0.05}
-    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "retry": retry, "ordering": "none"}
-    process = one.start(code, **own)
-    one.site.wait_until(lambda: held(one, process.url) == 2, "two held records")
-    assert one.counts("call") == {0: 1, 1: 2, 2: 1, 3: 1}
-    assert process.terminate() == 0
-    assert one.committed == {0: 1}
-    process = one.start(code.replace("b'ack'", "b'a'"), **own)
-    one.wait_committed({0: 4})
-    assert one.counts("call") == {0: 1, 1: 3, 2: 1, 3: 2}
-    assert process.terminate() == 0
-
-
-def test_the_window_stays_behind_what_has_ended(calls: Any, topic: Any) -> None:
-    """Per trigger, at a stop too, and with fewer records than it has; another trigger of the function has none."""
-    one, other = calls(2), topic()
-    code = "def handler(context, event): note(event.trigger.name, event.shard_id, event.offset)\n"
-    plain = {"kind": "kafka-cluster", "attributes": {"topics": [other], "consumerGroup": f"{one.group}-other"}}
-    one.write(0, *["a"] * 10)
-    one.write(1, *["a"] * 2)
-    one.write(0, *["a"] * 3, topic=other)
-    for start in range(2):
-        process = one.start(code, others={"plain": plain}, ackWindowSize=3)
-        one.wait_lines(12 + 5 * start, "in")
-        one.wait_committed({0: 7, 1: 0})
-        one.site.wait_committed(f"{one.group}-other", other, 3)
-        assert process.terminate() == 0
-        assert one.committed == {0: 7, 1: 0}
-    assert one.counts("in") == {**dict.fromkeys(range(7), 1), **dict.fromkeys(range(7, 10), 2)}
-    assert one.counts("in", 1) == {0: 2, 1: 2}
-    assert one.counts("plain") == dict.fromkeys(range(3), 1)
 
 
 def test_another_trigger_acknowledges_and_the_window_is_not_for_acknowledged_records(calls: Any, topic: Any) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
 from headrace.testing.forked import ForkedHeadrace
+from tests.function_calls import function_file
 
 HANDLER = "def handler(context, event):\n    pass\n"
 
@@ -24,13 +24,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
     def write(name: str, source: str, code: str, *, spec: Any = None, **attributes: Any) -> str:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        (folder / "work.py").write_text(code)
         group = {"topics": [source], "consumerGroup": f"{source}-{name}", **attributes}
         triggers = {"in": {"kind": "kafka-cluster", "numWorkers": 1, "attributes": group}}
-        file = folder / "function.yaml"
-        described = {"handler": "work:handler", "triggers": triggers, **(spec or {})}
-        file.write_text(yaml.safe_dump({"metadata": {"name": name}, "spec": described}))
-        return str(file)
+        return function_file(folder, code, triggers, name=name, **(spec or {}))
 
     return write
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import HeadraceProcess
+from tests.function_calls import function_file
 
 
 @pytest.fixture
@@ -22,14 +22,12 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     """Run a handler: `function(code, name={attributes})`; `trigger` among them holds keys of the trigger itself."""
 
     def start(code: str, *, spec: Any = None, wait: bool = True, **triggers: dict[str, Any]) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
         found = {
             name: {"kind": "kafka-cluster", **attributes.pop("trigger", {}), "attributes": attributes}
             for name, attributes in triggers.items()
         }
-        content = {"metadata": {"name": "work"}, "spec": {"handler": "work:handler", "triggers": found, **(spec or {})}}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump(content))
-        return headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]}, wait=wait)
+        file = function_file(tmp_path, code, found, **(spec or {}))
+        return headrace({**site.config, "functions": [file]}, wait=wait)
 
     return start
 
@@ -93,42 +91,6 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, function: Any) 
     }
     assert attempts == {"retry": [b"2"], "deadLetter": [b"1", b"1"]}
     assert "attempt 1" in process.output, "the log has the stack of what is taken for handled"
-    assert process.terminate() == 0
-
-
-def test_events_of_a_partition_are_called_in_order_whatever_fails(site: Any, topic: Any, function: Any) -> None:
-    """An event that raises is called again until it has ended, before any later one of its partition is called."""
-    source, target = topic(2), topic()
-    code = (
-        "calls = {}\n"
-        "def handler(context, event):\n"
-        "    calls[event.id] = calls.get(event.id, 0) + 1\n"
-        "    context.emit(TARGET, value=f'{event.shard_id} {event.offset}') if event.body == b'good' else None\n"
-        "    if event.body == b'bad' or event.body == b'late' and calls[event.id] < 3:\n"
-        "        raise RuntimeError(event.id)\n"
-        "    if event.body == b'late':\n"
-        "        context.emit(TARGET, value=f'{event.shard_id} {event.offset}')\n"
-    )
-    bodies = {100: b"late", 101: b"late", 400: b"bad", 777: b"late"}
-    values = [bodies.get(offset, b"good") for offset in range(1000)]
-    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in values))
-    site.write(source, *(OutgoingRecord(source, None, b"good", partition=1) for _ in range(1000)))
-    process = function(
-        code.replace("TARGET", repr(target)),
-        t={
-            "topics": [source],
-            "consumerGroup": f"{source}-g",
-            "retry": {"attempts": 3, "first_delay_seconds": 0.1},
-            "outputFormat": "string",
-        },
-    )
-    site.wait_until(lambda: len(site.records(target)) >= 1999, "the outputs")
-    found = [tuple(map(int, record.value.split())) for record in site.records(target)]
-    for partition, missing in ((0, 400), (1, None)):
-        assert [offset for of, offset in found if of == partition] == [n for n in range(1000) if n != missing]
-    site.wait_until(lambda: site.committed(f"{source}-g").get(TopicPartition(source, 0)) == 1000, "the commit")
-    (letter,) = site.records(f"{source}.dlq")
-    assert dict(letter.headers)["headrace.dlq.attempts"] == b"3"
     assert process.terminate() == 0
 
 
@@ -287,79 +249,6 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except OSError:
         return 0
-
-
-def test_triggers_share_workers_by_name(site: Any, topic: Any, function: Any) -> None:
-    """Each event says of which trigger it is, and each trigger has its own formats and output."""
-    numbers, texts, target = topic(), topic(), topic()
-    site.write(numbers, OutgoingRecord(numbers, b"k", b"7"))
-    site.write(texts, OutgoingRecord(texts, b"k", b"seven"))
-    shared = {"workerAllocatorName": "both", "numWorkers": 1}
-    process = function(
-        WHO,
-        numbers={
-            "trigger": shared,
-            "topics": [numbers],
-            "consumerGroup": numbers,
-            "valueFormat": "json",
-            "outputTopic": target,
-        },
-        texts={
-            "trigger": shared,
-            "topics": [texts],
-            "consumerGroup": texts,
-            "valueFormat": "string",
-            "outputTopic": target,
-        },
-    )
-    site.wait_until(lambda: len(site.records(target)) == 2, "the outputs")
-    found = {body["trigger"]: body for _, body in outputs_of(site, target)}
-    assert {name: body["n"] for name, body in found.items()} == {"numbers": 7, "texts": "seven"}
-    assert found["numbers"]["pid"] == found["texts"]["pid"]
-    assert process.terminate() == 0
-
-
-def test_the_dead_letter_of_a_record_that_killed_its_workers_has_their_last_words(
-    site: Any, topic: Any, function: Any
-) -> None:
-    """What they printed, and where the handler was; a flood of lines holds up neither other events nor the process."""
-    source, target = topic(2), topic()
-    code = (
-        "import ctypes\n"
-        "def handler(context, event):\n"
-        "    if event.body == b'flood':\n"
-        "        for number in range(300_000):\n"
-        "            print('line', number)\n"
-        "    if event.body == b'crash':\n"
-        "        print('about to crash')\n"
-        "        ctypes.string_at(0)\n"
-        "    return event.body\n"
-    )
-    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in (b"a", b"crash", b"b")))
-    site.write(source, *(OutgoingRecord(source, None, value, partition=1) for value in (b"flood", b"c")))
-    process = function(
-        code,
-        t={
-            "trigger": {"numWorkers": 2},
-            "topics": [source],
-            "consumerGroup": f"{source}-g",
-            "outputTopic": target,
-            "outputFormat": "binary",
-        },
-    )
-    site.wait_committed(f"{source}-g", source, 3)
-    site.wait_committed(f"{source}-g", source, 2, 1)
-    assert {record.value for record in site.records(target)} == {b"a", b"b", b"flood", b"c"}
-    (letter,) = site.records(f"{source}.dlq")
-    history = dict(letter.headers)
-    assert (letter.value, history["headrace.dlq.error"]) == (b"crash", b"WorkerLost")
-    assert history["headrace.dlq.attempts"] == b"3"
-    assert b"signal 11 (SIGSEGV)" in (history["headrace.dlq.reason"] or b"")
-    stack = (history["StackTrace"] or b"").decode()
-    assert "about to crash" in stack and "Segmentation fault" in stack and "work.py" in stack
-    assert "left out of the log" in process.output
-    assert process.output.count('"message":"line ') < 100_000
-    assert process.terminate() == 0
 
 
 def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> None:

@@ -28,35 +28,6 @@ def handler(context, event):
     time.sleep(0 if pathlib.Path("fast").exists() else 0.02)
     note("call", event.shard_id, event.offset)
 """
-KEEPS = """
-positions = []
-
-
-async def later(context):
-    await asyncio.sleep(0.3)
-    await acknowledge(context, *positions)
-    positions.clear()
-
-
-async def init_context(context):
-    async def drained():
-        context.user_data.late = asyncio.ensure_future(later(context))
-
-    context.platform.set_drain_callback(drained)
-
-
-async def handler(context, event):
-    note("call", event.shard_id, event.offset)
-    what, *others = event.body.decode().split()
-    if what == "ack":
-        return await acknowledge(context, *others)
-    if what == "keep":
-        positions.append(f"{event.topic}:{event.shard_id}:{event.offset}")
-    response = context.Response()
-    response.ensure_no_ack()
-    return response
-"""
-"""Keeps positions, and acknowledges them a moment after its drain callback has returned."""
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
@@ -153,63 +124,6 @@ def test_every_event_is_called_once_over_rebalance_and_stop(calls: Any, protocol
             assert "drained" in [line.what for line in between if line.process == "one"]
     assert second.terminate() == 0
     assert one.reasons() == []
-
-
-def test_all_partitions_of_a_busy_worker_have_one_deadline(calls: Any, tmp_path: Path) -> None:
-    """With `range` all of them are given up; were the times added, they would take longer than the test waits."""
-    one = calls(20)
-    own = {"maxWaitHandlerDuringRebalance": "8s", "rebalanceTimeout": "600s", "balanceStrategy": "range"}
-    for partition in range(20):
-        one.write(partition, "wait")
-    first = one.start(WAITS, **own)
-    one.wait_lines(1, "begin")
-    second = one.start(WAITS, name="two", **own)
-    one.wait_lines(1, "begin", "two")
-    (tmp_path / "go").touch()
-    one.wait_committed(dict.fromkeys(range(20), 1))
-    assert first.output.count("was still running when the partition had to be given up") == 1
-    assert ": lost " not in first.output
-    assert len({line.partition for line in one.of("end", "two")}) == 10
-    assert [process.terminate() for process in (first, second)] == [0, 0]
-    assert one.reasons() == []
-
-
-def test_kept_events_are_acknowledged_late_or_called_by_the_next_owner(calls: Any) -> None:
-    """The acknowledgements come after the drain callback has returned, and no call waits longer than for them.
-
-    What is not acknowledged is called by the next owner, and by the first one again when that ends.
-    """
-    one = calls(2)
-    own = {
-        "trigger": {"explicitAckMode": "enable", "waitExplicitAckDuringRebalanceTimeout": "3s"},
-        "maxWaitHandlerDuringRebalance": "200s",
-        "rebalanceTimeout": "600s",
-        "explicitAckEnds": "one",
-    }
-    for partition in range(2):
-        one.write(partition, "keep", "keep")
-    first = one.start(KEEPS, **own)
-    one.wait_lines(4, "call")
-    second = one.start(KEEPS, **own, name="two")
-    one.wait_committed({0: 2, 1: 2})
-    for partition in range(2):
-        one.write(partition, "hold")
-    one.wait_lines(6, "call")
-    [(_, _, _, moved, offset)] = one.of("call", "two")
-    stays = 1 - moved
-    assert offset == 2, "what was acknowledged late is not called again"
-    one.write(stays, f"ack {one.source}:{moved}:2")
-    one.site.wait_until(one.reasons, "the dead letter")
-    assert f"{one.source}-{moved} is not assigned to this process any more" in one.reasons()[0]
-    one.write(moved, f"ack {one.source}:{moved}:0")  # it was acknowledged in the other process
-    one.wait_lines(2, "call", "two")
-    assert second.terminate() == 0
-    one.wait_lines(9, "call")
-    assert one.counts("call", moved) == {0: 1, 1: 1, 2: 2, 3: 1}
-    one.write(stays, f"ack {one.source}:{moved}:2 {one.source}:{stays}:2")
-    one.wait_committed({moved: 4, stays: 5})
-    assert first.terminate() == 0
-    assert len(one.reasons()) == 1
 
 
 def test_a_stop_ends_an_event_that_hangs_and_blames_it_for_nothing(calls: Any, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
+from tests.function_calls import function_file
 
 ECHO = "def handler(context, event):\n    return event.body[:9]\n"
 
@@ -26,12 +25,10 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     """Run a handler on a topic: `function(source, code, spec={}, **attributes)`."""
 
     def start(source: str, code: str, *, spec: Any = None, workers: int = 1, **attributes: Any) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
         known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
         trigger = {"kind": "kafka-cluster", "numWorkers": workers, "attributes": known}
-        made = {"handler": "work:handler", "triggers": {"in": trigger}, **(spec or {})}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": made}))
-        process: HeadraceProcess = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
+        file = function_file(tmp_path, code, {"in": trigger}, **(spec or {}))
+        process: HeadraceProcess = headrace({**site.config, "functions": [file]})
         return process
 
     return start
@@ -52,12 +49,9 @@ def write_large(site: Any, topic: str, *sizes: int) -> None:
     asyncio.run(produce())
 
 
-@pytest.mark.parametrize("most", [1000, 2_000_000])
-def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(
-    site: Any, topic: Any, function: Any, most: int
-) -> None:
+def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(site: Any, topic: Any, function: Any) -> None:
     """It is fetched whole, however small the fetch is, and is a dead letter with its bytes after no attempt."""
-    source, target = topic(max_message_bytes=5_000_000), topic()
+    source, target, most = topic(max_message_bytes=5_000_000), topic(), 2_000_000
     write_large(site, source, 10, most + 1, 900, 4_000_000, 20)
     process = function(source, ECHO, fetchMax=most, outputTopic=target, outputFormat="binary")
     site.wait_committed(f"{source}-work", source, 5)
@@ -70,18 +64,8 @@ def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(
     assert process.terminate() == 0
 
 
-def test_a_record_above_the_limit_is_skipped_if_the_policy_skips_it(site: Any, topic: Any, function: Any) -> None:
-    """`retry.errors` decides, as for any failure; there is no dead letter then."""
-    source, target = topic(), topic()
-    write_large(site, source, 101, 10)
-    policy = {"errors": {"RecordTooLarge": "skip"}}
-    function(source, ECHO, fetchMax=100, retry=policy, outputTopic=target, outputFormat="binary")
-    site.wait_committed(f"{source}-work", source, 2)
-    assert [record.key for record in site.records(target)] == [b"1"]
-    assert site.records(f"{source}.dlq") == []
-
-
-@pytest.mark.parametrize("size", [101_000_000, pytest.param(104_700_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [101_000_000, 104_700_000])
 def test_the_largest_batch_that_a_broker_takes_is_received(site: Any, topic: Any, function: Any, size: int) -> None:
     """The client would disconnect from an answer above its own default limit of 100 MB, again and again."""
     source, target = topic(max_message_bytes=104_857_600, segment_bytes=209_715_200), topic()
@@ -118,39 +102,4 @@ def test_a_slow_handler_pauses_its_partition_and_keeps_the_membership(
     )
     assert handled == ["0 0", "0 1", "0 2", "0 3", "0 4", "1 0", "1 1"]
     assert not re.search(f"(revoked|lost) {source}", process.output)
-    assert process.terminate() == 0
-
-
-def test_odd_events_reach_the_handler_and_odd_answers_cost_their_own_record_only(
-    site: Any, topic: Any, function: Any
-) -> None:
-    """No body, no key, bytes that are no text, a thousand headers; then values that no format can hold."""
-    source, target = topic(), topic()
-    code = (
-        "import os\n"
-        "class Silent:\n"
-        "    def __repr__(self): raise ValueError('no words')\n"
-        "endless = []\n"
-        "endless.append(endless)\n"
-        "odd = {b'endless': endless, b'silent': Silent(), b'half': '\\ud800'}\n"
-        "def handler(context, event):\n"
-        "    if event.key in odd: return odd[event.key]\n"
-        "    found = event.headers\n"
-        "    return (os.getpid(), event.body is None, event.key is None, len(found), found.get('b') == b'\\xff')\n"
-    )
-    many = [(f"h{n}", b"%d" % n) for n in range(999)]
-    odd = [OutgoingRecord(source, key, b"1", None, 0) for key in (b"endless", b"silent", b"half")]
-    usual = [
-        OutgoingRecord(source, None, None, None, 0),
-        OutgoingRecord(source, b"\xff", b"", [("b", b"\xff"), ("c", None)], 0),
-        OutgoingRecord(source, b"many", b"\xff\xfe", [*many, ("b", b"\xff")], 0),
-    ]
-    site.write(source, usual[0], odd[0], usual[1], odd[1], odd[2], usual[2])
-    process = function(source, code, outputTopic=target, attempts=1)
-    site.wait_committed(f"{source}-work", source, 6)
-    seen = [json.loads(record.value or b"") for record in site.records(target)]
-    assert [each[1:] for each in seen] == [[True, True, 0, False], [False, False, 2, True], [False, False, 1000, True]]
-    assert len({each[0] for each in seen}) == 1, "the worker is the same"
-    dead = {record.key: dict(record.headers)["headrace.dlq.error"] for record in site.records(f"{source}.dlq")}
-    assert dead == {b"endless": b"RecursionError", b"silent": b"ValueError", b"half": b"UnicodeEncodeError"}
     assert process.terminate() == 0

@@ -6,8 +6,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.errors import DestinationUnavailable
 from headrace.functions.allocator import FRAMES_PER_WORKER, Allocator, PartitionWorkers, worker_of_key
@@ -108,120 +106,11 @@ async def test_a_second_frame_is_taken_back_for_a_worker_that_is_idle() -> None:
     assert taken == [0]
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["acquire", "static", "end", "cancel", "lost", "started", "down"]), st.integers(0, 5)),
-    max_size=60,
-)
-
-
-@given(workers=st.integers(1, 4), steps=STEPS)
-def test_the_allocator_agrees_with_its_rules(workers: int, steps: list[tuple[str, int]]) -> None:
-    """After each step: at most two frames each, none waits for a worker that is free, each is refused or served."""
-
-    async def run() -> None:
-        pool, up, down = Allocator(workers), set[int](), set[int]()
-        held: Counter[int] = Counter()
-        waiting: list[tuple[tuple[int, ...], asyncio.Task[int]]] = []
-
-        async def settle() -> None:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            for candidates, task in [*waiting]:
-                if task.done():
-                    waiting.remove((candidates, task))
-                    if task.exception():
-                        assert down >= set(candidates)
-                        continue
-                    idle = [n for n in candidates if n in up and not held[n]]
-                    assert task.result() in candidates and task.result() in up
-                    assert not held[task.result()] or not idle, "a worker is idle"
-                    held[task.result()] += 1
-            assert all(count <= FRAMES_PER_WORKER for count in held.values())
-            for candidates, _ in waiting:
-                assert not down >= set(candidates), "it should be refused"
-                assert all(n not in up or held[n] == FRAMES_PER_WORKER for n in candidates), "a worker is free"
-            assert pool.waiting == len(waiting)
-
-        for step, number in steps:
-            worker = number % workers
-            if step in ("acquire", "static"):
-                candidates = tuple(range(workers)) if step == "acquire" else (worker,)
-                waiting.append((candidates, asyncio.ensure_future(pool.acquire(candidates))))
-            elif step == "end" and held[worker]:
-                held[worker] -= 1
-                pool.frame_ended(worker)
-            elif step == "cancel" and waiting:
-                _, task = waiting.pop(number % len(waiting))
-                task.cancel()
-                await asyncio.wait([task])
-            elif step in ("lost", "down"):
-                up.discard(worker)
-                down.discard(worker)
-                held[worker] = 0
-                pool.starting(worker)
-                if step == "down":
-                    down.add(worker)
-                    pool.down(worker, "why")
-            elif step == "started" and worker not in up:
-                up.add(worker)
-                down.discard(worker)
-                held[worker] = 0
-                pool.started(worker)
-            await settle()
-        for _, task in waiting:
-            task.cancel()
-
-    asyncio.run(run())
-
-
-PARTITIONS = st.sets(st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 9)), max_size=8)
-
-
-@given(workers=st.integers(1, 5), steps=st.lists(st.tuples(st.booleans(), PARTITIONS), max_size=20))
-def test_a_partition_keeps_its_worker_while_it_is_assigned(
-    workers: int, steps: list[tuple[bool, set[TopicPartition]]]
-) -> None:
-    """Whatever else is assigned or given up; and no worker is given more than its share of a topic."""
-    found, assigned = PartitionWorkers(workers), dict[TopicPartition, int]()
-    for is_assigned, partitions in steps:
-        new = partitions - assigned.keys() if is_assigned else set()
-        if is_assigned:
-            found.assigned(partitions)
-            for partition in new:
-                assigned[partition] = found.worker_of(partition)
-        else:
-            found.given_up(partitions)
-            for partition in partitions:
-                assigned.pop(partition, None)
-        for topic in ("a", "b"):
-            mine = {each: worker for each, worker in assigned.items() if each.topic == topic}
-            if mine and mine.keys() <= new:
-                loads = Counter(mine.values())
-                assert max(loads.values()) <= -(-len(mine) // workers)
-        assert {each: found.worker_of(each) for each in assigned} == assigned
-
-
-def workers_of(count: int, *partitions: TopicPartition) -> list[int]:
-    found = PartitionWorkers(count)
-    found.assigned(partitions)
-    return [found.worker_of(partition) for partition in partitions]
-
-
-@pytest.mark.parametrize("step", [1, 2, 4])
-def test_static_spreads_the_partitions_that_are_assigned(step: int) -> None:
-    """All of a topic, or every second one, as a group of several processes has them."""
-    partitions = [TopicPartition("t", number) for number in range(0, 16, step)]
-    assert set(Counter(workers_of(4, *partitions)).values()) == {len(partitions) // 4}
-
-
-def test_static_spreads_topics_of_one_partition() -> None:
-    """They do not pile up on worker 0."""
-    assert len(set(workers_of(4, *(TopicPartition(f"topic-{n}", 0) for n in range(20))))) == 4
-
-
 def test_static_is_the_same_in_every_process() -> None:
     """The mapping does not depend on a process's hash seed."""
-    assert workers_of(5, TopicPartition("orders", 3)) == [0]
+    found = PartitionWorkers(5)
+    found.assigned([TopicPartition("orders", 3)])
+    assert found.worker_of(TopicPartition("orders", 3)) == 0
 
 
 def test_a_partition_that_returns_has_its_worker_again() -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import judge
 from headrace.delivery.protocols import ACK, HELD, Outcome
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 
 def batched(folder: Path, size: int) -> Path:
@@ -29,7 +23,7 @@ def batched(folder: Path, size: int) -> Path:
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running: Run, prefix: str) -> None:
+async def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running: Run, prefix: str) -> None:
     """Up to batchSize events of a partition, in their order; replies by position, by event_id, or one for all."""
     code = f"""
         {prefix}def handler(context, events):
@@ -48,29 +42,25 @@ def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, running:
                 return ["x"]
             return [(400, "bad") if event.body == "bad" else event.body for event in events]
     """
-
-    async def run() -> None:
-        folder = batched(write_function(code, valueFormat="string", outputTopic="out", ordering="none"), 3)
-        async with running(folder) as function:
-            found = await function.deliver(b"a", b"bad", b"\xff", b"c", b"ids", b"y")
-            assert [reply.error for reply in found] == ["", "status 400", "DecodeError", "", "", ""]
-            assert [reply.shared for reply in found] == [False] * 6
-            written = [(each.topic, each.value) for each in function.written]
-            second = [("seen", b"[3, 2]"), ("out", b"ids"), ("seen", b"[3, 2]"), ("out", b"y")]
-            assert written == [("seen", b"[3]"), ("out", b"a"), ("seen", b"[3]"), ("out", b"c"), *second]
-            function.written.clear()
-            assert await function.deliver(b"one", b"x") == [ACK, ACK]
-            assert [each.value for each in function.written if each.topic == "out"] == [b"all"]
-            for how in (b"refuse", b"short"):
-                found = await function.deliver(how, b"x")
-                assert [reply.shared for reply in found] == [True, True]
-                assert all(reply.error for reply in found)
-            assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
-
-    uvloop.run(run())
+    folder = batched(write_function(code, valueFormat="string", outputTopic="out", ordering="none"), 3)
+    async with running(folder) as function:
+        found = await function.deliver(b"a", b"bad", b"\xff", b"c", b"ids", b"y")
+        assert [reply.error for reply in found] == ["", "status 400", "DecodeError", "", "", ""]
+        assert [reply.shared for reply in found] == [False] * 6
+        written = [(each.topic, each.value) for each in function.written]
+        second = [("seen", b"[3, 2]"), ("out", b"ids"), ("seen", b"[3, 2]"), ("out", b"y")]
+        assert written == [("seen", b"[3]"), ("out", b"a"), ("seen", b"[3]"), ("out", b"c"), *second]
+        function.written.clear()
+        assert await function.deliver(b"one", b"x") == [ACK, ACK]
+        assert [each.value for each in function.written if each.topic == "out"] == [b"all"]
+        for how in (b"refuse", b"short"):
+            found = await function.deliver(how, b"x")
+            assert [reply.shared for reply in found] == [True, True]
+            assert all(reply.error for reply in found)
+        assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
 
 
-def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(
+async def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(
     write_function: Write, running: Run
 ) -> None:
     """The others of that batch have ended."""
@@ -78,17 +68,13 @@ def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(
         def handler(context, events):
             return [(400, "bad") if event.body == b"bad" else event.body for event in events]
     """
-
-    async def run() -> None:
-        async with running(batched(write_function(code, outputTopic="out", outputFormat="binary"), 2)) as function:
-            found = await function.deliver(b"a", b"b", b"bad", b"c", b"d", b"e")
-            assert [reply.error for reply in found] == ["", "", "status 400", "", "not begun", "not begun"]
-            assert [each.value for each in function.written] == [b"a", b"b", b"c"]
-
-    uvloop.run(run())
+    async with running(batched(write_function(code, outputTopic="out", outputFormat="binary"), 2)) as function:
+        found = await function.deliver(b"a", b"b", b"bad", b"c", b"d", b"e")
+        assert [reply.error for reply in found] == ["", "", "status 400", "", "not begun", "not begun"]
+        assert [each.value for each in function.written] == [b"a", b"b", b"c"]
 
 
-def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
+async def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
     """And an answer of a list for its own event."""
     code = """
         def handler(context, events):
@@ -97,54 +83,34 @@ def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_function
             return response if events[0].body == b"all" else [response, *[None] * (len(events) - 1)]
     """
     own = {"trigger": {"explicitAckMode": "enable"}, "workerAllocationMode": "static"}
-
-    async def run() -> None:
-        async with running(batched(write_function(code, **own), 3)) as function:
-            assert await function.deliver(b"all", b"a", b"b") == [HELD] * 3
-            assert await function.deliver(b"one", b"a", b"b") == [HELD, ACK, ACK]
-
-    uvloop.run(run())
+    async with running(batched(write_function(code, **own), 3)) as function:
+        assert await function.deliver(b"all", b"a", b"b") == [HELD] * 3
+        assert await function.deliver(b"one", b"a", b"b") == [HELD, ACK, ACK]
 
 
-def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running: Run) -> None:
-    """An exception and a death blame no record among several; alone, a record is to blame as ever."""
+async def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running: Run) -> None:
+    """An exception blames no record among several; alone, a record is to blame as ever."""
     code = """
-        import os
-
         def handler(context, events):
-            if any(event.body == b"die" for event in events):
-                os._exit(3)
             if any(event.body == b"raise" for event in events):
                 raise ValueError("one of them")
     """
-
-    async def run() -> None:
-        async with running(batched(write_function(code), 10)) as function:
-            found = await function.deliver(b"a", b"raise", b"c")
-            assert [reply.shared for reply in found] == [True] * 3
-            judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
-            assert [*judged] == [Outcome.SPLIT], "no record becomes a dead letter for the failure of its batch"
-            (alone,) = await function.deliver(b"raise")
-            assert alone.error and not alone.shared
-            assert await function.deliver(b"a") == [ACK]
-            first, bad, *others = await function.deliver(b"a", b"die", *[b"c"] * 10)
-            assert (bad.error, bad.permanent, bad.shared) == ("WorkerLost", True, False)
-            assert [first, *others] == [ACK] * 11
-            assert function.service.restarts <= 7
-
-    uvloop.run(run())
+    async with running(batched(write_function(code), 10)) as function:
+        found = await function.deliver(b"a", b"raise", b"c")
+        assert [reply.shared for reply in found] == [True] * 3
+        judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
+        assert [*judged] == [Outcome.SPLIT], "no record becomes a dead letter for the failure of its batch"
+        (alone,) = await function.deliver(b"raise")
+        assert alone.error and not alone.shared
+        assert await function.deliver(b"a") == [ACK]
 
 
-def test_an_emit_in_a_batch_names_its_event(write_function: Write, running: Run) -> None:
+async def test_an_emit_in_a_batch_names_its_event(write_function: Write, running: Run) -> None:
     """Else a failure of one event could drop the output of another."""
     code = "def handler(context, events):\n    context.emit('t', value=b'v')\n"
-
-    async def run() -> None:
-        async with running(batched(write_function(code), 10)) as function:
-            found = await function.deliver(b"a")
-            assert "emit in a batch without its event: write event=" in found[0].reason
-
-    uvloop.run(run())
+    async with running(batched(write_function(code), 10)) as function:
+        found = await function.deliver(b"a")
+        assert "emit in a batch without its event: write event=" in found[0].reason
 
 
 TYPED = {
@@ -156,23 +122,21 @@ TYPED = {
 
 @pytest.mark.parametrize("kind", TYPED)
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_typed_handler_gets_valid_bodies_only(write_function: Write, running: Run, kind: str, batch: bool) -> None:
+async def test_a_typed_handler_gets_valid_bodies_only(
+    write_function: Write, running: Run, kind: str, batch: bool
+) -> None:
     """What does not fit is undecodable: no attempt can help it, and its neighbours are called."""
     one = "def handler(context, event: Event[Order]):\n    return 'none' if event.body is None else event.body.id\n"
     many = "def handler(context, events: list[Event[Order]]):\n    return [e.body and e.body.id for e in events]\n"
     code = f"from __future__ import annotations\nfrom nuclio_sdk import Event\n{TYPED[kind]}{many if batch else one}"
-
-    async def run() -> None:
-        folder = write_function(code, valueFormat="json", outputTopic="out")
-        async with running(batched(folder, 10) if batch else folder) as function:
-            values = b'{"id": "a", "euros": 5}', b'{"id": "b", "euros": "secret"}', b"{", b'{"id": "c", "euros": 7}'
-            found = await function.deliver(*values, None)
-            assert [reply.error for reply in found] == ["", "DecodeError", "DecodeError", "", ""]
-            assert [reply.permanent for reply in found] == [False, True, True, False, False]
-            assert "euros" in found[1].reason and "secret" not in found[1].reason
-            assert [each.value for each in function.written][:2] == [b"a", b"c"]
-
-    uvloop.run(run())
+    folder = write_function(code, valueFormat="json", outputTopic="out")
+    async with running(batched(folder, 10) if batch else folder) as function:
+        values = b'{"id": "a", "euros": 5}', b'{"id": "b", "euros": "secret"}', b"{", b'{"id": "c", "euros": 7}'
+        found = await function.deliver(*values, None)
+        assert [reply.error for reply in found] == ["", "DecodeError", "DecodeError", "", ""]
+        assert [reply.permanent for reply in found] == [False, True, True, False, False]
+        assert "euros" in found[1].reason and "secret" not in found[1].reason
+        assert [each.value for each in function.written][:2] == [b"a", b"c"]
 
 
 @pytest.mark.parametrize(
@@ -189,13 +153,9 @@ def test_a_typed_handler_gets_valid_bodies_only(write_function: Write, running: 
         ),
     ],
 )
-def test_a_handler_that_cannot_be_called_is_a_start_error(
+async def test_a_handler_that_cannot_be_called_is_a_start_error(
     write_function: Write, running: Run, code: str, problem: str
 ) -> None:
     """Readiness says it, instead of every record."""
-
-    async def run() -> None:
-        async with running(write_function(code)) as function:
-            await function.until(lambda: problem in function.service.readiness().reason)
-
-    uvloop.run(run())
+    async with running(write_function(code)) as function:
+        await function.until(lambda: problem in function.service.readiness().reason)

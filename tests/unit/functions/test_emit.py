@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
 from headrace.functions.sdk import Context
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 HANDLER = """
     import asyncio
@@ -39,32 +33,28 @@ ASYNC = HANDLER.replace("PREFIX", "async").replace("PAUSE", "await asyncio.sleep
 
 @pytest.mark.parametrize("code", [PLAIN, ASYNC])
 @pytest.mark.parametrize("output", ["", "out"])
-def test_outputs_of_calls_that_succeeded_are_written_in_order(
+async def test_outputs_of_calls_that_succeeded_are_written_in_order(
     write_function: Write, running: Run, code: str, output: str
 ) -> None:
     """Emitted ones first, then what was returned; those of a failed call are dropped, with and without outputTopic."""
+    attributes = {"ordering": "none", **({"outputTopic": output} if output else {})}
+    async with running(write_function(code, **attributes)) as function:
+        replies = await function.deliver(b"ok", b"raise", b"tombstone", b"refuse", b"ok", first=5)
+        assert [reply.error for reply in replies] == ["", "ValueError", "", "status 400", ""]
+        found = [(each.topic, each.key, each.value, each.headers) for each in function.written]
 
-    async def run() -> None:
-        attributes = {"ordering": "none", **({"outputTopic": output} if output else {})}
-        async with running(write_function(code, **attributes)) as function:
-            replies = await function.deliver(b"ok", b"raise", b"tombstone", b"refuse", b"ok", first=5)
-            assert [reply.error for reply in replies] == ["", "ValueError", "", "status 400", ""]
-            found = [(each.topic, each.key, each.value, each.headers) for each in function.written]
+        def of(offset: int) -> list[Any]:
+            return [
+                ("first", b"key", b'{"n":%d}' % offset, [("h", b"1")]),
+                ("second", b"other", b"text", [("a", b"1"), ("a", None)]),
+            ]
 
-            def of(offset: int) -> list[Any]:
-                return [
-                    ("first", b"key", b'{"n":%d}' % offset, [("h", b"1")]),
-                    ("second", b"other", b"text", [("a", b"1"), ("a", None)]),
-                ]
-
-            returned = [(output, b"key", b"returned", None)] if output else []
-            tombstone = [("second", b"key", None, None)]
-            assert found == [*of(5), *returned, *of(7), *tombstone, *returned, *of(9), *returned]
-
-    uvloop.run(run())
+        returned = [(output, b"key", b"returned", None)] if output else []
+        tombstone = [("second", b"key", None, None)]
+        assert found == [*of(5), *returned, *of(7), *tombstone, *returned, *of(9), *returned]
 
 
-def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, running: Run) -> None:
+async def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, running: Run) -> None:
     """No topic, a name that no topic has, a value that cannot be encoded, and no call at work."""
     code = """
 
@@ -84,22 +74,18 @@ def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, running: 
             if event.body == b"object":
                 context.emit("t", value={})
     """
-
-    async def run() -> None:
-        async with running(write_function(code, outputFormat="binary", ordering="none")) as function:
-            replies = await function.deliver(b"outside", b"none", b"name", b"object", b"fine")
-            reasons = [reply.reason for reply in replies]
-            assert "emit outside a call of the handler" in reasons[0]
-            assert "no outputTopic" in reasons[1]
-            assert "'a/b', which no topic can be named" in reasons[2]
-            assert "outputFormat is binary" in reasons[3]
-            assert replies[4] == ACK
-            assert function.written == []
-
-    uvloop.run(run())
+    async with running(write_function(code, outputFormat="binary", ordering="none")) as function:
+        replies = await function.deliver(b"outside", b"none", b"name", b"object", b"fine")
+        reasons = [reply.reason for reply in replies]
+        assert "emit outside a call of the handler" in reasons[0]
+        assert "no outputTopic" in reasons[1]
+        assert "'a/b', which no topic can be named" in reasons[2]
+        assert "outputFormat is binary" in reasons[3]
+        assert replies[4] == ACK
+        assert function.written == []
 
 
-def test_internal_topics_are_refused_and_missing_ones_are_the_destinations_failure(
+async def test_internal_topics_are_refused_and_missing_ones_are_the_destinations_failure(
     write_function: Write, running: Run
 ) -> None:
     """The first ends its record alone, the second uses up no attempt."""
@@ -108,25 +94,21 @@ def test_internal_topics_are_refused_and_missing_ones_are_the_destinations_failu
             context.emit(event.body.decode(), value=b"v")
             context.emit("b", value=b"w")
     """
+    async with running(write_function(code)) as function:
+        replies = await function.deliver(b"a", b"_headrace-audit", b"x.dlq")
+        assert [(reply.error, reply.permanent) for reply in replies] == [
+            ("", False),
+            ("TopicInternal", True),
+            ("TopicInternal", True),
+        ]
+        assert [each.topic for each in function.written] == ["a", "b"]
 
-    async def run() -> None:
-        async with running(write_function(code)) as function:
-            replies = await function.deliver(b"a", b"_headrace-audit", b"x.dlq")
-            assert [(reply.error, reply.permanent) for reply in replies] == [
-                ("", False),
-                ("TopicInternal", True),
-                ("TopicInternal", True),
-            ]
-            assert [each.topic for each in function.written] == ["a", "b"]
+        async def refuse(records: Any) -> list[Any]:
+            return [TopicNotFound("no topic nowhere") for _ in records]
 
-            async def refuse(records: Any) -> list[Any]:
-                return [TopicNotFound("no topic nowhere") for _ in records]
-
-            function.produce = refuse
-            with pytest.raises(DestinationUnavailable, match="outputs to nowhere are not acknowledged: no topic"):
-                await function.deliver(b"nowhere")
-
-    uvloop.run(run())
+        function.produce = refuse
+        with pytest.raises(DestinationUnavailable, match="outputs to nowhere are not acknowledged: no topic"):
+            await function.deliver(b"nowhere")
 
 
 def test_without_a_worker_a_context_collects_what_is_emitted() -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN
 from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
-
-Write = Callable[..., Path]
-Run = Callable[[Path], contextlib.AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write, acknowledged
 
 P = TopicPartition("flights", 3)
 
@@ -52,56 +46,36 @@ BACKGROUND = """
 """
 
 
-def acknowledged(function: Any, problem: str = "") -> list[tuple[TopicPartition, int]]:
-    """Take the acknowledgements of the running function, and answer with a problem."""
-    found: list[tuple[TopicPartition, int]] = []
-
-    def acknowledge(partition: TopicPartition, offset: int) -> str:
-        found.append((partition, offset))
-        return problem
-
-    function.service._acknowledgers = {"flights": acknowledge}
-    return found
-
-
 @pytest.mark.parametrize("code", [PLAIN, ASYNC, BACKGROUND])
-def test_handlers_of_every_kind_acknowledge(write_function: Write, running: Run, code: str) -> None:
+async def test_handlers_of_every_kind_acknowledge(write_function: Write, running: Run, code: str) -> None:
     """Plain ones, asynchronous ones many at a time, and tasks in the background, also while the worker is idle."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            found = acknowledged(function)
-            assert await function.deliver(b"a", b"b", first=7) == [HELD, HELD]
-            times = 20 if code is ASYNC else 1
-            await function.until(lambda: len(found) == 2 * times)
-            assert sorted(found) == [(P, 7)] * times + [(P, 8)] * times
-            assert await function.deliver(b"c", first=9) == [HELD]
-
-    uvloop.run(run(write_function(code, **own())))
+    async with running(write_function(code, **own())) as function:
+        found = acknowledged(function)
+        assert await function.deliver(b"a", b"b", first=7) == [HELD, HELD]
+        times = 20 if code is ASYNC else 1
+        await function.until(lambda: len(found) == 2 * times)
+        assert sorted(found) == [(P, 7)] * times + [(P, 8)] * times
+        assert await function.deliver(b"c", first=9) == [HELD]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_problem_of_an_acknowledgement_is_raised_in_the_handler(
+async def test_a_problem_of_an_acknowledgement_is_raised_in_the_handler(
     write_function: Write, running: Run, kind: str
 ) -> None:
     """With its sentence, so that the record fails as with every exception."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            acknowledged(function, "flights-3 is not assigned to this process any more")
-            [reply] = await function.deliver(b"a")
-            assert (reply.error, reply.reason) == (
-                "NotAcknowledged",
-                "NotAcknowledged: flights-3 is not assigned to this process any more",
-            )
-            function.service._acknowledgers = {}
-            [reply] = await function.deliver(b"a")
-            assert "no trigger of fn reads flights with explicitAckMode" in reply.reason
-
-    uvloop.run(run(write_function(PLAIN if kind == "plain" else ASYNC, **own())))
+    async with running(write_function(PLAIN if kind == "plain" else ASYNC, **own())) as function:
+        acknowledged(function, "flights-3 is not assigned to this process any more")
+        [reply] = await function.deliver(b"a")
+        assert (reply.error, reply.reason) == (
+            "NotAcknowledged",
+            "NotAcknowledged: flights-3 is not assigned to this process any more",
+        )
+        function.service._acknowledgers = {}
+        [reply] = await function.deliver(b"a")
+        assert "no trigger of fn reads flights with explicitAckMode" in reply.reason
 
 
-def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_function: Write, running: Run) -> None:
+async def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_function: Write, running: Run) -> None:
     """The worker's connection belongs to one thread; a second one would take its frames."""
     code = """
         import asyncio, threading
@@ -118,19 +92,17 @@ def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_functi
             thread.join()
             raise ValueError(failures[0])
     """
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            found = acknowledged(function)
-            [reply] = await function.deliver(b"a")
-            assert "explicit_ack was called in another thread" in reply.reason
-            assert found == []
-
-    uvloop.run(run(write_function(code, **own())))
+    async with running(write_function(code, **own())) as function:
+        found = acknowledged(function)
+        [reply] = await function.deliver(b"a")
+        assert "explicit_ack was called in another thread" in reply.reason
+        assert found == []
 
 
 @pytest.mark.parametrize("mode", ["disable", "enable", "explicitOnly"])
-def test_what_a_record_waits_for_is_the_mode_and_the_header(write_function: Write, running: Run, mode: str) -> None:
+async def test_what_a_record_waits_for_is_the_mode_and_the_header(
+    write_function: Write, running: Run, mode: str
+) -> None:
     """The header in any letter case; a failure is one in every mode, and a replay holds nothing."""
     code = """
         def handler(context, event):
@@ -150,13 +122,9 @@ def test_what_a_record_waits_for_is_the_mode_and_the_header(write_function: Writ
         "enable": [HELD, HELD, ACK, ACK],
         "explicitOnly": [HELD, HELD, HELD, HELD],
     }
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            *replies, bad = await function.deliver(b"sdk", b"hand", b"no", b"a", b"bad")
-            assert (replies, bad.error) == (expected[mode], "ValueError")
-
-    uvloop.run(run(write_function(code, **own(mode))))
+    async with running(write_function(code, **own(mode))) as function:
+        *replies, bad = await function.deliver(b"sdk", b"hand", b"no", b"a", b"bad")
+        assert (replies, bad.error) == (expected[mode], "ValueError")
 
 
 WAITS = """
@@ -170,80 +138,49 @@ WAITS = """
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_worker_stops_between_two_records_when_a_partition_is_given_up(
+async def test_a_worker_stops_between_two_records_when_a_partition_is_given_up(
     write_function: Write, running: Run, kind: str
 ) -> None:
     """Its records that are not begun are given back: those of the frame, those at hand, those without a worker."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            function.destination.assigned([P])
-            first = function.begin(b"a", b"wait", b"never")
-            await function.until(lambda: (folder / "calls").exists() and "wait" in (folder / "calls").read_text())
-            others = [function.begin(b"later", partition=4), function.begin(b"never", first=10)]
-            others += [function.begin(b"never", first=20), function.begin(b"later", partition=5)]
-            await function.until(lambda: function.in_flight() == 2)
-            function.destination.draining([P])
-            await function.until(lambda: others[1] and others[2])
-            assert others[1] == others[2] == [[NOT_BEGUN]]
-            (folder / "go").touch()
-            await function.until(lambda: first and others[0] and others[3])
-            assert (first, others[0], others[3]) == ([[ACK, ACK, NOT_BEGUN]], [[ACK]], [[ACK]])
-            await function.destination.drained([P], Deadline(function.clock, 5))
-            assert (folder / "calls").read_text().split() == ["a", "wait", "later", "later"]
-            function.destination.assigned([P])
-            assert await function.deliver(*[b"%d" % n for n in range(700)]) == [ACK] * 700
-            assert function.service.restarts == 0
-
-    uvloop.run(run(write_function(WAITS.replace("{kind}", kind))))
+    folder = write_function(WAITS.replace("{kind}", kind))
+    async with running(folder) as function:
+        function.destination.assigned([P])
+        first = function.begin(b"a", b"wait", b"never")
+        await function.until(lambda: (folder / "calls").exists() and "wait" in (folder / "calls").read_text())
+        others = [function.begin(b"later", partition=4), function.begin(b"never", first=10)]
+        others += [function.begin(b"never", first=20), function.begin(b"later", partition=5)]
+        await function.until(lambda: function.in_flight() == 2)
+        function.destination.draining([P])
+        await function.until(lambda: others[1] and others[2])
+        assert others[1] == others[2] == [[NOT_BEGUN]]
+        (folder / "go").touch()
+        await function.until(lambda: first and others[0] and others[3])
+        assert (first, others[0], others[3]) == ([[ACK, ACK, NOT_BEGUN]], [[ACK]], [[ACK]])
+        await function.destination.drained([P], Deadline(function.clock, 5))
+        assert (folder / "calls").read_text().split() == ["a", "wait", "later", "later"]
+        function.destination.assigned([P])
+        assert await function.deliver(*[b"%d" % n for n in range(700)]) == [ACK] * 700
+        assert function.service.restarts == 0
 
 
-def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record(
-    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The worker is replaced at once; the frame at hand, of a partition that stays, is served by the next one."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            function.begin(b"wait", b"never")
-            await function.until((folder / "calls").exists)
-            other = function.begin(b"other", partition=4)
-            await function.until(lambda: function.in_flight() == 2)
-            function.destination.draining([P])
-            function.tasks[0].cancel()  # as the delivery core does at the deadline
-            begun = function.clock.monotonic()
-            await function.destination.drained([P], Deadline(function.clock, 0.2))
-            assert function.clock.monotonic() - begun < 60
-            await function.until(lambda: other and function.service.restarts == 1)
-            assert other == [[ACK]]
-            assert (folder / "calls").read_text().split() == ["wait", "other"]
-            assert not function.destination._crashes
-
-    uvloop.run(run(write_function(WAITS.replace("{kind}", "def"))))
-    assert "an event of flights-3 was still running when the partition had to be given up" in caplog.text
-
-
-def test_a_partition_that_returns_while_its_lost_events_end_keeps_its_worker(
+async def test_a_partition_that_returns_while_its_lost_events_end_keeps_its_worker(
     write_function: Write, running: Run
 ) -> None:
     """After a loss the wait for its last event must not end the new assignment."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            destination = function.destination
-            destination.assigned([P])
-            function.begin(b"wait")
-            await function.until((folder / "calls").exists)
-            function.tasks[0].cancel()
-            lost = function.service.spawn(destination.drained([P], Deadline(function.clock, 60)), "drained")
-            await asyncio.sleep(0)
-            destination.assigned([P])
-            (folder / "go").touch()
-            await lost
-            assert P in destination._partition_workers._assigned
-            assert await function.deliver(b"a") == [ACK]
-
-    uvloop.run(run(write_function(WAITS.replace("{kind}", "def"))))
+    folder = write_function(WAITS.replace("{kind}", "def"))
+    async with running(folder) as function:
+        destination = function.destination
+        destination.assigned([P])
+        function.begin(b"wait")
+        await function.until((folder / "calls").exists)
+        function.tasks[0].cancel()
+        lost = function.service.spawn(destination.drained([P], Deadline(function.clock, 60)), "drained")
+        await asyncio.sleep(0)
+        destination.assigned([P])
+        (folder / "go").touch()
+        await lost
+        assert P in destination._partition_workers._assigned
+        assert await function.deliver(b"a") == [ACK]
 
 
 def test_workers_by_key_end_one_record_by_an_acknowledgement(write_function: Write) -> None:
@@ -257,37 +194,3 @@ def test_workers_by_key_end_one_record_by_an_acknowledgement(write_function: Wri
         folder = write_function("def handler(context, event): pass", **mode, workerAllocationMode=allocation, **given)
         [trigger] = load_function(folder).triggers
         assert trigger.explicit_ack_ends == expected
-
-
-FLUSHES = """
-    import asyncio, pathlib
-    from nuclio_sdk import QualifiedOffset
-    def init_context(context):
-        def flush():
-            asyncio.run(context.platform.explicit_ack(QualifiedOffset("flights", 3, 0)))
-            pathlib.Path("flushed").touch()
-        context.platform.set_drain_callback(flush)
-    def handler(context, event):
-        pass
-"""
-
-
-def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
-    write_function: Write, running: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And one that is called at the very end is told that it is too late."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            await function.ready()
-            found = acknowledged(function)
-            assert await function.deliver(b"a") == [HELD]
-            pid = function.pid()
-            function.service.reload(load_function(folder))
-            await function.until(lambda: function.service._slots[0].up and function.pid() != pid)
-            assert found == [(P, 0)]
-            assert (tmp_path / "flushed").exists()
-            assert await function.deliver(b"b") == [HELD]
-        assert "Fatal error" not in caplog.text
-
-    uvloop.run(run(write_function(FLUSHES, **own())))

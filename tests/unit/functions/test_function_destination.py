@@ -118,13 +118,6 @@ def test_a_handler_can_tell_a_replay_from_a_first_delivery() -> None:
     assert seen == [None, [[("X-Headrace-Replay", b"job-1")]]]
 
 
-def test_a_frame_without_outputs_is_acknowledged_without_kafka() -> None:
-    """One small answer for all of its records."""
-    kafka = Kafka()
-    assert asyncio.run(destination(FakeWorkers(done), kafka).deliver(delivery(3))) == [ACK] * 3
-    assert kafka.written == []
-
-
 def bodies(work: wire.Work) -> wire.Results:
     return wire.Results([b"%d" % offset for offset in work.offsets])
 
@@ -199,16 +192,6 @@ def test_outputs_that_are_not_acknowledged_hold_the_whole_delivery_back(error: E
             asyncio.run(target.deliver(delivery(3)))
 
 
-def test_an_output_that_is_too_large_fails_its_own_record() -> None:
-    """The others are acknowledged."""
-    kafka = Kafka()
-    kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB")]]
-    assert asyncio.run(destination(FakeWorkers(outputs), kafka).deliver(delivery(2))) == [
-        ACK,
-        Reply("RecordTooLarge", "its output: 2 MB"),
-    ]
-
-
 async def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> None:
     """Back-pressure from Kafka makes no duplicates."""
     kafka, workers, clock = Kafka(), FakeWorkers(outputs), ManualClock()
@@ -219,14 +202,6 @@ async def test_a_full_producer_is_waited_for_without_running_the_handler_again()
     await clock.advance(0.1)
     assert await work == [ACK, ACK]
     assert workers.frames == [[0, 1]]
-
-
-def test_undecodable_records_are_dead_letters() -> None:
-    """Another attempt cannot help them; the handler saw none of them, so they say nothing of it."""
-    results = wire.Results([wire.Result(error="DecodeError", reason="not JSON", undecodable=True)])
-    target = destination(FakeWorkers(lambda work: results), Kafka())
-    undecodable = Reply("DecodeError", "not JSON", reached=False, permanent=True)
-    assert asyncio.run(target.deliver(delivery(1))) == [undecodable]
 
 
 def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:

@@ -58,21 +58,6 @@ triggers:
         user: "nuclio"
         password: "s3rv3rl3ss"
 """
-CURRENT_EXAMPLE = (
-    EARLIER_EXAMPLE
-    + """
-        handshake: true
-
-        # [optional] specify mechanism
-        mechanism: SCRAM-SHA-256
-
-      # [optional] set tls if broker requires a secured communication
-      tls:
-        enable: true
-        insecureSkipVerify: true
-        minVersion: "1.2"
-"""
-)
 
 
 def load(folder: Path, spec: dict[str, Any] | str = "", annotations: Any = None, **attributes: Any) -> FunctionSpec:
@@ -104,14 +89,6 @@ def test_the_example_of_the_earlier_document(tmp_path: Path) -> None:
     assert kafka.security and kafka.security.sasl
     login = kafka.security.sasl
     assert (login.mechanism, login.username, login.password.get_secret_value()) == ("PLAIN", "nuclio", "s3rv3rl3ss")
-
-
-def test_the_example_of_the_current_document(tmp_path: Path) -> None:
-    """With TLS, whose version is written in the document's spelling."""
-    kafka = only(load(tmp_path, CURRENT_EXAMPLE)).kafka
-    assert kafka.security and kafka.security.sasl and kafka.security.tls
-    assert (kafka.security.effective_protocol, kafka.security.sasl.mechanism) == ("sasl_ssl", "SCRAM-SHA-256")
-    assert (kafka.security.tls.min_version, kafka.security.tls.verify_certificate) == ("1.2", False)
 
 
 def test_one_topic_by_the_older_name(tmp_path: Path) -> None:

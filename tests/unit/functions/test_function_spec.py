@@ -80,32 +80,6 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     ]
 
 
-def test_attributes_beat_annotations_and_annotations_beat_defaults(tmp_path: Path) -> None:
-    """Precedence of functions.md 1.5; annotations are text, so numbers are parsed."""
-    [trigger] = load(tmp_path, UNMODIFIED).triggers
-    assert trigger.allocation == "static"
-    assert trigger.kafka.member.client_properties({}) == {
-        "session.timeout.ms": 30_000,
-        "fetch.wait.max.ms": 250,
-        "fetch.min.bytes": 7,
-        "max.partition.fetch.bytes": 1_048_576,
-        "heartbeat.interval.ms": 3000,
-        "max.poll.interval.ms": 60_000,
-        "partition.assignment.strategy": "cooperative-sticky",
-    }
-
-
-def test_defaults(tmp_path: Path) -> None:
-    """The documents' defaults win over the code's (decisions.md 20)."""
-    spec = load(tmp_path, with_attributes())
-    [trigger] = spec.triggers
-    assert (spec.name, spec.namespace) == (tmp_path.name, "default")
-    assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds) == (None, 60)
-    assert (trigger.kafka.auto_offset_reset, trigger.workers, trigger.allocation) == ("earliest", 1, "pool")
-    assert (trigger.key_format, trigger.value_format, trigger.output_topic) == ("binary", "binary", "")
-    assert (trigger.retry.attempts, trigger.dead_letter.topic, trigger.kafka.brokers) == (5, "{topic}.dlq", [])
-
-
 def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: Path) -> None:
     """As attributes, or the order as an annotation; Nuclio's own names win where both are written."""
     lines = "        ordering: KEY\n        fetchMin: 7\n        consumer: {instance_id: a-1, fetch_min_bytes: 9}\n"

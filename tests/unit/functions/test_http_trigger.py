@@ -5,30 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
-import uvloop
 
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
-from headrace.errors import KafkaUnavailable, PortTaken
-from headrace.formats.registry import SchemaRegistry
-from headrace.functions.destination import FunctionDestination
+from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
-from headrace.functions.service import FunctionService
-from headrace.kafka import TopicDirectory
-from headrace.lifecycle import Deadline, SystemClock
-from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.lifecycle import Deadline
+from headrace.records import TopicPartition
 from headrace.security import Authenticator
 from headrace.telemetry.logs import JsonFormatter
 from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
 from headrace.web.function_requests import FunctionRequests
 from headrace.web.server import WebService
+from tests.function_workers import Running, Write
 
-Write = Callable[..., Path]
 TOKEN = "a-token-of-some-length"
 OPEN = SecurityConfig()
 
@@ -41,28 +36,17 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Listening:
-    """A function with an HTTP trigger that listens, and a fake of Kafka."""
+class Listening(Running):
+    """A function with an HTTP trigger that listens."""
 
     def __init__(self, folder: Path, security: SecurityConfig = OPEN, port: int = 0) -> None:
         spec = load_function(folder)
         assert spec.http
-        [pool] = [pool for pool in spec.worker_pools if spec.http in pool]
-        self.clock = SystemClock()
-        self.written: list[OutgoingRecord] = []
-        self.produce: Any = self._produce
+        super().__init__(spec, spec.http)
         self.acks: list[tuple[TopicPartition, int]] = []
-        self.service = FunctionService(spec, pool, self.clock, {"flights": self._acknowledge})
-        destination = FunctionDestination(
-            self.service,
-            spec.http,
-            self.clock,
-            produce=lambda records: self.produce(records),
-            registry=cast(SchemaRegistry, None),
-            topics=cast(TopicDirectory, None),
-        )
+        self.service._acknowledgers = {"flights": self._acknowledge}
         own = HttpConfig(port=port, max_body_bytes=spec.http.max_body_bytes)
-        router = FunctionRequests(self.service, spec.http, destination, own)
+        router = FunctionRequests(self.service, spec.http, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
         self.application = Application(own, (), Metrics(), authenticator, router=router)
         self.web = WebService(own, self.application, name=router.name)
@@ -85,18 +69,6 @@ class Listening:
         lines, _, content = rest.partition(b"\r\n\r\n")
         found = dict(line.decode("latin-1").split(": ", 1) for line in lines.split(b"\r\n"))
         return Answer(int(first.split()[1]), {name.lower(): value for name, value in found.items()}, content)
-
-    async def ready(self) -> None:
-        await self.until(lambda: self.service.readiness().ready)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 the conditions are about other processes
-                await asyncio.sleep(0.005)
-
-    async def _produce(self, records: list[OutgoingRecord]) -> list[Any]:
-        self.written += records
-        return [Produced(0, len(self.written))] * len(records)
 
     def _acknowledge(self, partition: TopicPartition, offset: int) -> str:
         self.acks.append((partition, offset))
@@ -142,44 +114,40 @@ EVENT = """
 """
 
 
-def test_an_event_has_what_the_request_has(write: Write) -> None:
+async def test_an_event_has_what_the_request_has(write: Write) -> None:
     """By Nuclio's names; JSON is decoded if the content type is exactly that, and stays as it is if it is none."""
-
-    async def run() -> None:
-        async with listening(write(EVENT)) as function:
-            answer = await function.ask("PUT", "/a%20b?x=1&x=2&y=", b"\xff", x_own="one", x_correlation_id="me-1")
-            assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-            found = json.loads(answer.body)
-            assert found.pop("when") > "2020"
-            assert found == {
-                "method": "PUT",
-                "path": "/a b",
-                "url": "/a%20b?x=1&x=2&y=",
-                "content_type": "",
-                "fields": {"x": "2", "y": ""},
-                "body": "b'\\xff'",
-                "size": 1,
-                "id": "me-1",
-                "key": None,
-                "topic": "",
-                "kind": "http",
-                "name": "web",
-                "own": "one",
-                "any_case": "one",
-                "context": "http",
-            }
-            assert answer.headers["x-correlation-id"] == "me-1"
-            for kind, sent, body in (
-                ("application/json", b'{"a": 1}', "{'a': 1}"),
-                ("application/json", b"no json", "b'no json'"),
-                ("application/json; charset=utf-8", b"{}", "b'{}'"),
-                ("text/plain", b"{}", "b'{}'"),
-            ):
-                found = json.loads((await function.ask("POST", "/", sent, content_type=kind)).body)
-                assert (found["body"], found["size"], found["content_type"]) == (body, len(sent), kind)
-                assert len(found["id"]) == 22
-
-    uvloop.run(run())
+    async with listening(write(EVENT)) as function:
+        answer = await function.ask("PUT", "/a%20b?x=1&x=2&y=", b"\xff", x_own="one", x_correlation_id="me-1")
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        found = json.loads(answer.body)
+        assert found.pop("when") > "2020"
+        assert found == {
+            "method": "PUT",
+            "path": "/a b",
+            "url": "/a%20b?x=1&x=2&y=",
+            "content_type": "",
+            "fields": {"x": "2", "y": ""},
+            "body": "b'\\xff'",
+            "size": 1,
+            "id": "me-1",
+            "key": None,
+            "topic": "",
+            "kind": "http",
+            "name": "web",
+            "own": "one",
+            "any_case": "one",
+            "context": "http",
+        }
+        assert answer.headers["x-correlation-id"] == "me-1"
+        for kind, sent, body in (
+            ("application/json", b'{"a": 1}', "{'a': 1}"),
+            ("application/json", b"no json", "b'no json'"),
+            ("application/json; charset=utf-8", b"{}", "b'{}'"),
+            ("text/plain", b"{}", "b'{}'"),
+        ):
+            found = json.loads((await function.ask("POST", "/", sent, content_type=kind)).body)
+            assert (found["body"], found["size"], found["content_type"]) == (body, len(sent), kind)
+            assert len(found["id"]) == 22
 
 
 RETURNS = """
@@ -193,7 +161,7 @@ RETURNS = """
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_answer_follows_the_return_rules(write: Write, is_async: bool) -> None:
+async def test_the_answer_follows_the_return_rules(write: Write, is_async: bool) -> None:
     """Text, JSON or bytes; status and headers of a response; and a failure is 500 without its words."""
     text, as_json = "text/plain", "application/json"
     cases = [
@@ -215,42 +183,36 @@ def test_the_answer_follows_the_return_rules(write: Write, is_async: bool) -> No
         ("context.Response()", 200, "None", text),
     ]
     code = RETURNS.replace("def handler", "async def handler") if is_async else RETURNS
-
-    async def run() -> None:
-        async with listening(write(code)) as function:
-            for sent, status, body, kind in cases:
-                answer = await function.ask("POST", "/", sent.encode())
-                assert (answer.status, answer.body.decode(), answer.headers["content-type"]) == (status, body, kind), (
-                    sent
-                )
-            sent = "context.Response({'X-A': 5, 'Content-Length': 1, 'x-nuclio-stream-no-ack': True}, 'body')"
+    async with listening(write(code)) as function:
+        for sent, status, body, kind in cases:
             answer = await function.ask("POST", "/", sent.encode())
-            assert (answer.headers["x-a"], answer.headers["content-length"], answer.body) == ("5", "4", b"body")
-            assert "x-nuclio-stream-no-ack" not in answer.headers
-            answer = await function.ask("POST", "/", b"context.Response(body='x', status_code=204)")
-            assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
-            answer = await function.ask("HEAD", "/", b"'four'")
-            assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "4")
-            for sent in (
-                "1 / 0",
-                "(99, 'x')",
-                "(600, 'x')",
-                "'\\ud800'",
-                "context.Response({'a b': 1})",
-                "context.Response({'a': 'secret\\r\\nb: c'})",
-                "context.Response(content_type='secret\\n')",
-                "context.Response(status_code='200')",
-                "exit('secret')",
-            ):
-                answer = await function.ask("POST", "/", sent.encode())
-                found = json.loads(answer.body)
-                assert (answer.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
-                assert b"secret" not in answer.body and b"Traceback" not in answer.body
-            handled = function.service.metrics.handled["web"]
-            assert (handled["success"], handled["failure"]) == (len(cases) - 2 + 3, 2 + 9)
-            assert function.service.restarts == 0
-
-    uvloop.run(run())
+            assert (answer.status, answer.body.decode(), answer.headers["content-type"]) == (status, body, kind), sent
+        sent = "context.Response({'X-A': 5, 'Content-Length': 1, 'x-nuclio-stream-no-ack': True}, 'body')"
+        answer = await function.ask("POST", "/", sent.encode())
+        assert (answer.headers["x-a"], answer.headers["content-length"], answer.body) == ("5", "4", b"body")
+        assert "x-nuclio-stream-no-ack" not in answer.headers
+        answer = await function.ask("POST", "/", b"context.Response(body='x', status_code=204)")
+        assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
+        answer = await function.ask("HEAD", "/", b"'four'")
+        assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "4")
+        for sent in (
+            "1 / 0",
+            "(99, 'x')",
+            "(600, 'x')",
+            "'\\ud800'",
+            "context.Response({'a b': 1})",
+            "context.Response({'a': 'secret\\r\\nb: c'})",
+            "context.Response(content_type='secret\\n')",
+            "context.Response(status_code='200')",
+            "exit('secret')",
+        ):
+            answer = await function.ask("POST", "/", sent.encode())
+            found = json.loads(answer.body)
+            assert (answer.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
+            assert b"secret" not in answer.body and b"Traceback" not in answer.body
+        handled = function.service.metrics.handled["web"]
+        assert (handled["success"], handled["failure"]) == (len(cases) - 2 + 3, 2 + 9)
+        assert function.service.restarts == 0
 
 
 EMITS = """
@@ -262,29 +224,25 @@ EMITS = """
 """
 
 
-def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """Only of a call that has succeeded; if Kafka does not take it, the answer is 503."""
+    async with listening(write(EMITS)) as function:
+        assert (await function.ask("POST", "/400", b"v")).status == 400
+        assert (await function.ask("POST", "/raise", b"v", x_correlation_id="visit-7")).status == 500
+        [failed] = [record for record in caplog.records if "raised" in record.getMessage()]
+        assert "the handler raised ValueError in request visit-7\nTraceback" in failed.getMessage()
+        assert json.loads(JsonFormatter().format(failed))["event_id"] == "visit-7"
+        assert function.written == []
+        assert (await function.ask("POST", "/201", b"v")).status == 201
+        assert [(each.topic, each.key, each.value) for each in function.written] == [("out", b"k", b"v")]
 
-    async def run() -> None:
-        async with listening(write(EMITS)) as function:
-            assert (await function.ask("POST", "/400", b"v")).status == 400
-            assert (await function.ask("POST", "/raise", b"v", x_correlation_id="visit-7")).status == 500
-            [failed] = [record for record in caplog.records if "raised" in record.getMessage()]
-            assert "the handler raised ValueError in request visit-7\nTraceback" in failed.getMessage()
-            assert json.loads(JsonFormatter().format(failed))["event_id"] == "visit-7"
-            assert function.written == []
-            assert (await function.ask("POST", "/201", b"v")).status == 201
-            assert [(each.topic, each.key, each.value) for each in function.written] == [("out", b"k", b"v")]
+        async def refuse(records: Any) -> Any:
+            raise KafkaUnavailable("no broker answers")
 
-            async def refuse(records: Any) -> Any:
-                raise KafkaUnavailable("no broker answers")
-
-            function.produce = refuse
-            answer = await function.ask("POST", "/201", b"v")
-            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert "outputs to out are not acknowledged" in json.loads(answer.body)["description"]
-
-    uvloop.run(run())
+        function.produce = refuse
+        answer = await function.ask("POST", "/201", b"v")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "outputs to out are not acknowledged" in json.loads(answer.body)["description"]
 
 
 TYPED = """
@@ -300,49 +258,34 @@ TYPED = """
 """
 
 
-def test_a_body_that_does_not_fit_the_type_is_400(write: Write) -> None:
+async def test_a_body_that_does_not_fit_the_type_is_400(write: Write) -> None:
     """The answer names the field, and no value."""
-
-    async def run() -> None:
-        kafka = {"kind": "kafka", "attributes": {"topics": ["t"], "consumerGroup": "g", "valueFormat": "json"}}
-        spec = {"triggers": {"kafka": kafka, "web": {"kind": "http"}}}
-        async with listening(write(TYPED, spec=spec)) as function:
-            assert (await function.ask("POST", "/", b'{"id": 7}')).body == b"7 9"
-            for body in (b'{"id": "secret"}', b"secret"):
-                answer = await function.ask("POST", "/", body, content_type="application/json")
-                assert answer.status == 400
-                assert b"secret" not in answer.body
-            assert b"$.id" in (await function.ask("POST", "/", b'{"id": ""}')).body
-
-    uvloop.run(run())
+    kafka = {"kind": "kafka", "attributes": {"topics": ["t"], "consumerGroup": "g", "valueFormat": "json"}}
+    spec = {"triggers": {"kafka": kafka, "web": {"kind": "http"}}}
+    async with listening(write(TYPED, spec=spec)) as function:
+        assert (await function.ask("POST", "/", b'{"id": 7}')).body == b"7 9"
+        for body in (b'{"id": "secret"}', b"secret"):
+            answer = await function.ask("POST", "/", body, content_type="application/json")
+            assert answer.status == 400
+            assert b"secret" not in answer.body
+        assert b"$.id" in (await function.ask("POST", "/", b'{"id": ""}')).body
 
 
-ENDS = """
-    import os, time
-    def handler(context, event):
-        print("secret")
-        if event.path == "/end":
-            os._exit(3)
-        if event.path == "/hang":
-            time.sleep(600)
-        return "up"
-"""
+async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is not repeated, and the answer has none of the worker's words."""
+    async with listening(write("def handler(context, event):\n    return 'up'")) as function:
+        for error, status in (("", 502), ("timeout", 504)):
 
+            async def lose(*_: Any, error: str = error) -> Any:
+                raise WorkerLost("worker 0 ended; it wrote last:\nsecret", begun=1, error=error)
 
-def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write) -> None:
-    """The request is not repeated, the next one has a new worker, and the answer has none of the worker's words."""
-
-    async def run() -> None:
-        async with listening(write(ENDS, spec={"eventTimeout": "500ms"})) as function:
-            for path, status in (("/end", 502), ("/hang", 504), ("/end", 502)):
-                answer = await function.ask("POST", path)
-                found = json.loads(answer.body)
-                assert (answer.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
-                assert b"secret" not in answer.body
-                assert (await function.ask("GET", "/")).body == b"up"
-            assert function.service.restarts == 3
-
-    uvloop.run(run())
+            with monkeypatch.context() as patch:
+                patch.setattr(function.service, "serve", lose)
+                answer = await function.ask("POST", "/")
+            found = json.loads(answer.body)
+            assert (answer.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
+            assert b"secret" not in answer.body
+            assert (await function.ask("GET", "/")).body == b"up"
 
 
 WAITS = """
@@ -355,126 +298,102 @@ WAITS = """
 """
 
 
-def test_a_request_without_a_worker_in_time_is_503(write: Write, tmp_path: Path) -> None:
+async def test_a_request_without_a_worker_in_time_is_503(write: Write, tmp_path: Path) -> None:
     """The one that waits is never begun; the one at work is answered."""
-
-    async def run() -> None:
-        trigger = {"workerAvailabilityTimeoutMilliseconds": 200}
-        async with listening(write(WAITS, trigger)) as function:
-            first = function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
-            await function.until((tmp_path / "first").exists)
-            late = await asyncio.gather(*(function.ask("GET", "/late") for _ in range(3)))
-            assert [(answer.status, answer.headers["retry-after"]) for answer in late] == [(503, "1")] * 3
-            (tmp_path / "go").touch()
-            await first
-            assert [answer.body for answer in answers] == [b"done"]
-            assert not (tmp_path / "late").exists()
-            assert (await function.ask("GET", "/next")).status == 200
-
-    uvloop.run(run())
+    trigger = {"workerAvailabilityTimeoutMilliseconds": 200}
+    async with listening(write(WAITS, trigger)) as function:
+        first = function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
+        await function.until((tmp_path / "first").exists)
+        late = await asyncio.gather(*(function.ask("GET", "/late") for _ in range(3)))
+        assert [(answer.status, answer.headers["retry-after"]) for answer in late] == [(503, "1")] * 3
+        (tmp_path / "go").touch()
+        await first
+        assert [answer.body for answer in answers] == [b"done"]
+        assert not (tmp_path / "late").exists()
+        assert (await function.ask("GET", "/next")).status == 200
 
 
-def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Path) -> None:
+async def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Path) -> None:
     """It waits for no worker any more; the one at work ends, and what it emits is written."""
     code = WAITS.replace("return", "context.emit('out', value='v')\n        return")
-
-    async def run() -> None:
-        async with listening(write(code, {"workerAvailabilityTimeoutMilliseconds": 600_000})) as function:
-            port = int(function.web.url.rpartition(":")[2])
-            for path in ("first", "gone", "gone"):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-                await function.until(lambda: (tmp_path / "first").exists())
-                if path == "gone":
-                    await function.until(lambda: function.in_hand == 2)
-                writer.close()
-                await function.until(lambda: function.in_hand == 1)
-            (tmp_path / "go").touch()
-            await function.until(lambda: function.in_hand == 0)
-            assert [each.topic for each in function.written] == ["out"]
-            assert not (tmp_path / "gone").exists()
-            assert (await function.ask("GET", "/next")).status == 200
-
-    uvloop.run(run())
+    async with listening(write(code, {"workerAvailabilityTimeoutMilliseconds": 600_000})) as function:
+        port = int(function.web.url.rpartition(":")[2])
+        for path in ("first", "gone", "gone"):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            await function.until(lambda: (tmp_path / "first").exists())
+            if path == "gone":
+                await function.until(lambda: function.in_hand == 2)
+            writer.close()
+            await function.until(lambda: function.in_hand == 1)
+        (tmp_path / "go").touch()
+        await function.until(lambda: function.in_hand == 0)
+        assert [each.topic for each in function.written] == ["out"]
+        assert not (tmp_path / "gone").exists()
+        assert (await function.ask("GET", "/next")).status == 200
 
 
-def test_texts_of_requests_are_bytes_without_decoding(write: Write) -> None:
+async def test_texts_of_requests_are_bytes_without_decoding(write: Write) -> None:
     """JSON is decoded still."""
     code = """
         def handler(context, event):
             return repr([event.method, event.path, event.url, event.fields, event.headers[b"X-Own"],
                          event.get_header(b"x-oWN"), event.body, event.trigger.name, context.trigger.name])
     """
-
-    async def run() -> None:
-        spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": "no"}]}
-        async with listening(write(code, spec=spec)) as function:
-            answer = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
-            whole = [b"PUT", b"/a", b"/a?x=1", {b"x": b"1"}, b"one", b"one", [1], b"web", "web"]
-            assert answer.body.decode() == repr(whole)
-
-    uvloop.run(run())
+    spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": "no"}]}
+    async with listening(write(code, spec=spec)) as function:
+        answer = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
+        whole = [b"PUT", b"/a", b"/a?x=1", {b"x": b"1"}, b"one", b"one", [1], b"web", "web"]
+        assert answer.body.decode() == repr(whole)
 
 
-def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
+async def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
     """With a wait of 0 only a busy worker is a reason for 503."""
-
-    async def run() -> None:
-        trigger = {"workerAvailabilityTimeoutMilliseconds": 0}
-        async with listening(write("def handler(context, event):\n    return 'up'", trigger)) as function:
-            assert [(await function.ask("GET", "/")).status for _ in range(20)] == [200] * 20
-
-    uvloop.run(run())
+    trigger = {"workerAvailabilityTimeoutMilliseconds": 0}
+    async with listening(write("def handler(context, event):\n    return 'up'", trigger)) as function:
+        assert [(await function.ask("GET", "/")).status for _ in range(20)] == [200] * 20
 
 
-def test_requests_that_wait_have_a_limit_of_memory(
+async def test_requests_that_wait_have_a_limit_of_memory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body above it is refused at once; one alone is always taken."""
     monkeypatch.setattr("headrace.web.function_requests._MOST_WAITING_BYTES", 1000)
-
-    async def run() -> None:
-        async with listening(write(WAITS)) as function:
-            first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
-            await function.until((tmp_path / "first").exists)
-            answer = await function.ask("POST", "/second", b"x")
-            assert (answer.status, json.loads(answer.body)["statusCode"]) == (503, 503)
-            (tmp_path / "go").touch()
-            await first
-            assert [answer.body for answer in answers] == [b"done"]
-            assert (await function.ask("POST", "/next", b"x")).status == 200
-
-    uvloop.run(run())
+    async with listening(write(WAITS)) as function:
+        first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
+        await function.until((tmp_path / "first").exists)
+        answer = await function.ask("POST", "/second", b"x")
+        assert (answer.status, json.loads(answer.body)["statusCode"]) == (503, 503)
+        (tmp_path / "go").touch()
+        await first
+        assert [answer.body for answer in answers] == [b"done"]
+        assert (await function.ask("POST", "/next", b"x")).status == 200
 
 
 async def _keep(found: list[Answer], answer: Any) -> None:
     found.append(await answer)
 
 
-def test_a_drain_ends_what_is_in_flight_and_refuses_the_rest(write: Write, tmp_path: Path) -> None:
+async def test_a_drain_ends_what_is_in_flight_and_refuses_the_rest(write: Write, tmp_path: Path) -> None:
     """Health says so meanwhile; after the stop the port is closed."""
-
-    async def run() -> None:
-        async with listening(write(WAITS), ready=False) as function:
-            assert (await function.ask("GET", "/__internal/health")).status in (200, 503)
-            await function.ready()
-            assert (await function.ask("GET", "/__internal/health")).status == 200
-            function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
-            await function.until((tmp_path / "first").exists)
-            drain = asyncio.ensure_future(function.web.drain(Deadline(function.clock, 60)))
-            await asyncio.sleep(0)
-            for path in ("/", "/ready", "/__internal/health"):
-                assert (await function.ask("GET", path)).status == 503
-            assert not drain.done()
-            (tmp_path / "go").touch()
-            await drain
-            await function.until(lambda: answers)
-            assert answers[0].body == b"done"
-            await function.web.stop()
-            with pytest.raises(OSError):
-                await function.ask("GET", "/")
-
-    uvloop.run(run())
+    async with listening(write(WAITS), ready=False) as function:
+        assert (await function.ask("GET", "/__internal/health")).status in (200, 503)
+        await function.ready()
+        assert (await function.ask("GET", "/__internal/health")).status == 200
+        function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
+        await function.until((tmp_path / "first").exists)
+        drain = asyncio.ensure_future(function.web.drain(Deadline(function.clock, 60)))
+        await asyncio.sleep(0)
+        for path in ("/", "/ready", "/__internal/health"):
+            assert (await function.ask("GET", path)).status == 503
+        assert not drain.done()
+        (tmp_path / "go").touch()
+        await drain
+        await function.until(lambda: answers)
+        assert answers[0].body == b"done"
+        await function.web.stop()
+        with pytest.raises(OSError):
+            await function.ask("GET", "/")
 
 
 ACKS = """
@@ -490,20 +409,16 @@ ACKS = """
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_handler_acknowledges_records_of_the_kafka_trigger(write: Write, shared: bool) -> None:
+async def test_a_handler_acknowledges_records_of_the_kafka_trigger(write: Write, shared: bool) -> None:
     """With workers of its own, and with those of the Kafka trigger."""
-
-    async def run() -> None:
-        async with listening(write(ACKS, shared=shared)) as function:
-            answer = await function.ask("POST", "/", b"[3, 41]", content_type="application/json")
-            assert (answer.status, function.acks) == (200, [(TopicPartition("flights", 3), 41)])
-            answer = await function.ask("POST", "/", b"[4, 1]", content_type="application/json")
-            assert (answer.status, answer.body) == (409, b"flights-4 is not assigned here")
-
-    uvloop.run(run())
+    async with listening(write(ACKS, shared=shared)) as function:
+        answer = await function.ask("POST", "/", b"[3, 41]", content_type="application/json")
+        assert (answer.status, function.acks) == (200, [(TopicPartition("flights", 3), 41)])
+        answer = await function.ask("POST", "/", b"[4, 1]", content_type="application/json")
+        assert (answer.status, answer.body) == (409, b"flights-4 is not assigned here")
 
 
-def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:
+async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:
     """A large body is 413, another site 403, no token 401, another scope 403; health is open; no token reaches code."""
     principals = {
         "may": PrincipalConfig(token=TOKEN, scopes=["kafka:w"]),  # type: ignore[arg-type]
@@ -512,25 +427,21 @@ def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:
         "other": PrincipalConfig(token=TOKEN * 4, scopes=["kafka:w", "call:other.*"]),  # type: ignore[arg-type]
     }
     code = "def handler(context, event):\n    return sorted(event.headers)[0] + str(len(event.body))"
-
-    async def run() -> None:
-        folder = write(code, maxRequestBodySize=100)
-        async with listening(folder, security=SecurityConfig(mode="token", principals=principals)) as function:
-            bearer = {"authorization": f"Bearer {TOKEN}"}
-            assert (await function.ask("POST", "/", b"x" * 100, **bearer)).body == b"Connection100"
-            assert (await function.ask("POST", "/", b"x" * 101, **bearer)).status == 413
-            assert (await function.ask("GET", "/")).status == 401
-            for times, status in ((2, 403), (3, 200), (4, 403)):
-                assert (await function.ask("GET", "/", authorization=f"Bearer {TOKEN * times}")).status == status
-            assert (await function.ask("GET", "/__internal/health")).status == 200
-            assert (await function.ask("GET", "/", host="evil.example", **bearer)).status == 403
-            assert (await function.ask("GET", "/", sec_fetch_site="cross-site", **bearer)).status == 403
-            assert (await function.ask("GET", "/", content_encoding="gzip", **bearer)).status == 200
-            port = int(function.web.url.rpartition(":")[2])
-            with pytest.raises(PortTaken, match=r"set the port of fn\.web to another one"):
-                Listening(folder, port=port).web.claim()
-
-    uvloop.run(run())
+    folder = write(code, maxRequestBodySize=100)
+    async with listening(folder, security=SecurityConfig(mode="token", principals=principals)) as function:
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        assert (await function.ask("POST", "/", b"x" * 100, **bearer)).body == b"Connection100"
+        assert (await function.ask("POST", "/", b"x" * 101, **bearer)).status == 413
+        assert (await function.ask("GET", "/")).status == 401
+        for times, status in ((2, 403), (3, 200), (4, 403)):
+            assert (await function.ask("GET", "/", authorization=f"Bearer {TOKEN * times}")).status == status
+        assert (await function.ask("GET", "/__internal/health")).status == 200
+        assert (await function.ask("GET", "/", host="evil.example", **bearer)).status == 403
+        assert (await function.ask("GET", "/", sec_fetch_site="cross-site", **bearer)).status == 403
+        assert (await function.ask("GET", "/", content_encoding="gzip", **bearer)).status == 200
+        port = int(function.web.url.rpartition(":")[2])
+        with pytest.raises(PortTaken, match=r"set the port of fn\.web to another one"):
+            Listening(folder, port=port).web.claim()
 
 
 def test_what_has_no_effect_is_named(write: Write, caplog: pytest.LogCaptureFixture) -> None:

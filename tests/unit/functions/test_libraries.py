@@ -1,10 +1,7 @@
-"""Libraries of a function: refused with the command that installs them, or installed at the start."""
+"""Which libraries a function needs."""
 
 from __future__ import annotations
 
-import socket
-import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,153 +11,18 @@ import pytest
 from headrace.config.model import HeadraceConfig
 from headrace.functions.libraries import is_install
 from headrace.functions.load import load_function
-from headrace.lifecycle import run_blocking
-from headrace.testing.forked import run_command
-
-HANDLER = """
-    import msgspec, tiny
-
-    def handler(context, event):
-        return [tiny.NAME, msgspec.__version__ != "0.0.1"]
-"""
-
-PACKAGE = """
-class Event:
-    def __init__(self, body=None, path=None):
-        self.body, self.path = body, path
-    def to_json(self):
-        return "real"
-    def origin(self):
-        return "ours of " + self.topic
-class Response:
-    def __init__(self, headers=None, body=None, content_type=None, status_code=200, event_id=None):
-        self.headers, self.body, self.status_code = headers or {}, body, status_code
-        self.content_type, self.event_id = content_type or "text/plain", event_id
-class QualifiedOffset:
-    def __init__(self, topic, partition, offset):
-        self.topic, self.partition, self.offset = topic, partition, offset
-    @staticmethod
-    def from_event(event):
-        return QualifiedOffset(event.topic if event.topic else event.path, event.shard_id, event.offset)
-"""
-PACKAGE_HANDLER = """
-    import nuclio_sdk
-
-    def handler(context, event):
-        at = nuclio_sdk.QualifiedOffset.from_event(event)
-        found = [isinstance(event, nuclio_sdk.Event), isinstance(context.Response(), nuclio_sdk.Response)]
-        found += [event.origin(), [at.topic, at.partition, at.offset], event.id]
-        assert nuclio_sdk.Event(b"x").to_json() == "real" and event.to_json() != "real"
-        return nuclio_sdk.Response({"where": "real"}, found)
-"""
-
-
-def wheel(folder: Path, name: str, version: str, code: str) -> None:
-    """Write a wheel of one module."""
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{name}.py", code)
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{info}/RECORD", "")
 
 
 @pytest.fixture
-def needs_libraries(write_function: Callable[..., Path]) -> Path:
-    """A function whose requirements are two wheels, one of them another version of what the worker uses."""
-    folder = write_function(HANDLER, workers=2, outputTopic="out")
-    wheel(folder, "tiny", "1.0", "NAME = 'tiny 1.0'\n")
-    wheel(folder, "msgspec", "0.0.1", "__version__ = '0.0.1'\n")
-    (folder / "requirements.txt").write_text(f"--no-index\n--find-links {folder}\ntiny==1.0\nmsgspec==0.0.1\n")
+def needy(write_function: Callable[..., Path]) -> Path:
+    """A function with requirements."""
+    folder = write_function("def handler(context, event): pass")
+    (folder / "requirements.txt").write_text("tiny==1.0\n")
     return folder
 
 
 def settings(folder: Path, libraries: str) -> HeadraceConfig:
     return HeadraceConfig(functions_libraries=libraries, state_dir=folder / "state")  # type: ignore[arg-type]
-
-
-def test_every_command_refuses_a_function_until_its_libraries_are_installed(needs_libraries: Path) -> None:
-    """Also without a headrace.yaml; `function install` installs them, and `function test` finds them."""
-
-    def headrace(*words: str) -> tuple[int, str]:
-        done = run_command(needs_libraries, "function", *words)
-        return done.returncode, done.stdout + done.stderr
-
-    file, partial = needs_libraries / "function.yaml", needs_libraries / ".headrace/state/functions/x.partial"
-    for command in ("validate", "test", "run", "serve"):
-        code, text = headrace(command)
-        assert (code, f"run headrace function install {file} " in text) == (78, True), text
-    partial.mkdir(parents=True)  # as an installation that was interrupted leaves it
-    (needs_libraries / "tiny-1.0-py3-none-any.whl").rename(needs_libraries / "moved")
-    code, text = headrace("install")
-    assert (code, "No matching distribution found for tiny==1.0" in text) == (78, True), text
-    assert headrace("validate")[0] == 78
-    (needs_libraries / "moved").rename(needs_libraries / "tiny-1.0-py3-none-any.whl")
-    assert headrace("install")[0] == 0
-    assert "already installed" in headrace("install")[1]
-    assert headrace("validate", "--partitions", "2")[0] == 0
-    code, text = headrace("test", "--value", "v")
-    assert (code, "tiny 1.0" in text) == (0, True), text
-    assert load_function(needs_libraries, settings(needs_libraries, "shared")).libraries is None
-
-
-async def test_libraries_are_installed_once_and_anew_when_the_file_changes(needs_libraries: Path, running: Any) -> None:
-    """Two workers, one installation; a pinned version of what the worker itself uses does not break it."""
-    install = settings(needs_libraries, "install")
-    async with running(needs_libraries, install) as function:
-        await function.deliver(b"")
-        assert [record.value for record in function.written] == [b"tiny 1.0", b"true"]
-    state = needs_libraries / "state" / "functions"
-    assert len([path for path in state.iterdir() if path.is_dir()]) == 1
-    wheel(needs_libraries, "tiny", "2.0", "NAME = 'tiny 2.0'\n")
-    file = needs_libraries / "requirements.txt"
-    file.write_text(file.read_text().replace("tiny==1.0", "tiny==2.0"))
-    async with running(needs_libraries, install) as function:
-        await function.deliver(b"")
-        assert function.written[0].value == b"tiny 2.0"
-
-
-async def test_an_installation_that_fails_is_a_start_error(needs_libraries: Path, running: Any) -> None:
-    """Readiness has pip's words and the command; nothing half made is left."""
-    file = needs_libraries / "requirements.txt"
-    file.write_text(file.read_text().replace("tiny==1.0", "tiny==9.0"))
-    async with running(needs_libraries, settings(needs_libraries, "install")) as function:
-        await function.until(lambda: "not installed" in function.service.readiness().reason)
-        reason = function.service.readiness().reason
-        assert "No matching distribution found for tiny==9.0" in reason
-        assert "headrace function install " in reason
-    assert not [path for path in (needs_libraries / "state" / "functions").iterdir() if path.is_dir()]
-
-
-async def test_a_stop_ends_pip(write_function: Callable[..., Path], running: Any) -> None:
-    """It waits for an index that never answers; its folder does not count."""
-    folder = write_function("def handler(context, event):\n    pass\n")
-    with socket.create_server(("127.0.0.1", 0)) as index:
-        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
-        (folder / "requirements.txt").write_text(f"--index-url {url}\ntiny==1.0\n")
-        async with running(folder, settings(folder, "install")) as function:
-            accepted, _ = await run_blocking(index.accept)  # pip is at work
-            began = time.monotonic()
-        ended = await run_blocking(accepted.makefile("rb").read)
-        assert time.monotonic() - began < 5
-        assert ended.startswith(b"GET /simple/tiny")
-        accepted.close()
-    del function
-    assert not [path for path in (folder / "state" / "functions").iterdir() if path.is_dir()]
-
-
-async def test_classes_of_the_real_package_are_those_of_events(
-    write_function: Callable[..., Path], running: Any
-) -> None:
-    """A handler may test for them, return its Response, and acknowledge by its QualifiedOffset."""
-    folder = write_function(PACKAGE_HANDLER, outputTopic="out")
-    wheel(folder, "nuclio_sdk", "0.6.3", PACKAGE)
-    (folder / "requirements.txt").write_text(f"--no-index\n--find-links {folder}\nnuclio_sdk\n")
-    async with running(folder, settings(folder, "install")) as function:
-        await function.deliver(b"v")
-        [output] = function.written
-        assert output.headers == [("where", b"real")]
-        assert output.value == b'[true,true,"ours of flights",["flights",3,0],"flights-3-0"]'
 
 
 def test_commands_of_the_build_are_requirements(
@@ -192,15 +54,15 @@ def test_which_commands_install(command: str, installs: bool) -> None:
     assert is_install(command) is installs
 
 
-async def test_a_state_folder_that_cannot_be_made_is_named(needs_libraries: Path, running: Any) -> None:
+async def test_a_state_folder_that_cannot_be_made_is_named(needy: Path, running: Any) -> None:
     """The function is not ready, and the process lives."""
-    (needs_libraries / "state").write_text("a file")
-    async with running(needs_libraries, settings(needs_libraries, "install")) as function:
+    (needy / "state").write_text("a file")
+    async with running(needy, settings(needy, "install")) as function:
         await function.until(lambda: "cannot be started" in function.service.readiness().reason)
 
 
-def test_what_an_editor_leaves_in_the_folder_is_no_requirement(needs_libraries: Path) -> None:
+def test_what_an_editor_leaves_in_the_folder_is_no_requirement(needy: Path) -> None:
     """A link to nothing, as an open file of an editor has, and a folder."""
-    (needs_libraries / ".#requirements.txt").symlink_to("me@there.1:2")
-    (needs_libraries / "old.txt").mkdir()
-    assert load_function(needs_libraries, settings(needs_libraries, "install")).libraries
+    (needy / ".#requirements.txt").symlink_to("me@there.1:2")
+    (needy / "old.txt").mkdir()
+    assert load_function(needy, settings(needy, "install")).libraries

@@ -9,16 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
-import confluent_kafka
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering, RetryConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
-from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, RecordRefused, RecordTooLarge
+from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
-from headrace.kafka import Consumer, GroupOffsets
+from headrace.kafka import Consumer
 from headrace.kafka.transaction_job import metadata_in
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
@@ -385,105 +384,15 @@ def test_an_output_that_the_topic_does_not_accept_is_refused_alone() -> None:
     assert not HeldOutputs().refuse(transaction_of(HeldOutputs(), *outputs), [KafkaTimeout(), KafkaTimeout()])
 
 
-class Broker:
-    """The group and the log of a broker, as a client sees them: offsets of an older generation are refused."""
-
-    def __init__(self) -> None:
-        self.generation = 1
-        self.visible: list[bytes] = []
-        self.committed: dict[TopicPartition, Committed] = {}
-
-    def send_offsets_to_transaction(self, offsets: Any, metadata: bytes, seconds: float) -> None:
-        if metadata != metadata_of(self.generation):
-            raise confluent_kafka.KafkaException(
-                confluent_kafka.KafkaError(confluent_kafka.KafkaError.ILLEGAL_GENERATION)
-            )
-
-
-def metadata_of(generation: int) -> bytes:
-    """Return the metadata of a member as the client writes it."""
-    return b"CGMDv2:" + generation.to_bytes(4, sys.byteorder, signed=True)
-
-
-class Member(FakeConsumer):
-    """A member that knows the generation in which it joined, and the epochs of its assignments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generation = 0
-        self.epochs: dict[TopicPartition, int] = {}
-
-    def join(self, broker: Broker, epochs: dict[TopicPartition, int]) -> None:
-        broker.generation += 1
-        self.generation, self.epochs = broker.generation, epochs
-
-    def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Any:
-        epochs = {partition: self.epochs.get(partition, 0) for partition in offsets}
-        return GroupOffsets(offsets, lambda: metadata_in((metadata_of(self.generation), self.epochs), epochs))
-
-
-class FencedTransactions(FakeTransactions):
-    """Writes to a broker; raises what `answers` has first."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__()
-        self.broker = broker
-
-    async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
-        if self.answers:
-            raise self.answers.pop(0)
-        if refused := group.send(self.broker):
-            return [refused] * len(records)
-        self.broker.visible += [record.value or b"" for record in records]
-        self.broker.committed.update(group.offsets)
-        return await super().submit(records, group=group)
-
-
-def member_of(broker: Broker) -> World:
-    """Return a process that has just joined and has both partitions."""
-    world = World()
-    world.consumer, world.transactions = Member(), FencedTransactions(broker)
-    world.consumer.join(broker, {P0: 1, P1: 2})
-    world.pump._transactions = world.transactions
-    world.pump.connect(world.consumer, world.consumer)
-    return world
-
-
-@pytest.mark.parametrize("joins_first", [False, True], ids=["unknown member", "joined again"])
-@pytest.mark.parametrize("is_back", [False, True], ids=["without its partition", "with its partition"])
-async def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(joins_first: bool, is_back: bool) -> None:
-    """It is frozen in a transaction, which is repeated after a peer has ended the same records."""
-    broker = Broker()
-    frozen = member_of(broker)
-    await frozen.feed(P0, 1, 2)
-    frozen.transactions.answers = [KafkaUnavailable("no broker")]
-    late = asyncio.ensure_future(frozen.pump._commit_ended())
-    await frozen.clock.settle()
-    peer = member_of(broker)
-    await peer.feed(P0, 1, 2)
-    assert await peer.commit() == ["1", "2"]
-
-    def join() -> None:
-        epochs = {P0: 3} if is_back else {}
-        frozen.consumer.join(broker, epochs)
-        frozen.pump.on_lost([P0, P1])
-        frozen.pump.on_assigned(epochs, broker.committed)
-
-    if joins_first:
-        join()
-    await frozen.clock.advance(60)
-    await late
-    if not joins_first:
-        assert frozen.consumer.rewound == [{P0: 1}]
-        join()
-    assert (broker.visible, broker.committed) == ([b"1", b"2"], {P0: Committed(3)})
-    if is_back:
-        frozen.consumer.epochs = {P0: 4}  # after the late transaction its partition begins again
-        frozen.pump.on_assigned({P0: 4}, broker.committed)
-        await frozen.feed(P0, 3)
-        assert await frozen.commit() == ["3"]
-    for world in (frozen, peer):
-        await world.pump.stop()
+@pytest.mark.parametrize(
+    ("generation", "epochs", "is_sent"), [(4, {P0: 1}, True), (4, {P0: 2}, False), (4, {P1: 1}, False), (-1, {}, False)]
+)
+def test_a_transaction_names_its_member_only_while_the_assignment_stands(
+    generation: int, epochs: dict[TopicPartition, int], is_sent: bool
+) -> None:
+    """A process that was frozen and has joined again must not commit what a peer has ended meanwhile."""
+    metadata = b"CGMDv2:" + generation.to_bytes(4, sys.byteorder, signed=True)
+    assert metadata_in((metadata, {P0: 1}), epochs) == (metadata if is_sent else None)
 
 
 async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:

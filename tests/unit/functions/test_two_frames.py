@@ -3,253 +3,120 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from headrace.delivery.protocols import ACK
 from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from tests.function_workers import WAITS, Run, Write, called, calls, two_frames
 
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
-
-WAITS = """
-    import os, pathlib, time
-    def handler(context, event):
-        name = event.body.decode()
-        with open("calls", "a") as calls:
-            calls.write(f"{name} {os.getpid()}\\n")
-        while name.startswith("wait") and not pathlib.Path("go " + name).exists():
-            time.sleep(0.005)
-"""
-
-
-def calls(folder: Path) -> list[list[str]]:
-    """Return what the handler was called with, and the process it ran in."""
-    path = folder / "calls"
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def called(folder: Path, name: str) -> bool:
-    return any(each == name for each, _ in calls(folder))
-
-
-async def two_frames(function: Any, folder: Path) -> tuple[list[Any], list[Any]]:
-    """Have worker 0 wait in a record, with a frame of two records behind it."""
-    first = function.begin(b"before", b"wait", b"after", partition=1)
-    await function.until(lambda: called(folder, "wait"))
-    second = function.begin(b"second", b"third", partition=2)
-    await function.until(lambda: function.in_flight() == 2)
-    return first, second
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run, kind: str) -> None:
+async def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run, kind: str) -> None:
     """A record does not wait for a slow one of another partition while a worker is free."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            await function.until(lambda: all(slot.up for slot in function.service._slots))
-            for number in range(2):
-                function.begin(b"wait%d" % number, partition=number)
-            await function.until(lambda: called(folder, "wait0") and called(folder, "wait1"))
-            behind = [function.begin(b"quick", partition=number) for number in (2, 3)]
-            await function.until(lambda: function.in_flight(0) == function.in_flight(1) == 2)
-            (folder / "go wait1").touch()
-            await function.until(lambda: behind == [[[ACK]], [[ACK]]])
-            assert not function.tasks[0].done()
-            quick = {pid for name, pid in calls(folder) if name == "quick"}
-            assert quick == {pid for name, pid in calls(folder) if name == "wait1"}
-            for number in (8, 9):  # both workers are behind what they had
-                function.begin(b"wait%d" % number, partition=number)
-            (folder / "go wait0").touch()
-            await function.until(lambda: called(folder, "wait8") and called(folder, "wait9"))
-            assert [name for name, _ in calls(folder)].count("quick") == 2, "no record is called twice"
-            for number in (8, 9):
-                (folder / f"go wait{number}").touch()
-            await function.until(lambda: all(task.done() for task in function.tasks))
-            assert function.service.restarts == 0
-
-    uvloop.run(run(write_function(WAITS.replace("def handler", f"{kind} handler"), workers=2)))
+    folder = write_function(WAITS.replace("def handler", f"{kind} handler"), workers=2)
+    async with running(folder) as function:
+        await function.until(lambda: all(slot.up for slot in function.service._slots))
+        for number in range(2):
+            function.begin(b"wait%d" % number, partition=number)
+        await function.until(lambda: called(folder, "wait0") and called(folder, "wait1"))
+        behind = [function.begin(b"quick", partition=number) for number in (2, 3)]
+        await function.until(lambda: function.in_flight(0) == function.in_flight(1) == 2)
+        (folder / "go wait1").touch()
+        await function.until(lambda: behind == [[[ACK]], [[ACK]]])
+        assert not function.tasks[0].done()
+        quick = {pid for name, pid in calls(folder) if name == "quick"}
+        assert quick == {pid for name, pid in calls(folder) if name == "wait1"}
+        for number in (8, 9):  # both workers are behind what they had
+            function.begin(b"wait%d" % number, partition=number)
+        (folder / "go wait0").touch()
+        await function.until(lambda: called(folder, "wait8") and called(folder, "wait9"))
+        assert [name for name, _ in calls(folder)].count("quick") == 2, "no record is called twice"
+        for number in (8, 9):
+            (folder / f"go wait{number}").touch()
+        await function.until(lambda: all(task.done() for task in function.tasks))
+        assert function.service.restarts == 0
 
 
-def test_a_partition_of_static_allocation_waits_for_its_worker(write_function: Write, running: Run) -> None:
+async def test_a_partition_of_static_allocation_waits_for_its_worker(write_function: Write, running: Run) -> None:
     """Although the other one is idle."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            function.destination.assigned([TopicPartition("flights", number) for number in range(4)])
-            await function.until(lambda: all(slot.up for slot in function.service._slots))
-            function.begin(b"wait", partition=0)
-            await function.until(lambda: called(folder, "wait"))
-            behind = function.begin(b"same", partition=2)
-            assert await function.deliver(b"other", partition=1) == [ACK]
-            assert await function.deliver(b"other", partition=3) == [ACK]
-            assert not behind
-            (folder / "go wait").touch()
-            await function.until(lambda: behind)
-            found = dict(calls(folder))
-            assert found["same"] == found["wait"] != found["other"]
-
-    uvloop.run(run(write_function(WAITS, workers=2, workerAllocationMode="static")))
+    folder = write_function(WAITS, workers=2, workerAllocationMode="static")
+    async with running(folder) as function:
+        function.destination.assigned([TopicPartition("flights", number) for number in range(4)])
+        await function.until(lambda: all(slot.up for slot in function.service._slots))
+        function.begin(b"wait", partition=0)
+        await function.until(lambda: called(folder, "wait"))
+        behind = function.begin(b"same", partition=2)
+        assert await function.deliver(b"other", partition=1) == [ACK]
+        assert await function.deliver(b"other", partition=3) == [ACK]
+        assert not behind
+        (folder / "go wait").touch()
+        await function.until(lambda: behind)
+        found = dict(calls(folder))
+        assert found["same"] == found["wait"] != found["other"]
 
 
-def test_a_key_has_the_same_worker_in_every_partition(write_function: Write, running: Run) -> None:
+async def test_a_key_has_the_same_worker_in_every_partition(write_function: Write, running: Run) -> None:
     """The records of one delivery are spread by their keys, and each key keeps its order; replies fit the records."""
     code = """
-        import os
         def handler(context, event):
             with open("calls", "a") as calls:
-                calls.write(f"{event.key.decode()}:{event.body.decode()} {os.getpid()}\\n")
+                calls.write(f"{event.key.decode()}:{event.body.decode()} {context.worker_id}\\n")
             if event.body == b"7":
                 raise ValueError
     """
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            await function.until(lambda: all(slot.up for slot in function.service._slots))
-            values, keys = [b"%d" % n for n in range(20)], [b"k%d" % (n % 5) for n in range(20)]
-            for partition in range(3):
-                replies = await function.deliver(*values, partition=partition, keys=keys)
-                assert [index for index, reply in enumerate(replies) if reply.error] == [7]
-            found = calls(folder)
-            by_key = {key: {pid for name, pid in found if name.startswith(key)} for key in ("k0", "k1", "k2", "k3")}
-            assert {len(pids) for pids in by_key.values()} == {1}
-            assert len(set.union(*by_key.values())) == 2
-            for key in by_key:
-                order = [int(name.split(":")[1]) for name, _ in found if name.startswith(key)]
-                assert order == sorted(order[:4]) * 3
-
-    uvloop.run(run(write_function(code, workers=2, workerAllocationMode="key")))
+    folder = write_function(code, workers=2, workerAllocationMode="key")
+    async with running(folder) as function:
+        await function.until(lambda: all(slot.up for slot in function.service._slots))
+        values, keys = [b"%d" % n for n in range(20)], [b"k%d" % (n % 5) for n in range(20)]
+        for partition in range(3):
+            replies = await function.deliver(*values, partition=partition, keys=keys)
+            assert [index for index, reply in enumerate(replies) if reply.error] == [7]
+        found = calls(folder)
+        by_key = {key: {pid for name, pid in found if name.startswith(key)} for key in ("k0", "k1", "k2", "k3")}
+        assert {len(pids) for pids in by_key.values()} == {1}
+        assert len(set.union(*by_key.values())) == 2
+        for key in by_key:
+            order = [int(name.split(":")[1]) for name, _ in found if name.startswith(key)]
+            assert order == sorted(order[:4]) * 3
 
 
-@pytest.mark.parametrize(
-    "dies",
-    [
-        "os.kill(os.getpid(), 9)",
-        "os._exit(0)",
-        "ctypes.string_at(0)",
-        "time.sleep(600)",
-        "hog = [(b'x' * (1_000_000 + n), time.sleep(0.002)) for n in range(1000)]",
-    ],
-)
-def test_a_death_costs_the_record_at_work_one_attempt_and_no_other(
-    write_function: Write, running: Run, dies: str
-) -> None:
-    """Killed, ended, crashed, hung or out of memory: the frame at hand is served, and its records are not blamed."""
-    code = f"""
-        import ctypes, os, pathlib, time
-        def handler(context, event):
-            name = event.body.decode()
-            with open("calls", "a") as calls:
-                calls.write(f"{{name}} {{os.getpid()}}\\n")
-            if name == "wait" and not pathlib.Path("died").exists():
-                while not pathlib.Path("go wait").exists():
-                    time.sleep(0.005)
-                pathlib.Path("died").touch()
-                {dies}
-    """
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            first, second = await two_frames(function, folder)
-            (folder / "go wait").touch()
-            await function.until(lambda: first and second)
-            assert (first, second) == ([[ACK] * 3], [[ACK] * 2])
-            assert function.service.restarts == 1
-            counts = {name: len([each for each, _ in calls(folder) if each == name]) for name, _ in calls(folder)}
-            assert counts == {"before": 2, "wait": 2, "after": 1, "second": 1, "third": 1}
-
-    spec = {"eventTimeout": "2s"} if "sleep(600)" in dies else {}
-    uvloop.run(run(write_function(code, spec=spec, workerMemoryLimit="100Mi")))
-
-
-def test_a_poison_record_leaves_the_frames_at_hand_alone(write_function: Write, running: Run) -> None:
-    """It kills three workers, with a frame behind it each time, and is the only dead letter."""
-    code = """
-        import os
-        def handler(context, event):
-            if event.body == b"poison":
-                os.abort()
-    """
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            await function.ready()
-            poison = function.begin(b"a", b"poison", b"b", partition=0)
-            others = [function.begin(*[b"c"] * 10, partition=number) for number in range(1, 6)]
-            await function.until(lambda: poison and all(others))
-            assert [reply.error for reply in poison[0]] == ["", "WorkerLost", ""]
-            assert "Fatal Python error: Aborted" in poison[0][1].reason and "main.py" in poison[0][1].reason
-            assert others == [[[ACK] * 10]] * 5
-            assert function.service.restarts == 3
-
-    uvloop.run(run(write_function(code)))
-
-
-def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_function: Write, running: Run) -> None:
+async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_function: Write, running: Run) -> None:
     """A frame that waits longer than `eventTimeout` for short events is not late."""
     code = """
         import time
         def handler(context, event):
-            time.sleep(0.3)
+            time.sleep(0.1)
     """
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            await function.ready()
-            first = function.begin(*[b"a"] * 6, partition=0)
-            second = function.begin(*[b"a"] * 2, partition=1)
-            await function.until(lambda: first and second)
-            assert (first, second, function.service.restarts) == ([[ACK] * 6], [[ACK] * 2], 0)
-
-    uvloop.run(run(write_function(code, spec={"eventTimeout": "1s"})))
+    async with running(write_function(code, spec={"eventTimeout": "500ms"})) as function:
+        await function.ready()
+        first = function.begin(*[b"a"] * 6, partition=0)
+        second = function.begin(*[b"a"] * 2, partition=1)
+        await function.until(lambda: first and second)
+        assert (first, second, function.service.restarts) == ([[ACK] * 6], [[ACK] * 2], 0)
 
 
-def test_a_cancelled_delivery_at_hand_is_not_begun(write_function: Write, running: Run) -> None:
+async def test_a_cancelled_delivery_at_hand_is_not_begun(write_function: Write, running: Run) -> None:
     """Its partition was given up, and its records are delivered elsewhere."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            first, second = await two_frames(function, folder)
-            function.tasks[1].cancel()
-            await asyncio.wait([function.tasks[1]])
-            assert function.in_flight() == 1
-            (folder / "go wait").touch()
-            await function.until(lambda: first)
-            assert await function.deliver(b"last") == [ACK]
-            assert not second and [name for name, _ in calls(folder)] == ["before", "wait", "after", "last"]
-
-    uvloop.run(run(write_function(WAITS)))
+    folder = write_function(WAITS)
+    async with running(folder) as function:
+        first, second = await two_frames(function, folder)
+        function.tasks[1].cancel()
+        await asyncio.wait([function.tasks[1]])
+        assert function.in_flight() == 1
+        (folder / "go wait").touch()
+        await function.until(lambda: first)
+        assert await function.deliver(b"last") == [ACK]
+        assert not second and [name for name, _ in calls(folder)] == ["before", "wait", "after", "last"]
 
 
-def test_sigterm_ends_the_frame_at_work_and_the_next_worker_has_the_other(write_function: Write, running: Run) -> None:
-    """No record is called twice."""
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            first, second = await two_frames(function, folder)
-            old = function.pid()
-            os.kill(old, signal.SIGTERM)
-            (folder / "go wait").touch()
-            await function.until(lambda: first and second)
-            assert (first, second) == ([[ACK] * 3], [[ACK] * 2])
-            assert [name for name, _ in calls(folder)] == ["before", "wait", "after", "second", "third"]
-            assert {name for name, pid in calls(folder) if pid == str(old)} == {"before", "wait", "after"}
-
-    uvloop.run(run(write_function(WAITS)))
-
-
-def test_a_drain_callback_follows_both_frames(write_function: Write, running: Run, monkeypatch: Any) -> None:
+async def test_a_drain_callback_follows_both_frames(write_function: Write, running: Run, monkeypatch: Any) -> None:
     """And its own time begins behind them."""
-    monkeypatch.setattr("headrace.functions.process._CALLBACK_SECONDS", 0.5)
+    monkeypatch.setattr("headrace.functions.process._CALLBACK_SECONDS", 0.1)
     code = (
         WAITS
         + """
@@ -257,23 +124,20 @@ def test_a_drain_callback_follows_both_frames(write_function: Write, running: Ru
         context.platform.set_drain_callback(lambda: open("calls", "a").write("drained 0\\n"))
     """
     )
-
-    async def run(folder: Path) -> None:
-        async with running(folder) as function:
-            assert await function.deliver(b"early", partition=5) == [ACK]
-            first, _ = await two_frames(function, folder)
-            third = function.begin(b"wait2", partition=4)
-            given_up = function.service.give_up([TopicPartition("flights", 5)], Deadline(function.clock, 60))
-            drain, begun = function.service.spawn(given_up, "drain"), function.clock.monotonic()
-            await function.until(lambda: function.service.restarts or function.clock.monotonic() > begun + 1)
-            (folder / "go wait").touch()
-            await function.until(lambda: called(folder, "third") and first)
-            await function.until(lambda: called(folder, "drained"))
-            (folder / "go wait2").touch()
-            await drain
-            await function.until(lambda: third)
-            assert function.service.restarts == 0
-            names = [name for name, _ in calls(folder)]
-            assert names.index("drained") == names.index("third") + 1
-
-    uvloop.run(run(write_function(code)))
+    folder = write_function(code)
+    async with running(folder) as function:
+        assert await function.deliver(b"early", partition=5) == [ACK]
+        first, _ = await two_frames(function, folder)
+        third = function.begin(b"wait2", partition=4)
+        given_up = function.service.give_up([TopicPartition("flights", 5)], Deadline(function.clock, 60))
+        drain, begun = function.service.spawn(given_up, "drain"), function.clock.monotonic()
+        await function.until(lambda: function.service.restarts or function.clock.monotonic() > begun + 0.3)
+        (folder / "go wait").touch()
+        await function.until(lambda: called(folder, "third") and first)
+        await function.until(lambda: called(folder, "drained"))
+        (folder / "go wait2").touch()
+        await drain
+        await function.until(lambda: third)
+        assert function.service.restarts == 0
+        names = [name for name, _ in calls(folder)]
+        assert names.index("drained") == names.index("third") + 1

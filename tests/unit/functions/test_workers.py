@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import os
-import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
@@ -21,9 +14,7 @@ from headrace.formats.codec import header_of
 from headrace.formats.codec_avro import AvroCodec
 from headrace.functions import wire
 from headrace.testing.bed import kind_of
-
-Write = Callable[..., Path]
-Run = Callable[[Path], AbstractAsyncContextManager[Any]]
+from tests.function_workers import Run, Write
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
 
@@ -32,7 +23,7 @@ def framed(schema_id: int, value: dict[str, Any]) -> bytes:
     return header_of(schema_id) + AvroCodec(json.dumps(FLIGHT)).encode(json.dumps(value).encode())
 
 
-def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -> None:
+async def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -> None:
     """`init_context`, `user_data`, `nuclio_sdk`, every event field, environment, Response with headers."""
     code = """
         import os
@@ -52,36 +43,32 @@ def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: Run) -
                 headers={"greeting": context.user_data.greeting}, body={"body": event.body.decode(), "seen": seen}
             )
     """
-
-    async def run() -> None:
-        folder = write_function(code, spec={"env": [{"name": "GREETING", "value": "hello"}]}, outputTopic="out")
-        async with running(folder) as function:
-            outcomes = await function.deliver(b"a", b"b", first=7, read_headers=lambda: [("h", b"0"), ("h", b"1")])
-            assert outcomes == [ACK, ACK]
-            first, second = function.written
-            assert (first.topic, first.key, first.headers) == ("out", b"key", [("greeting", b"hello")])
-            assert json.loads(second.value) == {
-                "body": "b",
-                "seen": [
-                    "flights",
-                    3,
-                    8,
-                    8,
-                    "flights-3-8",
-                    1700000000123,
-                    "key",
-                    1,
-                    "1",
-                    "kafka-cluster",
-                    "kafka",
-                    "0",
-                    "fn",
-                    "0",
-                    ["flights", 3, 8],
-                ],
-            }
-
-    uvloop.run(run())
+    folder = write_function(code, spec={"env": [{"name": "GREETING", "value": "hello"}]}, outputTopic="out")
+    async with running(folder) as function:
+        outcomes = await function.deliver(b"a", b"b", first=7, read_headers=lambda: [("h", b"0"), ("h", b"1")])
+        assert outcomes == [ACK, ACK]
+        first, second = function.written
+        assert (first.topic, first.key, first.headers) == ("out", b"key", [("greeting", b"hello")])
+        assert json.loads(second.value) == {
+            "body": "b",
+            "seen": [
+                "flights",
+                3,
+                8,
+                8,
+                "flights-3-8",
+                1700000000123,
+                "key",
+                1,
+                "1",
+                "kafka-cluster",
+                "kafka",
+                "0",
+                "fn",
+                "0",
+                ["flights", 3, 8],
+            ],
+        }
 
 
 TEXTS = """
@@ -168,18 +155,14 @@ async def test_texts_of_events_are_texts_otherwise(write_function: Write, runnin
         """,
     ],
 )
-def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
+async def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
     """Async, a plain function that returns a coroutine, and a plain handler beside an async init_context."""
-
-    async def run() -> None:
-        async with running(write_function(code, outputTopic="out")) as function:
-            assert await function.deliver(b"a", b"b") == [ACK, ACK]
-            assert [record.value for record in function.written] == [b"ran", b"ran"]
-
-    uvloop.run(run())
+    async with running(write_function(code, outputTopic="out")) as function:
+        assert await function.deliver(b"a", b"b") == [ACK, ACK]
+        assert [record.value for record in function.written] == [b"ran", b"ran"]
 
 
-def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: Run) -> None:
+async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: Run) -> None:
     """Raising, exiting, a bad status and an unusable return fail their own record; the others succeed."""
     code = """
         import sys
@@ -196,21 +179,12 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
                 return "tombstone"
             return None
     """
-
-    async def run() -> None:
-        async with running(write_function(code, outputTopic="out", outputFormat="binary", ordering="none")) as function:
-            outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
-            assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
-            assert [outcome.error for outcome in outcomes[1:5]] == [
-                "ValueError",
-                "SystemExit",
-                "status 503",
-                "TypeError",
-            ]
-            assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
-            assert [record.value for record in function.written] == [b"tombstone"]
-
-    uvloop.run(run())
+    async with running(write_function(code, outputTopic="out", outputFormat="binary", ordering="none")) as function:
+        outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
+        assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
+        assert [outcome.error for outcome in outcomes[1:5]] == ["ValueError", "SystemExit", "status 503", "TypeError"]
+        assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
+        assert [record.value for record in function.written] == [b"tombstone"]
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
@@ -225,7 +199,7 @@ def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: R
         ({"ordering": "key"}, False),
     ],
 )
-def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
+async def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
     write_function: Write, running: Run, prefix: str, own: dict[str, Any], stops: bool
 ) -> None:
     """A frame stops there, and the others of its delivery are given back; not after the last attempt."""
@@ -235,47 +209,37 @@ def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
             if event.body == b"raise":
                 raise ValueError("told so")
     """
-
-    async def run() -> None:
-        async with running(write_function(code, **own)) as function:
-            replies = await function.deliver(b"a", b"raise", b"b", b"raise", b"c")
-            errors = (
-                ["", "ValueError", "not begun", "not begun", "not begun"] if stops else ["", *["ValueError", ""] * 2]
-            )
-            assert [reply.error for reply in replies] == errors
-            assert [each.value for each in function.written] == ([b"a"] if stops else [b"a", b"b", b"c"])
-            assert [reply.error for reply in await function.deliver(b"d", b"e", first=9)] == ["", ""]
-
-    uvloop.run(run())
+    async with running(write_function(code, **own)) as function:
+        replies = await function.deliver(b"a", b"raise", b"b", b"raise", b"c")
+        errors = ["", "ValueError", "not begun", "not begun", "not begun"] if stops else ["", *["ValueError", ""] * 2]
+        assert [reply.error for reply in replies] == errors
+        assert [each.value for each in function.written] == ([b"a"] if stops else [b"a", b"b", b"c"])
+        assert [reply.error for reply in await function.deliver(b"d", b"e", first=9)] == ["", ""]
 
 
-def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
+async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
     """Schemas are asked once; foreign bytes, cut bytes and unknown schemas end their own record only."""
     code = """
         def handler(context, event):
             return {"carrier": event.body["carrier"], "size": event.size}
     """
     other = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "delay", "type": "int"}]}  # type: ignore[misc]
-
-    async def run() -> None:
-        async with running(write_function(code, valueFormat="avro", outputTopic="out")) as function:
-            function.schemas = {7: FLIGHT, 8: other, 9: SchemaNotFound(), 10: {"type": "nonsense"}}
-            good = framed(7, {"carrier": "UA"})
-            values = [good, b"plain", good[:-1], framed(9, {"carrier": "x"}), framed(10, {"carrier": "x"}), good]
-            for _ in range(2):
-                outcomes = await function.deliver(*values, header_of(8) + b"\x04AA\x06")
-                kinds = [kind_of(reply) for reply in outcomes]
-                assert kinds == ["success", *["permanent"] * 4, "success", "success"]
-                assert {outcome.error for outcome in outcomes[1:5]} == {"DecodeError"}
-                assert all(outcome.reason.startswith("value: ") for outcome in outcomes[1:5])
-            assert [record.value for record in function.written[:3]] == [
-                b'{"carrier":"UA","size":8}',
-                b'{"carrier":"UA","size":8}',
-                b'{"carrier":"AA","size":9}',
-            ]
-            assert sorted(function.asked) == [7, 8, 9, 9, 10]
-
-    uvloop.run(run())
+    async with running(write_function(code, valueFormat="avro", outputTopic="out")) as function:
+        function.schemas = {7: FLIGHT, 8: other, 9: SchemaNotFound(), 10: {"type": "nonsense"}}
+        good = framed(7, {"carrier": "UA"})
+        values = [good, b"plain", good[:-1], framed(9, {"carrier": "x"}), framed(10, {"carrier": "x"}), good]
+        for _ in range(2):
+            outcomes = await function.deliver(*values, header_of(8) + b"\x04AA\x06")
+            kinds = [kind_of(reply) for reply in outcomes]
+            assert kinds == ["success", *["permanent"] * 4, "success", "success"]
+            assert {outcome.error for outcome in outcomes[1:5]} == {"DecodeError"}
+            assert all(outcome.reason.startswith("value: ") for outcome in outcomes[1:5])
+        assert [record.value for record in function.written[:3]] == [
+            b'{"carrier":"UA","size":8}',
+            b'{"carrier":"UA","size":8}',
+            b'{"carrier":"AA","size":9}',
+        ]
+        assert sorted(function.asked) == [7, 8, 9, 9, 10]
 
 
 AVRO_PART = '{"type":"record","name":"A","fields":[{"name":"by","type":"int"}]}'
@@ -302,187 +266,40 @@ SEEN = {"avro": {"n": {"by": 4}}, "jsonschema": {"n": ["UP", 4]}, "protobuf": {"
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
+async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
     write_function: Write, running: Run, name: str
 ) -> None:
     """As plain Python values."""
     schema, payload = SCHEMAS[name]
     code = "def handler(context, event): return event.body"
-
-    async def run() -> None:
-        folder = write_function(code, valueFormat=name, outputTopic="out")
-        async with running(folder) as function:
-            function.schemas = {1: schema}
-            assert await function.deliver(header_of(1) + payload) == [ACK]
-            assert [json.loads(output.value) for output in function.written] == [SEEN[name]]
-
-    uvloop.run(run())
+    async with running(write_function(code, valueFormat=name, outputTopic="out")) as function:
+        function.schemas = {1: schema}
+        assert await function.deliver(header_of(1) + payload) == [ACK]
+        assert [json.loads(output.value) for output in function.written] == [SEEN[name]]
 
 
-def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
+async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
     """No attempt is used up, and it goes on by itself."""
-
-    async def run() -> None:
-        async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
-            function.schemas = {7: RegistryUnavailable("no answer")}
-            with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no answer"):
-                await function.deliver(framed(7, {"carrier": "UA"}))
-            function.schemas = {7: FLIGHT}
-            assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]
-
-    uvloop.run(run())
+    async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
+        function.schemas = {7: RegistryUnavailable("no answer")}
+        with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no answer"):
+            await function.deliver(framed(7, {"carrier": "UA"}))
+        function.schemas = {7: FLIGHT}
+        assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]
 
 
 @pytest.mark.parametrize(
     ("name", "good", "bad", "seen"), [("json", b'{"a": 1}', b"{", "{'a': 1}"), ("string", b"a", b"\xff", "a")]
 )
-def test_keys_and_values_are_decoded(
+async def test_keys_and_values_are_decoded(
     write_function: Write, running: Run, name: str, good: bytes, bad: bytes, seen: str
 ) -> None:
     """By the formats the trigger names; null stays None."""
     code = "def handler(context, event): return f'{event.key} {event.body}'"
-
-    async def run() -> None:
-        folder = write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")
-        async with running(folder) as function:
-            outcomes = await function.deliver(good, bad, None)
-            assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", "success"]
-            assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
-
-    uvloop.run(run())
-
-
-KILLS_ITSELF = """
-    import os, signal
-    def handler(context, event):
-        if event.body == b"poison":
-            print("last words", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL) if event.offset % 2 else os._exit(0)
-        return event.body
-"""
-
-
-@pytest.mark.parametrize(("first", "how"), [(1, "signal 9 (SIGKILL)"), (2, "exit code 0")])
-def test_a_record_that_kills_three_workers_is_a_dead_letter(
-    write_function: Write, running: Run, first: int, how: str
-) -> None:
-    """The records around it are delivered; three workers die, and the reason says how and with which last words."""
-
-    async def run() -> None:
-        async with running(write_function(KILLS_ITSELF, outputTopic="out", outputFormat="string")) as function:
-            assert await function.deliver(*[b"before"] * 30, first=100) == [ACK] * 30
-            function.written.clear()
-            values = [b"%d" % n for n in range(10)] + [b"poison"] + [b"%d" % n for n in range(10, 20)]
-            outcomes = await function.deliver(*values, first=first + 10)
-            letters = [index for index, outcome in enumerate(outcomes) if outcome.permanent]
-            assert letters == [10] and outcomes.count(ACK) == 20
-            assert outcomes[10].error == "WorkerLost"
-            assert how in outcomes[10].reason and "last words" in outcomes[10].reason
-            assert function.service.restarts == 3
-            assert [record.value for record in function.written] == [b"%d" % n for n in range(20)]
-            assert not function.destination._crashes
-
-    # The parity of the poison's offset chooses how it kills.
-    uvloop.run(run())
-
-
-def test_a_killed_worker_costs_nothing_but_a_repetition(write_function: Write, running: Run) -> None:
-    """kill -9 from outside: the frame in flight is done by the replacement, the other worker goes on meanwhile."""
-    code = """
-        import pathlib, time
-        def handler(context, event):
-            if event.body == b"slow" and not pathlib.Path("once").exists():
-                pathlib.Path("once").write_text(context.worker_id)
-                time.sleep(60)
-            return context.worker_id
-    """
-
-    async def run() -> None:
-        folder = write_function(code, workers=2, outputTopic="out", outputFormat="string")
-        async with running(folder) as function:
-            await function.until(lambda: all(slot.up for slot in function.service._slots))
-            slow = function.service.spawn(_into(function.deliver(b"slow", b"next"), answers := []), "slow")
-            await function.until(lambda: (folder / "once").exists() and (folder / "once").read_text())
-            victim = int((folder / "once").read_text())
-            assert await function.deliver(b"other", first=50) == [ACK]
-            assert function.written[0].value == b"%d" % (1 - victim)
-            os.kill(function.pid(victim), signal.SIGKILL)
-            await function.until(slow.done)
-            assert answers == [[ACK, ACK]]
-            assert function.service.restarts == 1
-            await function.ready()
-
-    uvloop.run(run())
-
-
-def test_a_frame_for_a_worker_that_has_just_died_is_refused_and_then_served(
-    write_function: Write, running: Run
-) -> None:
-    """Between its death and the news of it, a worker is offered frames; none of them is lost or blamed."""
-
-    async def run() -> None:
-        async with running(write_function("def handler(context, event): pass")) as function:
-            await function.ready()
-            for offset in range(5):
-                os.kill(function.pid(), signal.SIGKILL)
-                outcomes = None
-                async with asyncio.timeout(100):
-                    while not outcomes:
-                        try:
-                            outcomes = await function.deliver(b"a", first=offset)
-                        except DestinationUnavailable:
-                            await asyncio.sleep(0.001)
-                assert outcomes == [ACK]
-                await function.ready()
-
-    uvloop.run(run())
-
-
-async def _into(work: Any, answers: list[Any]) -> None:
-    answers.append(await work)
-
-
-def test_killing_workers_over_and_over_loses_nothing(write_function: Write, running: Run) -> None:
-    """Every record is answered by an acknowledgement, however often its worker is killed."""
-    code = """
-        import time
-        def handler(context, event):
-            time.sleep(0.002)
-            return event.body
-    """
-
-    async def run() -> None:
-        async with running(write_function(code, workers=2, outputTopic="out")) as function:
-            await function.ready()
-            for round_ in range(4):
-                values = [b"%d" % n for n in range(round_ * 50, round_ * 50 + 50)]
-                answers: list[Any] = []
-                task = function.service.spawn(_into(function.deliver(*values, first=round_ * 50), answers), "deliver")
-                await function.until(lambda: any(not s.process.at_rest.is_set() for s in function.service._slots))
-                busy = next(n for n, s in enumerate(function.service._slots) if not s.process.at_rest.is_set())
-                os.kill(function.pid(busy), signal.SIGKILL)
-                await function.until(task.done)
-                assert answers == [[ACK] * 50]
-            assert {int(record.value) for record in function.written} == set(range(200))
-
-    uvloop.run(run())
-
-
-def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running: Run) -> None:
-    """Only the record at work is blamed: three time-outs, then a dead letter with error `timeout`."""
-    code = """
-        import time
-        def handler(context, event):
-            time.sleep(60 if event.body == b"hang" else 0.1)
-    """
-
-    async def run() -> None:
-        async with running(write_function(code, spec={"eventTimeout": "500ms"})) as function:
-            outcomes = await function.deliver(b"a", b"b", b"hang", *[b"c"] * 6)
-            assert outcomes[2].permanent and outcomes[2].error == "timeout"
-            assert outcomes.count(ACK) == 8, "a frame may take longer than one event may"
-
-    uvloop.run(run())
+    async with running(write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")) as function:
+        outcomes = await function.deliver(good, bad, None)
+        assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", "success"]
+        assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
 
 
 @pytest.mark.parametrize(
@@ -490,29 +307,23 @@ def test_a_hung_event_is_ended_by_its_time_limit(write_function: Write, running:
     [
         ("def other(c, e): pass", {}, "module main has no function handler"),
         ("def init_context(c): raise RuntimeError('no database')\ndef handler(c, e): pass", {}, "no database"),
-        ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
-        ("import os\nos.abort()", {}, "signal 6 (SIGABRT)"),
     ],
 )
-def test_readiness_names_a_worker_that_does_not_come_up(
+async def test_readiness_names_a_worker_that_does_not_come_up(
     write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
 ) -> None:
     """And deliveries are refused with the same reason instead of waiting for ever."""
-
-    async def run() -> None:
-        async with running(write_function(code, spec=spec)) as function:
-            assert function.service.readiness().reason == "no worker is up yet"
-            await function.until(lambda: "does not come up" in function.service.readiness().reason)
-            assert function.service.readiness().reason.startswith("worker 0 does not come up")
-            assert reason in function.service.readiness().reason
-            with pytest.raises(DestinationUnavailable) as refused:
-                await function.deliver(b"a")
-            assert reason in refused.value.description
-
-    uvloop.run(run())
+    async with running(write_function(code, spec=spec)) as function:
+        assert function.service.readiness().reason == "no worker is up yet"
+        await function.until(lambda: "does not come up" in function.service.readiness().reason)
+        assert function.service.readiness().reason.startswith("worker 0 does not come up")
+        assert reason in function.service.readiness().reason
+        with pytest.raises(DestinationUnavailable) as refused:
+            await function.deliver(b"a")
+        assert reason in refused.value.description
 
 
-def test_a_function_that_could_not_start_recovers_by_itself(write_function: Write, running: Run) -> None:
+async def test_a_function_that_could_not_start_recovers_by_itself(write_function: Write, running: Run) -> None:
     """The worker is tried again, so what init_context waits for may come later."""
     code = """
         import pathlib
@@ -520,20 +331,16 @@ def test_a_function_that_could_not_start_recovers_by_itself(write_function: Writ
             pathlib.Path("there").read_text()
         def handler(context, event): pass
     """
-
-    async def run() -> None:
-        folder = write_function(code)
-        async with running(folder) as function:
-            await function.until(lambda: "does not come up" in function.service.readiness().reason)
-            (folder / "there").write_text("")
-            await function.ready()
-            assert await function.deliver(b"a") == [ACK]
-
-    uvloop.run(run())
+    folder = write_function(code)
+    async with running(folder) as function:
+        await function.until(lambda: "does not come up" in function.service.readiness().reason)
+        (folder / "there").write_text("")
+        await function.ready()
+        assert await function.deliver(b"a") == [ACK]
 
 
 @pytest.mark.parametrize(("level", "expected"), [("debug", ["fine", "plain"]), ("error", [])])
-def test_the_level_of_the_sinks_is_that_of_the_function_alone(
+async def test_the_level_of_the_sinks_is_that_of_the_function_alone(
     write_function: Write, running: Run, caplog: pytest.LogCaptureFixture, level: str, expected: list[str]
 ) -> None:
     """More or less than what the process logs."""
@@ -544,12 +351,8 @@ def test_the_level_of_the_sinks_is_that_of_the_function_alone(
             context.logger.debug("fine")
             context.logger.info("plain")
     """
-
-    async def run() -> None:
-        async with running(write_function(code, spec={"loggerSinks": [{"level": level}]})) as function:
-            assert await function.deliver(b"a") == [ACK]
-
-    uvloop.run(run())
+    async with running(write_function(code, spec={"loggerSinks": [{"level": level}]})) as function:
+        assert await function.deliver(b"a") == [ACK]
     lines = [text for record in caplog.records for text in ("fine", "plain") if f": {text}" in record.getMessage()]
     assert lines == expected
     assert logging.getLogger("headrace.functions.worker_log").getEffectiveLevel() == logging.INFO

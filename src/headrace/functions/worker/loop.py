@@ -46,6 +46,7 @@ class Acks:
         self.closed = False
         """Whether the parent has closed the connection."""
         self._send = send
+        self._thread = threading.current_thread()
         self._waiting: dict[int, asyncio.Future[str]] = {}
         self._number = 0
 
@@ -57,7 +58,7 @@ class Acks:
         """
         import asyncio
 
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not self._thread:
             raise RuntimeError("explicit_ack was called in another thread: call it in the thread of the handler")
         if self.closed:
             return _CLOSED
@@ -71,8 +72,7 @@ class Acks:
 
     def answered(self, message: wire.Acked) -> None:
         """Take an answer."""
-        answer = self._waiting.pop(message.number, None)
-        if answer and not answer.done():
+        if (answer := self._waiting.pop(message.number, None)) and not answer.done():
             answer.set_result(message.problem)
 
     def close(self) -> None:

@@ -79,13 +79,7 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
     Raises:
         PartFailed: A part failed, and no other flow can run on without it.
     """
-    spec = plan.spec
-    for name in spec.sources:
-        with part(f"sources.{name}"):
-            register_source(spark, plan, name)
-    for name in ordered_views(spec):
-        with part(f"views.{name}"):
-            register_view(spark, plan, name)
+    _register(spark, plan)
     stopping = False
 
     def stop(*_: object) -> None:
@@ -103,7 +97,7 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
         failed.append(failure)
         send(wire.FlowFailed(name, failure.event.error, failure.event.text))
 
-    for name in spec.running:
+    for name in plan.spec.running:
         try:
             with part(f"flows.{name}"):
                 active[name] = ProgressReader(plan, *start_flow(spark, plan, name), send)
@@ -130,6 +124,16 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
     if failed and not stopping:  # no flow is left
         raise failed[0]
     _stop(active)
+
+
+def _register(spark: SparkSession, plan: wire.DriverPlan) -> None:
+    """Make the views of the sources, then those of the file."""
+    for name in plan.spec.sources:
+        with part(f"sources.{name}"):
+            register_source(spark, plan, name)
+    for name in ordered_views(plan.spec):
+        with part(f"views.{name}"):
+            register_view(spark, plan, name)
 
 
 def _stop(active: dict[str, ProgressReader]) -> None:

@@ -1,0 +1,220 @@
+"""Worker processes that are killed, end, hang or grow: what becomes of their events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from headrace.delivery.protocols import ACK
+from headrace.errors import DestinationUnavailable
+from headrace.lifecycle import Deadline
+from headrace.records import TopicPartition
+from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, two_frames
+
+
+async def test_a_frame_for_a_worker_that_has_just_died_is_refused_and_then_served(
+    write_function: Write, running: Run
+) -> None:
+    """Between its death and the news of it, a worker is offered frames; none of them is lost or blamed."""
+    async with running(write_function("def handler(context, event): pass")) as function:
+        await function.ready()
+        for offset in range(2):
+            os.kill(function.pid(), signal.SIGKILL)
+            outcomes = None
+            async with asyncio.timeout(100):
+                while not outcomes:
+                    try:
+                        outcomes = await function.deliver(b"a", first=offset)
+                    except DestinationUnavailable:
+                        await asyncio.sleep(0.001)
+            assert outcomes == [ACK]
+            await function.ready()
+
+
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "os.kill(os.getpid(), 9)",
+        "os._exit(0)",
+        "ctypes.string_at(0)",
+        "time.sleep(600)",
+        "hog = [(b'x' * (1_000_000 + n), time.sleep(0.002)) for n in range(1000)]",
+    ],
+)
+async def test_a_death_costs_the_record_at_work_one_attempt_and_no_other(
+    write_function: Write, running: Run, dies: str
+) -> None:
+    """Killed, ended, crashed, hung or out of memory: the frame at hand is served, and its records are not blamed."""
+    code = f"""
+        import ctypes, os, pathlib, time
+        def handler(context, event):
+            name = event.body.decode()
+            with open("calls", "a") as calls:
+                calls.write(f"{{name}} {{os.getpid()}}\\n")
+            if name == "wait" and not pathlib.Path("died").exists():
+                while not pathlib.Path("go wait").exists():
+                    time.sleep(0.005)
+                pathlib.Path("died").touch()
+                {dies}
+    """
+    spec = {"eventTimeout": "2s"} if "sleep(600)" in dies else {}
+    folder = write_function(code, spec=spec, workerMemoryLimit="100Mi")
+    async with running(folder) as function:
+        first, second = await two_frames(function, folder)
+        (folder / "go wait").touch()
+        await function.until(lambda: first and second)
+        assert (first, second) == ([[ACK] * 3], [[ACK] * 2])
+        assert function.service.restarts == 1
+        counts = {name: len([each for each, _ in calls(folder) if each == name]) for name, _ in calls(folder)}
+        assert counts == {"before": 2, "wait": 2, "after": 1, "second": 1, "third": 1}
+
+
+async def test_a_poison_record_leaves_the_frames_at_hand_alone(write_function: Write, running: Run) -> None:
+    """It kills three workers, with a frame behind it each time, and is the only dead letter."""
+    code = """
+        import os
+        def handler(context, event):
+            if event.body == b"poison":
+                os.abort()
+    """
+    async with running(write_function(code)) as function:
+        await function.ready()
+        poison = function.begin(b"a", b"poison", b"b", partition=0)
+        others = [function.begin(*[b"c"] * 10, partition=number) for number in range(1, 6)]
+        await function.until(lambda: poison and all(others))
+        assert [reply.error for reply in poison[0]] == ["", "WorkerLost", ""]
+        assert "Fatal Python error: Aborted" in poison[0][1].reason and "main.py" in poison[0][1].reason
+        assert others == [[[ACK] * 10]] * 5
+        assert function.service.restarts == 3
+
+
+async def test_sigterm_ends_the_frame_at_work_and_the_next_worker_has_the_other(
+    write_function: Write, running: Run
+) -> None:
+    """No record is called twice."""
+    folder = write_function(WAITS)
+    async with running(folder) as function:
+        first, second = await two_frames(function, folder)
+        old = function.pid()
+        os.kill(old, signal.SIGTERM)
+        (folder / "go wait").touch()
+        await function.until(lambda: first and second)
+        assert (first, second) == ([[ACK] * 3], [[ACK] * 2])
+        assert [name for name, _ in calls(folder)] == ["before", "wait", "after", "second", "third"]
+        assert {name for name, pid in calls(folder) if pid == str(old)} == {"before", "wait", "after"}
+
+
+async def test_a_worker_over_its_memory_is_replaced_between_two_frames(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No event is to blame, and none is called twice."""
+    code = """
+        import time
+        held = []
+        def handler(context, event):
+            held.append(b"x" * 20_000_000)
+            open("calls", "a").write("call ")
+            time.sleep(0.3)
+    """
+    folder = write_function(code, workerMemoryLimit="100Mi")
+    async with running(folder) as function:
+        for number in range(6):
+            assert await function.deliver(b"a", first=number) == [ACK]
+        assert function.service.restarts >= 1
+        assert not function.destination._crashes
+        assert (folder / "calls").read_text() == "call " * 6
+    assert "and workerMemoryLimit allows 100 MiB" in caplog.text
+
+
+async def test_a_worker_that_needs_too_much_memory_to_start_is_named(write_function: Write, running: Run) -> None:
+    """Readiness has the reason."""
+    folder = write_function("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", workerMemoryLimit="100Mi")
+    async with running(folder) as function:
+        await function.until(lambda: "workerMemoryLimit allows 100 MiB" in function.service.readiness().reason)
+
+
+async def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it serves events in between; the others continue meanwhile."""
+    monkeypatch.setattr("headrace.functions.service._FREE_RESTARTS", 2)
+    monkeypatch.setattr("headrace.functions.service._RESTARTS_PER_SECOND", 0.001)
+    code = """
+        import os, pathlib
+        def handler(context, event):
+            mark = pathlib.Path(str(event.offset))
+            if event.body == b"die" and not mark.exists():
+                mark.touch()
+                os._exit(1)
+    """
+    async with running(write_function(code, workers=2, workerAllocationMode="static")) as function:
+        function.destination.assigned([TopicPartition("flights", number) for number in range(2)])
+        for number in range(3):
+            assert await function.deliver(b"live", b"die", first=number * 2, partition=0) == [ACK, ACK]
+        waits = function.begin(b"live", b"die", first=6, partition=0)
+        await function.until(lambda: function.service.restarts == 4)
+        for number in range(5):
+            assert await function.deliver(b"live", first=number, partition=1) == [ACK]
+        begun = function.clock.monotonic()
+        await function.until(lambda: waits or function.clock.monotonic() > begun + 1)
+        assert (waits, function.service.restarts) == ([], 4)
+
+
+async def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker is replaced at once; the frame at hand, of a partition that stays, is served by the next one."""
+    folder = write_function(WAITS)
+    async with running(folder) as function:
+        function.begin(b"wait", b"never")
+        await function.until(lambda: called(folder, "wait"))
+        other = function.begin(b"other", partition=4)
+        await function.until(lambda: function.in_flight() == 2)
+        function.destination.draining([PARTITION])
+        function.tasks[0].cancel()  # as the delivery core does at the deadline
+        begun = function.clock.monotonic()
+        await function.destination.drained([PARTITION], Deadline(function.clock, 0.2))
+        assert function.clock.monotonic() - begun < 60
+        await function.until(lambda: other and function.service.restarts == 1)
+        assert other == [[ACK]]
+        assert [name for name, _ in calls(folder)] == ["wait", "other"]
+        assert not function.destination._crashes
+    assert "an event of flights-3 was still running when the partition had to be given up" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "spec", "reason"),
+    [
+        ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
+        ("import os\nos.abort()", {}, "signal 6 (SIGABRT)"),
+    ],
+)
+async def test_a_worker_that_dies_while_it_starts_is_named(
+    write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
+) -> None:
+    """By readiness and by the refusal of deliveries."""
+    async with running(write_function(code, spec=spec)) as function:
+        await function.until(lambda: reason in function.service.readiness().reason)
+        with pytest.raises(DestinationUnavailable, match=re.escape(reason)):
+            await function.deliver(b"a")
+
+
+async def test_a_batch_whose_worker_dies_is_halved(write_function: Write, running: Run) -> None:
+    """A death blames no record among several; alone, a record is to blame as ever."""
+    code = """
+        import os
+        def handler(context, events):
+            if any(event.body == b"die" for event in events):
+                os._exit(3)
+    """
+    batch = {"mode": "enable", "batchSize": 4, "timeout": "1s"}
+    async with running(write_function(code, trigger={"batch": batch})) as function:
+        first, bad, *others = await function.deliver(b"a", b"die", b"c", b"c")
+        assert (bad.error, bad.permanent, bad.shared) == ("WorkerLost", True, False)
+        assert [first, *others] == [ACK] * 3
+        assert function.service.restarts <= 5

@@ -1,0 +1,339 @@
+"""The process of a worker: what it inherits and prints, how it ends, and what a handler can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.delivery.protocols import ACK
+from headrace.lifecycle import Deadline
+from headrace.telemetry.logs import JsonFormatter
+from tests.function_workers import PARTITION, Run, Write
+
+HANGING_CALLBACK = """
+    import pathlib, time
+    def drained():
+        if not pathlib.Path("begun").exists():
+            pathlib.Path("begun").touch()
+            time.sleep(600)
+    def init_context(context):
+        context.platform.set_drain_callback(drained)
+    def handler(context, event):
+        pathlib.Path("waits").touch()
+        while event.body == b"wait" and not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
+
+
+async def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failure is logged with its stack; one that does not end costs the worker, which is replaced."""
+    code = """
+        import time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: 1 / 0)
+        def handler(context, event):
+            context.platform.set_drain_callback(lambda: time.sleep(600))
+    """
+    async with running(write_function(code)) as function:
+        await function.ready()
+        await function.service.give_up([PARTITION], Deadline(function.clock, 60))
+        assert "drain callback failed" in caplog.text
+        assert "ZeroDivisionError" in caplog.text
+        assert await function.deliver(b"a") == [ACK]
+        await function.service.give_up([PARTITION], Deadline(function.clock, 0.2))
+        await function.until(lambda: function.service.restarts == 1)
+        await function.ready()
+    assert "timeout: its drain callback took longer than 0." in caplog.text
+
+
+async def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_deadline(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A frame of a partition that stays was sent behind it; another worker serves it, and no record is blamed."""
+    folder = write_function(HANGING_CALLBACK)
+    async with running(folder) as function:
+        await function.ready()
+        given_up = function.service.give_up([PARTITION], Deadline(function.clock, 2))
+        drain = function.service.spawn(given_up, "drain")
+        await function.until((folder / "begun").exists)
+        async with asyncio.timeout(60):
+            assert await function.deliver(b"a") == [ACK]
+        await drain
+        assert function.service.restarts == 1
+        assert "drain callback took longer than" in caplog.text
+        assert not function.destination._crashes
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+async def test_a_drain_callback_that_begins_after_the_deadline_has_a_limit_of_its_own(
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, at_hand: bool
+) -> None:
+    """Nobody waits for it any more, and it must not hold the worker for ever."""
+    monkeypatch.setattr("headrace.functions.process._CALLBACK_SECONDS", 0.2)
+    folder = write_function(HANGING_CALLBACK)
+    async with running(folder) as function:
+        await function.ready()
+        if at_hand:
+            assert await function.deliver(b"a") == [ACK]
+            (folder / "waits").unlink()
+            function.begin(b"wait", partition=4)
+            await function.until((folder / "waits").exists)
+        await function.service.give_up([PARTITION], Deadline(function.clock, 0.05 if at_hand else 0))
+        (folder / "go").touch()
+        await function.until(lambda: function.service.restarts == 1, 60)
+        assert await function.deliver(b"a", first=1) == [ACK]
+
+
+async def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write_function: Write, running: Run) -> None:
+    """`eventTimeout` counts from the callback's end, which has the time of the drain."""
+    code = """
+        import pathlib, time
+        def drained():
+            pathlib.Path("begun").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+        def init_context(context):
+            context.platform.set_drain_callback(drained)
+        def handler(context, event):
+            if not pathlib.Path("at work").exists():
+                pathlib.Path("at work").touch()
+                time.sleep(600)
+    """
+    folder = write_function(code)
+    async with running(folder) as function:
+        await function.ready()
+        [slot] = function.service._slots
+        given_up = function.service.give_up([PARTITION], Deadline(function.clock, 60))
+        drain = function.service.spawn(given_up, "drain")
+        await function.until((folder / "begun").exists)
+        function.begin(b"a")
+        await function.until(lambda: not slot.process.at_rest.is_set())
+        for now in (0, 50):
+            slot.process.check_time(now, 1)
+        (folder / "go").touch()
+        await drain
+        await function.until((folder / "at work").exists)
+        assert function.service.restarts == 0
+        for now in (100, 102):
+            slot.process.check_time(now, 1)
+        await function.until(lambda: function.service.restarts == 1)
+
+
+async def test_what_a_worker_writes_is_logged_under_its_name(
+    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prints line by line; the logger's lines with level and fields, also when they cannot be encoded."""
+    code = """
+        def handler(context, event):
+            print("printed")
+            context.logger.bind(flight=7).warn_with("late %d", 3, minutes=90)
+            context.logger.debug("not wanted")
+            endless = []
+            endless.append(endless)
+            context.logger.info_with("odd", endless=endless)
+            print("done", end="", flush=True)
+    """
+    caplog.set_level(logging.INFO, "headrace.function")
+    async with running(write_function(code)) as function:
+        assert await function.deliver(b"a") == [ACK]
+    records = [record for record in caplog.records if record.name == "headrace.function.fn.kafka"]
+    lines = [(record.levelname, record.getMessage()) for record in records]
+    label = "function fn.kafka worker 0: "
+    assert lines[0] == ("INFO", label + "printed")
+    assert lines[1] == ("WARNING", label + "late 3 worker_id='0' flight=7 minutes=90 event_id='flights-3-0'")
+    assert lines[2][1].startswith(label + "'odd'")
+    assert lines[3] == ("INFO", label + "done")
+    assert len(lines) == 4
+    printed, late, *_ = (json.loads(JsonFormatter().format(record)) for record in records)
+    where = {"function": "fn", "trigger": "kafka", "worker": "0"}
+    assert {name: printed[name] for name in ("message", *where)} == {"message": "printed", **where}
+    assert {name: late[name] for name in where} == where
+    assert (late["message"], late["event_id"]) == ("late 3", "flights-3-0")
+    assert late["fields"] == {"flight": 7, "minutes": 90}
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_what_a_handler_has_started_does_not_outlive_its_worker(
+    write_function: Write, running: Run, killed: bool
+) -> None:
+    """Neither when the worker is killed nor when the service stops."""
+    code = """
+        import pathlib, subprocess
+        def init_context(context):
+            child = subprocess.Popen(["sleep", "60"])
+            pathlib.Path("child").write_text(str(child.pid))
+        def handler(context, event): pass
+    """
+    folder = write_function(code)
+    async with running(folder) as function:
+        await function.ready()
+        worker, child = function.pid(), int((folder / "child").read_text())
+        if killed:
+            os.kill(worker, signal.SIGKILL)
+            await function.until(lambda: not _alive(child))
+    assert not _alive(worker) and not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
+
+
+def test_a_worker_imports_little() -> None:
+    """So that it starts fast, and user code meets nothing it can break: no asyncio, no client, no models."""
+    code = "import sys, headrace.functions.worker.__main__; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"asyncio", "pydantic", "confluent_kafka", "aiohttp", "yaml", "fastavro", "logging"}
+    assert {name for name in loaded if name.startswith("headrace.")} <= {
+        "headrace.errors",
+        "headrace.functions",
+        "headrace.functions.sdk",
+        "headrace.functions.wire",
+        "headrace.functions.worker",
+        *(f"headrace.functions.worker.{name}" for name in ("__main__", "acks", "bodies", "handler", "loop", "serving")),
+    }
+
+
+@pytest.mark.parametrize(("is_async", "returns"), [(False, "returns"), (True, "raises")], ids=["plain", "async"])
+async def test_a_fork_that_returns_from_the_handler_answers_nothing(
+    write_function: Write, running: Run, tmp_path: Path, is_async: bool, returns: str
+) -> None:
+    """The copy of the worker ends; it calls the handler for no record, and no callback of the function."""
+    calls = tmp_path / "calls"
+    code = f"""
+        import os, time
+        def write(text):
+            with open({str(calls)!r}, "a") as file: file.write(text + "\\n")
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: write("drained"))
+            context.platform.set_termination_callback(lambda: write("ended"))
+        {"async " if is_async else ""}def handler(context, event):
+            write(event.body.decode())
+            if event.body == b"fork" and os.fork() == 0:
+                if {returns == "raises"}: raise RuntimeError("in the copy")
+                return None
+            time.sleep(0.01)
+            return event.body
+    """
+    values = [b"a", b"fork", *(b"%d" % n for n in range(20))]
+    async with running(write_function(code, workers=1, outputTopic="out")) as function:
+        for frame in range(3):
+            assert await function.deliver(*values, first=frame * 22) == [ACK] * 22
+        assert function.service.restarts == 0
+    assert [record.value for record in function.written] == values * 3
+    assert calls.read_text().split() == [value.decode() for value in values * 3] + ["drained", "ended"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+async def test_a_handler_that_takes_the_signals_still_ends_with_its_callbacks(
+    write_function: Write, running: Run, tmp_path: Path, is_async: bool
+) -> None:
+    """At once, and not by the limit of its end."""
+    ended = tmp_path / "ended"
+    code = f"""
+        import signal
+        def init_context(context):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda *_: None)
+            context.platform.set_termination_callback(lambda: open({str(ended)!r}, "w").write("ended"))
+        {"async " if is_async else ""}def handler(context, event): pass
+    """
+    async with running(write_function(code)) as function:
+        assert await function.deliver(b"a") == [ACK]
+    assert ended.read_text() == "ended"
+
+
+async def test_workers_that_end_leave_no_descriptor_behind(write_function: Write, running: Run) -> None:
+    """While they work and while they are idle."""
+
+    def descriptors() -> Counter[str]:
+        found = Counter[str]()
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found[re.split("[:#]", str(each.readlink()))[0]] += 1
+        return found
+
+    code = """
+        import os, pathlib
+        def handler(context, event):
+            mark = pathlib.Path(str(event.offset))
+            if not mark.exists():
+                mark.touch()
+                os._exit(1)
+    """
+    async with running(write_function(code)) as function:
+        await function.ready()
+        gc.collect()  # what earlier tests left
+        before = descriptors()
+        for number in range(3):
+            assert await function.deliver(b"a", first=number) == [ACK]
+            os.kill(function.pid(), signal.SIGKILL)
+            await function.until(lambda number=number: function.service.restarts == 2 * number + 2)
+            await function.ready()
+        gc.collect()
+        await function.until(lambda: not descriptors() - before)
+
+
+async def test_workers_do_not_get_the_settings_of_headrace(
+    write_function: Callable[..., Any], running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`HEADRACE__...` may be a password; the other variables, and those of the file, are there."""
+    monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "hush")
+    monkeypatch.setenv("HEADRACE_TOKEN", "hush too")
+    monkeypatch.setenv("AIRPORT", "JFK")
+    code = """
+        import os
+
+        def handler(context, event):
+            return sorted(name for name in os.environ if name.startswith(("HEADRACE", "AIRPORT", "GATE")))
+    """
+    folder = write_function(code, spec={"env": [{"name": "GATE", "value": "7"}]}, outputTopic="out")
+    async with running(folder) as function:
+        await function.deliver(b"")
+        assert [record.value for record in function.written] == [b"AIRPORT", b"GATE"]
+
+
+async def test_a_busy_function_does_not_hold_up_another(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Frames of 2,000 records are always at hand for one function, and each event of the other ends meanwhile."""
+    both = [tmp_path.parent / f"{tmp_path.name}-{name}" for name in ("busy", "other")]
+    for folder in both:
+        shutil.copytree(write_function("def handler(context, event):\n    pass\n", workers=2), folder)
+    async with running(both[0]) as busy, running(both[1]) as other:
+        frames, ends = 0, False
+
+        async def flood(partition: int) -> None:
+            nonlocal frames
+            while not ends:
+                await busy.deliver(*[b"x" * 100] * 2000, partition=partition)
+                frames += 1
+
+        floods = [busy.service.spawn(flood(partition), f"flood {partition}") for partition in range(4)]
+        await busy.until(lambda: frames > 4)
+        async with asyncio.timeout(120):
+            for number in range(50):
+                before = frames
+                assert [reply.error for reply in await other.deliver(b"", first=number)] == [""]
+                await busy.until(lambda before=before: frames > before)
+        ends = True
+        await asyncio.gather(*floods)

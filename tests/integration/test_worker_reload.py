@@ -1,0 +1,178 @@
+"""A reload: new worker processes by changed files, while events are at work in the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.model import HeadraceConfig
+from headrace.delivery.protocols import HELD
+from headrace.errors import FunctionInvalid
+from headrace.functions.load import load_function
+from headrace.functions.reload import FunctionReload
+from headrace.functions.service import FunctionService
+from tests.function_workers import PARTITION, Run, Write, acknowledged
+
+REPLY = """
+    def handler(context, event):
+        return {answer!r}
+"""
+
+
+async def reply(function: Any) -> bytes | None:
+    """Return what the workers answer now."""
+    function.written.clear()
+    await function.deliver(b"")
+    [record] = function.written
+    return record.value  # type: ignore[no-any-return]
+
+
+async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """The new handler serves; each broken file and changed triggers are refused, and the old workers stay."""
+    folder = write_function(REPLY.format(answer="old"), workers=2, outputTopic="out")
+    async with running(folder) as function:
+        service = function.service
+        await function.until(lambda: all(slot.up for slot in service._slots))
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [service], function.clock)
+        assert await reply(function) == b"old"
+        for code, why in (
+            ("def handler(context event): pass", "does not compile"),
+            ("import missing_module\ndef handler(context, event): pass\n", "missing_module"),
+            ("def init_context(context): raise OSError('no database')\ndef handler(c, e): pass\n", "no database"),
+        ):
+            (folder / "main.py").write_text(code)
+            with pytest.raises(FunctionInvalid, match=why):
+                await reload.reload()
+            assert await reply(function) == b"old"
+        before = {function.pid(number) for number in range(2)}
+        write_function(REPLY.format(answer="new"), workers=2, outputTopic="out")
+        for _ in range(4):  # more than the failures after which callers are refused
+            await reload.reload()
+            await function.until(lambda: not service._reloading and all(slot.up for slot in service._slots))
+        assert before.isdisjoint({function.pid(number) for number in range(2)})
+        assert await reply(function) == b"new"
+        assert (service.restarts, service.readiness().ready) == (0, True)
+        write_function(REPLY.format(answer="new"), workers=2, outputTopic="other")
+        with pytest.raises(FunctionInvalid, match="the triggers have changed"):
+            await reload.reload()
+
+
+async def test_a_reload_replaces_all_pools_or_none(
+    write_function: Callable[..., Any], running: Callable[..., Any]
+) -> None:
+    """A file that only the second pool cannot load leaves the first one as it was."""
+    code = """
+        import os
+        def init_context(context):
+            if "{answer}" == "new" and context.trigger_name == "second":
+                raise OSError("no database")
+        def handler(context, event):
+            return "{answer}"
+    """
+    kafka = {"kind": "kafka", "attributes": {"topics": ["flights"], "consumerGroup": "g", "outputTopic": "out"}}
+    second = {"kind": "kafka", "attributes": {"topics": ["others"], "consumerGroup": "h"}}
+    spec = {"triggers": {"kafka": kafka, "second": second}}
+    folder = write_function(code.format(answer="old"), spec=spec)
+    async with running(folder) as function:
+        await function.ready()
+        other = FunctionService(function.service.spec, function.service.spec.worker_pools[1], function.clock)
+        await other.start()
+        await function.until(lambda: other.readiness().ready)
+        write_function(code.format(answer="new"), spec=spec)
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service, other], function.clock)
+        before = function.pid()
+        with pytest.raises(FunctionInvalid, match="no database"):
+            await reload.reload()
+        assert not function.service._reloading
+        assert (await reply(function), function.pid()) == (b"old", before)
+        await other.stop()
+
+
+async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It has loaded the old file, and waits in its `init_context`."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            here = pathlib.Path(__file__).parent
+            (here / "started").touch()
+            while not (here / "go").exists():
+                time.sleep(0.01)
+        def handler(context, event):
+            return "old"
+    """
+    folder = write_function(code, outputTopic="out")
+    async with running(folder) as function:
+        await function.until((tmp_path / "started").exists)
+        write_function(REPLY.format(answer="new"), outputTopic="out")
+        await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
+        (tmp_path / "go").touch()
+        await function.ready()
+        await function.until(lambda: not function.service._reloading and function.service.readiness().ready)
+        assert await reply(function) == b"new"
+
+
+async def test_a_reload_waits_for_the_event_at_work(
+    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Any
+) -> None:
+    """The call that has begun ends in the old worker and is not repeated."""
+    code = """
+        import pathlib, time
+
+        def handler(context, event):
+            here = pathlib.Path(__file__).parent
+            with (here / "calls").open("a") as calls:
+                calls.write("x")
+            while not (here / "go").exists():
+                time.sleep(0.01)
+            return "old"
+    """
+    folder = write_function(code, outputTopic="out")
+    async with running(folder) as function:
+        answers = function.begin(b"")
+        await function.until((tmp_path / "calls").exists)
+        write_function(REPLY.format(answer="new"), outputTopic="out")
+        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock)
+        await reload.reload()
+        (tmp_path / "go").touch()
+        await function.until(lambda: answers)
+        assert [record.value for record in function.written] == [b"old"]
+        assert (tmp_path / "calls").read_text() == "x"
+        assert await reply(function) == b"new"
+
+
+FLUSHES = """
+    import asyncio, pathlib
+    from nuclio_sdk import QualifiedOffset
+    def init_context(context):
+        def flush():
+            asyncio.run(context.platform.explicit_ack(QualifiedOffset("flights", 3, 0)))
+            pathlib.Path("flushed").touch()
+        context.platform.set_drain_callback(flush)
+    def handler(context, event):
+        pass
+"""
+
+
+async def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
+    write_function: Write, running: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one that is called at the very end is told that it is too late."""
+    folder = write_function(FLUSHES, trigger={"explicitAckMode": "explicitOnly"}, workerAllocationMode="static")
+    async with running(folder) as function:
+        await function.ready()
+        found = acknowledged(function)
+        assert await function.deliver(b"a") == [HELD]
+        pid = function.pid()
+        function.service.reload(load_function(folder))
+        await function.until(lambda: function.service._slots[0].up and function.pid() != pid)
+        assert found == [(PARTITION, 0)]
+        assert (tmp_path / "flushed").exists()
+        assert await function.deliver(b"b") == [HELD]
+    assert "Fatal error" not in caplog.text

@@ -4,7 +4,7 @@ Order: defaults, file, environment. Only `config` interprets the file and its re
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +37,15 @@ class ConfigReading(NamedTuple):
     """Existing files that it names, under `functions`, `watched_functions` and `pipelines`."""
 
 
-def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
+def load_config(path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> HeadraceConfig:
     """Return the effective configuration, from what `read_config` takes.
+
+    With `only`, the other sections of the file keep their defaults, and nothing that is wrong in them matters.
 
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
     """
-    config, problems, _ = read_config(path, environ)
+    config, problems, _ = _FileReader(path, environ, only).read()
     if problems or not config:
         raise ConfigError("\n".join(problems))
     return config
@@ -67,11 +69,12 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
 class _FileReader:
     """Reads one file: its tree, the location of each key, and the problems found so far."""
 
-    def __init__(self, path: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> None:
         self._path = path
         self._environ = environ
         self._folder = path.resolve().parent if path else Path.cwd()
         self._problems = Problems()
+        self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
         text = read_text(path, ConfigError, "Name the file with -c") if path else ""
@@ -79,6 +82,7 @@ class _FileReader:
         if not isinstance(self._tree, dict):
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
+        self._tree = {name: value for name, value in self._tree.items() if name not in self._problems.ignored}
         self._references = FileReferences(path, self._folder, environ, self._report)
 
     def read(self) -> ConfigReading:
@@ -149,6 +153,8 @@ class _FileReader:
             if not name.upper().startswith(_OVERRIDE_PREFIX):
                 continue
             *sections, last = name[len(_OVERRIDE_PREFIX) :].split("__")
+            if [*sections, last][0].lower() in self._problems.ignored:
+                continue
             node: dict[str, Any] = self._tree
             path: KeyPath = ()
             for section in sections:

@@ -184,7 +184,7 @@ class _FileReader:
                 if (file := self._folder / name).is_file():
                     files.append(file)
                 else:
-                    self._report(path, f"names {file}, which is no file: correct the path")
+                    self._report(path, f"file not found: {file}")
         return found
 
     def _with_absolute_paths(self, config: HeadraceConfig) -> HeadraceConfig:
@@ -198,7 +198,7 @@ class _FileReader:
             reactive[name] = consumer.model_copy(update={"backend": backend})
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
-            self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
+            self._report(("functions_secrets_dir",), f"folder not found: {secrets}")
         registry = self._with_files(config.schema_registry, "schema_registry", "tls")
         if password := self._references.texts.get(("schema_registry", "password")):
             again = ReferredSecret(registry.password, password, folder)
@@ -226,10 +226,10 @@ class _FileReader:
         for name, file in files.items():
             path = (*at, name)
             if not is_file(file):
-                named = f"names {file}, which is no file"
+                sentence = f"file not found: {file}"
                 if name == "key" or path in self._references.texts:  # it may be the key itself, or another secret
-                    named = f"{self._references.name_of(path)}is not the path of a file"
-                self._report(path, f"{named}: correct the path")
+                    sentence = f"{self._references.name_of(path)}is not the path of a file: correct the path"
+                self._report(path, sentence)
             elif name == "key":
                 self._references.check_mount(file, path)
         return section.model_copy(update={at[-1]: inner.model_copy(update=files)})

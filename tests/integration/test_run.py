@@ -122,7 +122,7 @@ def test_bodies_that_are_too_large_or_broken(site: Any, topic: Callable[..., str
         ("http: {port: [", r"headrace\.yaml:1"),
         ("http:\n  prot: 8082\n", r"headrace\.yaml:2: http\.prot: .*port"),
         ("kafka:\n  properties: {group.id: x}\n", r"kafka\.properties\.group\.id: .*consumerGroup"),
-        ("functions: [nowhere.yaml]", r"headrace\.yaml:1: functions.* which is no file"),
+        ("functions: [nowhere.yaml]", r"headrace\.yaml:1: functions.*: file not found: .*nowhere\.yaml"),
         ("functions: [function.yaml]", r"function\.yaml:3.*handler"),
         ("pipelines: [pipeline.yaml]", r"pipeline\.yaml"),
     ],

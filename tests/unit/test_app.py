@@ -22,27 +22,34 @@ from headrace.testing import ManualClock
 class Slow(Service):
     """Is ready when told."""
 
-    is_ready = False
+    waits_for = "Spark has been starting for {:.0f} s"
+    clock = ManualClock()
 
     def readiness(self) -> Readiness:
-        return Readiness(self.is_ready, "" if self.is_ready else "Spark is starting")
+        return Readiness(not self.waits_for, self.waits_for.format(self.clock.monotonic() - 1_000_000))
 
 
 def test_what_a_start_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """After a moment, and again while it lasts; a quick start says nothing but that it is ready."""
+    """After a moment, after growing pauses while the reason is the same, soon when it changes; at the end how long."""
 
     async def run() -> None:
-        clock, slow, announced = ManualClock(), Slow("pipeline p"), []
+        slow, announced = Slow("pipeline p"), []
+        clock = slow.clock
         supervisor = Supervisor([slow], clock, 1)
         announcer = _Announcer(supervisor, clock, lambda: announced.append(clock.monotonic()))
         await supervisor.start()
         await announcer.start()
         await clock.advance(1.5)
         assert caplog.messages == []
-        await clock.advance(18.5)
-        assert caplog.messages == ["not ready yet: pipeline p: Spark is starting"] * 2
-        slow.is_ready = True
+        await clock.advance(130)
+        lasting = "not ready yet: pipeline p: Spark has been starting for {} s"
+        assert caplog.messages == [lasting.format(seconds) for seconds in (2, 17, 47, 107)]
+        slow.waits_for = "no driver"
+        await clock.advance(16)
+        assert caplog.messages[4:] == ["not ready yet: pipeline p: no driver"]
+        slow.waits_for = ""
         await clock.advance(1)
+        assert caplog.messages[5:] == ["ready after 147.6 s"]
         assert len(announced) == 1
         await announcer.stop()
 

@@ -5,6 +5,7 @@ import gc
 import itertools
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -63,6 +64,8 @@ log = logging.getLogger(__name__)
 _READY_CHECK_SECONDS = 0.1
 _FIRST_LOG_SECONDS = 2.0
 _NEXT_LOG_SECONDS = 15.0
+_LONGEST_PAUSE_SECONDS = 600.0
+_NUMBER = re.compile(r"\d+")
 _EXIT_OK, _EXIT_DIED = 0, 1
 _COLLECT_AFTER = 20_000, 50, 100
 
@@ -275,12 +278,19 @@ class _Announcer(Service):
         self.spawn(self._wait(), "wait")
 
     async def _wait(self) -> None:
-        next_log = self._clock.monotonic() + _FIRST_LOG_SECONDS
+        started_at = self._clock.monotonic()
+        next_log, pause, logged = started_at + _FIRST_LOG_SECONDS, _NEXT_LOG_SECONDS, ""
         while waits := {name: one.reason for name, one in self._supervisor.readiness().items() if not one.ready}:
+            text = "; ".join(f"{name}: {reason}" for name, reason in waits.items())
+            reasons = _NUMBER.sub("", text)  # the length of an outage grows, and the reason is the same
+            if logged and reasons != logged:
+                next_log, pause = min(next_log, self._clock.monotonic() + _NEXT_LOG_SECONDS), _NEXT_LOG_SECONDS
             if self._clock.monotonic() >= next_log:
-                next_log += _NEXT_LOG_SECONDS
-                log.info("not ready yet: %s", "; ".join(f"{name}: {reason}" for name, reason in waits.items()))
+                log.info("not ready yet: %s", text)
+                next_log, logged = self._clock.monotonic() + pause, reasons
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._clock.sleep(_READY_CHECK_SECONDS)
+        log.info("ready after %.1f s", self._clock.monotonic() - started_at)
         self._announce()
 
 

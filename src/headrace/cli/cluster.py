@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.cli.connection import ClusterSettings, kafka_options
+from headrace.cli.connection import ClusterSettings, connection_options
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.control.lag import lag_of
@@ -24,7 +24,7 @@ def topics() -> None:
 
 
 @topics.command("list")
-@kafka_options
+@connection_options
 async def list_topics(cluster: ClusterSettings, output: str) -> None:
     """List topics with partitions, replication factor and partitions that are not healthy.
 
@@ -45,7 +45,7 @@ async def list_topics(cluster: ClusterSettings, output: str) -> None:
 
 @topics.command("describe")
 @click.argument("topic")
-@kafka_options
+@connection_options
 async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
 
@@ -79,7 +79,7 @@ async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
 @click.option("--replication-factor", type=click.IntRange(1), help="Replicas; the brokers' default if not given.")
 @click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed if the topic exists already.")
-@kafka_options
+@connection_options
 async def create(
     topic: str,
     partitions: int,
@@ -112,7 +112,7 @@ def groups() -> None:
 
 
 @groups.command("list")
-@kafka_options
+@connection_options
 async def list_groups(cluster: ClusterSettings, output: str) -> None:
     """List consumer groups with state and number of members.
 
@@ -125,7 +125,7 @@ async def list_groups(cluster: ClusterSettings, output: str) -> None:
 
 @groups.command()
 @click.argument("group", nargs=-1)
-@kafka_options
+@connection_options
 async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
     """Show the lag of groups on each partition; of all groups if none is named.
 

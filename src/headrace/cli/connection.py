@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,30 +42,34 @@ registry_option = click.option(
 
 
 class ClusterSettings(NamedTuple):
-    """How to reach the cluster, and the whole file if there is one."""
+    """How to reach the cluster, and the whole file if the command reads one."""
 
     kafka: KafkaConfig
     registry: SchemaRegistryConfig
     file: HeadraceConfig | None
 
 
-def kafka_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def kafka_options(command: Callable[..., Any], only: Collection[str] = ()) -> Callable[..., Any]:
     """Give a command, which may be a coroutine function, `-b`, `-c` and `--output`; it gets `cluster` and `output`.
 
-    `registry_option` goes below it.
+    `registry_option` goes below it. With `only`, the command reads these sections of the file, and gets no `file`.
     """
 
     @functools.wraps(command)
     def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
-        found = command(cluster=find_cluster(bootstrap_servers, config, registry), **others)
+        found = command(cluster=find_cluster(bootstrap_servers, config, registry, only), **others)
         return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
     return servers(config_option(output_option(run)))
 
 
+connection_options = functools.partial(kafka_options, only=("kafka", "schema_registry"))
+"""The same for a command that needs nothing else of the file: problems elsewhere in it do not stop the command."""
+
+
 def find_cluster(
-    bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None
+    bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None, only: Collection[str] = ()
 ) -> ClusterSettings:
     """Return how to reach Kafka and the registry.
 
@@ -75,17 +79,17 @@ def find_cluster(
     quiet_client()
     Admin.on_wait = functools.partial(click.echo, err=True)
     # With -b alone the file of the folder may be about another cluster.
-    file = find_settings(config) if config or not bootstrap_servers else None
+    file = find_settings(config, only) if config or not bootstrap_servers else None
     settings = file or with_environment(HeadraceConfig())
     kafka, registry = settings.kafka, settings.schema_registry
     if bootstrap_servers:
         kafka = kafka.model_copy(update={"bootstrap_servers": bootstrap_servers})
     if registry_url:
         registry = registry.model_copy(update={"url": registry_url})
-    return ClusterSettings(kafka, registry, file)
+    return ClusterSettings(kafka, registry, None if only else file)
 
 
-def find_settings(file: Path | None) -> HeadraceConfig | None:
+def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConfig | None:
     """Return the settings of a file, by default of `./headrace.yaml`; None if that does not exist.
 
     Raises:
@@ -93,7 +97,7 @@ def find_settings(file: Path | None) -> HeadraceConfig | None:
     """
     if file is None and not DEFAULT_FILE.exists():
         return None
-    return with_environment(load_config(file or DEFAULT_FILE, variables()))
+    return with_environment(load_config(file or DEFAULT_FILE, variables(), only))
 
 
 def with_environment(settings: HeadraceConfig) -> HeadraceConfig:

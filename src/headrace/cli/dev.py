@@ -23,7 +23,11 @@ def dev() -> None:
 
 @dev.command()
 @click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; as at the last start, else 1.")
-@click.option("--registry/--no-registry", default=True, help="Whether to start the schema registry too.")
+@click.option(
+    "--registry/--no-registry",
+    default=None,
+    help="Whether to start the schema registry; if the folder has one or is new.",
+)
 @click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; by default free ones.")
 @click.option("--registry-port", type=_port, help="Port of the schema registry; by default a free one.")
 @click.option("--secured/--no-secured", default=None, help="Whether to add listeners with TLS, logins, ACLs.")

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from headrace.app.context import make_registry
-from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
+from headrace.cli.connection import ClusterSettings, connection_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
 from headrace.config.kafka import SchemaRegistryConfig
@@ -49,7 +49,7 @@ Encode = Callable[[bytes], bytes]
 @click.option("--file", type=click.File("rb"), default="-", help="Read this file instead of standard input.")
 @click.option("--keys", is_flag=True, help="Each line is key, tab, value.")
 @_format_options
-@kafka_options
+@connection_options
 @registry_option
 async def produce(
     topic: str, file: IO[bytes], keys: bool, value_format: str, key_format: str, cluster: ClusterSettings, output: str
@@ -156,7 +156,7 @@ class _StartChoice(click.Choice[str]):
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
 @_format_options
 @click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".')
-@kafka_options
+@connection_options
 @registry_option
 async def consume(
     topic: str,

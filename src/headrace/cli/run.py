@@ -77,8 +77,12 @@ def _state(api: Api) -> tuple[bool, str]:
         answer = api.call(HealthEndpoints.readiness)
     except EnvironmentProblem:
         return False, f"no Headrace answers at {api.url} yet"
-    waiting = [f"{name}: {one['reason']}" for name, one in answer.get("services", {}).items() if not one["ready"]]
-    return bool(answer.get("ready")), waiting[0] if waiting else "" if answer.get("ready") else "it is not ready"
+    if answer.get("ready"):
+        return True, ""
+    if "services" not in answer:
+        return False, "it tells only known callers why: set HEADRACE_TOKEN to a valid token"
+    waiting = [f"{name}: {one['reason']}" for name, one in answer["services"].items() if not one["ready"]]
+    return False, waiting[0] if waiting else "it is not ready"
 
 
 @click.group()

@@ -4,7 +4,7 @@ Order: defaults, file, environment. Only `config` interprets the file and its re
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +37,15 @@ class ConfigReading(NamedTuple):
     """Existing files that it names, under `functions`, `watched_functions` and `pipelines`."""
 
 
-def load_config(path: Path | None, environ: Mapping[str, str]) -> HeadraceConfig:
+def load_config(path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> HeadraceConfig:
     """Return the effective configuration, from what `read_config` takes.
+
+    With `only`, the other sections of the file keep their defaults, and nothing that is wrong in them matters.
 
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
     """
-    config, problems, _ = read_config(path, environ)
+    config, problems, _ = _FileReader(path, environ, only).read()
     if problems or not config:
         raise ConfigError("\n".join(problems))
     return config
@@ -67,11 +69,12 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
 class _FileReader:
     """Reads one file: its tree, the location of each key, and the problems found so far."""
 
-    def __init__(self, path: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> None:
         self._path = path
         self._environ = environ
         self._folder = path.resolve().parent if path else Path.cwd()
         self._problems = Problems()
+        self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
         text = read_text(path, ConfigError, "Name the file with -c") if path else ""
@@ -79,6 +82,7 @@ class _FileReader:
         if not isinstance(self._tree, dict):
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
+        self._tree = {name: value for name, value in self._tree.items() if name not in self._problems.ignored}
         self._references = FileReferences(path, self._folder, environ, self._report)
 
     def read(self) -> ConfigReading:
@@ -149,6 +153,8 @@ class _FileReader:
             if not name.upper().startswith(_OVERRIDE_PREFIX):
                 continue
             *sections, last = name[len(_OVERRIDE_PREFIX) :].split("__")
+            if [*sections, last][0].lower() in self._problems.ignored:
+                continue
             node: dict[str, Any] = self._tree
             path: KeyPath = ()
             for section in sections:
@@ -178,7 +184,7 @@ class _FileReader:
                 if (file := self._folder / name).is_file():
                     files.append(file)
                 else:
-                    self._report(path, f"names {file}, which is no file: correct the path")
+                    self._report(path, f"file not found: {file}")
         return found
 
     def _with_absolute_paths(self, config: HeadraceConfig) -> HeadraceConfig:
@@ -192,7 +198,7 @@ class _FileReader:
             reactive[name] = consumer.model_copy(update={"backend": backend})
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
-            self._report(("functions_secrets_dir",), f"names {secrets}, which is no folder: correct the path")
+            self._report(("functions_secrets_dir",), f"folder not found: {secrets}")
         registry = self._with_files(config.schema_registry, "schema_registry", "tls")
         if password := self._references.texts.get(("schema_registry", "password")):
             again = ReferredSecret(registry.password, password, folder)
@@ -220,10 +226,10 @@ class _FileReader:
         for name, file in files.items():
             path = (*at, name)
             if not is_file(file):
-                named = f"names {file}, which is no file"
+                sentence = f"file not found: {file}"
                 if name == "key" or path in self._references.texts:  # it may be the key itself, or another secret
-                    named = f"{self._references.name_of(path)}is not the path of a file"
-                self._report(path, f"{named}: correct the path")
+                    sentence = f"{self._references.name_of(path)}is not the path of a file: correct the path"
+                self._report(path, sentence)
             elif name == "key":
                 self._references.check_mount(file, path)
         return section.model_copy(update={at[-1]: inner.model_copy(update=files)})

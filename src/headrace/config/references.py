@@ -131,7 +131,7 @@ def _variable(reference: str, environ: Mapping[str, str]) -> str:
 def _read(path: Path) -> str:
     try:
         if not path.is_file():
-            raise ReferenceProblem(f"refers to the file {path}, which does not exist or is no plain file: create it")
+            raise ReferenceProblem(f"file not found, or not a plain file: {path}")
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
         if len(content) > _MAX_FILE_BYTES:

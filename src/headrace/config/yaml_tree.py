@@ -34,14 +34,17 @@ class Problems:
         self.found: list[str] = []
         self.locations: dict[KeyPath, str] = {}
         """The location (`file:line`) of each path of the file."""
+        self.ignored: frozenset[str] = frozenset()
+        """Sections of the file whose problems do not matter."""
 
     def add(self, location: str, path: KeyPath, sentence: str) -> None:
         """Add a problem at a path."""
-        self.found.append(": ".join(part for part in (location, dotted(path), sentence) if part))
+        if not self.ignored.intersection(path[:1]):
+            self.found.append(": ".join(part for part in (location, dotted(path), sentence) if part))
 
     def report(self, path: KeyPath, sentence: str) -> None:
         """Add a problem at a path of the file."""
-        self.found.append(self.located(path, sentence))
+        self.add(self.location_of(path), path, sentence)
 
     def located(self, path: KeyPath, sentence: str, location: str = "") -> str:
         """Return a sentence about a path of the file, with the location, or another one, and the path before it."""

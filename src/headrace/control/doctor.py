@@ -4,10 +4,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from headrace.control.preconditions import (
-    ONE_BROKER,
     Finding,
     Topic,
     TopicRequirement,
+    judge_brokers,
     judge_dead_letters,
     judge_servers,
     judge_source,
@@ -48,8 +48,7 @@ class _Examination:
 
     async def of(self, required: Iterable[TopicRequirement]) -> list[Finding]:
         cluster = await self._admin.describe_cluster()
-        several = Finding("cluster", "reachable", "ok", f"{cluster.brokers} brokers")
-        found = [ONE_BROKER if cluster.brokers == 1 else several]
+        found = [judge_brokers(cluster.brokers, cluster.missing)]
         kept_ms: int | None = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
         if cluster.refused:
             kept_ms = None

@@ -68,6 +68,16 @@ def summarize(findings: Sequence[Finding]) -> list[Finding]:
     return [Finding("cluster", "number of brokers", "failing", "1", advice), *others]
 
 
+def judge_brokers(count: int, missing: Sequence[int]) -> Finding:
+    """Judge the brokers in the cluster now, and those that are missing from it."""
+    if not missing:
+        return ONE_BROKER if count == 1 else ONE_BROKER._replace(found=f"{count} brokers")
+    named = "broker {} is" if len(missing) == 1 else "brokers {} are"
+    found = f"{count} of {count + len(missing)}: {named.format(', '.join(map(str, missing)))} missing"
+    advice = "start it again, or move its replicas to others (kafka-reassign-partitions): records have fewer copies"
+    return Finding("cluster", "number of brokers", "warning", found, advice)
+
+
 def judge_servers(servers: str) -> Finding:
     """Judge the list of brokers to ask first."""
     count = len(servers.split(","))

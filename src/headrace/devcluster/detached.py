@@ -45,7 +45,7 @@ class DevCluster:
         self,
         *,
         brokers: int | None = None,
-        registry: bool = True,
+        registry: bool | None = None,
         port: int | None = None,
         registry_port: int | None = None,
         secured: bool | None = None,
@@ -55,7 +55,8 @@ class DevCluster:
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.
-            registry: Whether to start the registry too; one that runs is not stopped.
+            registry: Whether to start the registry too; one that runs is not stopped. When None, it is started where
+                the folder has one, and in a new folder.
             port: Port of broker 1; one that is free when None, the same as last time where possible.
             registry_port: The same for the registry.
             secured: Whether the brokers also have listeners with TLS, logins and access rules; as before when None.
@@ -70,6 +71,8 @@ class DevCluster:
         with self._locked():
             cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True, secured=secured)
             schemas = Registry(self._home / "registry", port=registry_port, detached=True)
+            if registry is None:
+                registry = bool(schemas.ports) or not cluster.ports
             start_together(*([schemas, cluster] if registry else [cluster]), progress=progress)
             document: dict[str, Any] = {
                 "kafka": {"bootstrap_servers": cluster.bootstrap_servers, "brokers": cluster.endpoints}

@@ -71,9 +71,11 @@ class GroupMember(NamedTuple):
 
 
 class ClusterInfo(NamedTuple):
-    """The number of brokers that answer, and the configuration of one of them by Kafka's names."""
+    """The number of brokers in the cluster now, and the configuration of one of them by Kafka's names."""
 
     brokers: int
+    missing: Sequence[int]
+    """Ids of the brokers that have replicas and are not in the cluster now."""
     configs: Mapping[str, str]
     refused: str = ""
     """Why the configuration may not be read; empty if it was."""
@@ -95,6 +97,8 @@ class Admin:
         """Whether the cluster answers; gets the errors of every client."""
         self.batch_limits = BatchLimits(self.topic_configs)
         """How large a batch of each topic may be, for every producer."""
+        self.missing_brokers: Sequence[int] = ()
+        """Ids of the brokers that had replicas and were not in the cluster when topics were last listed."""
         self._security = ClientSecurity(kafka.security, lambda: AdminClient(self._properties()))
         self._client = self._security.make()
 
@@ -109,6 +113,7 @@ class Admin:
         """
         limit = limit_seconds or self._limit
         metadata = await self._ask("list topics", lambda: self._client.list_topics(timeout=limit), limit)
+        self.missing_brokers = _missing_brokers(metadata)
         return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
 
     async def has_topic(self, name: str) -> bool:
@@ -143,19 +148,20 @@ class Admin:
         return await self._configs(resource, f"describe topic {name}", right)
 
     async def describe_cluster(self) -> ClusterInfo:
-        """Return the number of brokers and the configuration of one.
+        """Return the number of brokers, those that are missing, and the configuration of one.
 
         Raises:
             KafkaUnavailable: No broker answers.
         """
         doing = "describe the cluster"
-        brokers = (await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))).brokers
+        metadata = await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))
+        brokers, missing = metadata.brokers, _missing_brokers(metadata)
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
         try:
             configs = await self._configs(resource, doing, Right("DescribeConfigs", "cluster"))
         except errors.KafkaUnauthorized as cause:
-            return ClusterInfo(len(brokers), {}, cause.description)
-        return ClusterInfo(len(brokers), configs)
+            return ClusterInfo(len(brokers), missing, {}, cause.description)
+        return ClusterInfo(len(brokers), missing, configs)
 
     async def _configs(self, resource: ConfigResource, doing: str, right: Right) -> dict[str, str]:
         entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)
@@ -474,6 +480,11 @@ def _result(future: Any, limit_seconds: float, right: Right) -> Any:
         if is_refused(cause.args[0]):
             raise confluent_kafka.KafkaException(cause.args[0], right) from cause
         raise
+
+
+def _missing_brokers(metadata: Any) -> list[int]:
+    partitions = [partition for topic in metadata.topics.values() for partition in topic.partitions.values()]
+    return sorted({broker for partition in partitions for broker in partition.replicas} - metadata.brokers.keys())
 
 
 def _topic_info(topic: Any) -> TopicInfo:

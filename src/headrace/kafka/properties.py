@@ -36,6 +36,8 @@ class _Seldom(logging.Filter):
         if _CONNECTION.match(record.getMessage()) and not client_log.isEnabledFor(logging.DEBUG):
             return False
         text = _VARYING.sub("", record.getMessage())
+        if _STARTING.match(text) and record.levelno < logging.ERROR and not client_log.isEnabledFor(logging.DEBUG):
+            self._last.setdefault(text, record.created)  # logged only if it lasts
         if record.created - self._last.get(text, 0.0) < _REPEAT_SECONDS:
             return False
         if len(self._last) >= _KNOWN_LINES:
@@ -58,6 +60,8 @@ _AUTHORITY_FILES = (
 """Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* broker down|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
+_STARTING = re.compile("GETPID .*: retrying")
+"""Every new cluster causes it once, and the client tries again at once."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000

@@ -69,7 +69,8 @@ class Reachability(Service):
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
         """The addresses, as they are configured."""
-        self._label = name.removeprefix("kafka").strip() or self.servers
+        self.label = name.removeprefix("kafka").strip() or self.servers
+        """Names the cluster in metrics: its addresses, and with another login on them who has it."""
         self._kafka = kafka
         self._files = SecurityFiles(kafka, clock)
         self._clock = clock
@@ -88,7 +89,7 @@ class Reachability(Service):
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
-        self.publish("headrace_kafka_up", lambda: int(not self.must_ask), bootstrap_servers=self._label)
+        self.publish("headrace_kafka_up", lambda: int(not self.must_ask), bootstrap_servers=self.label)
         self._thread = OwnedThread(self.name, self._watch, self.die)
         self._thread.start()
 

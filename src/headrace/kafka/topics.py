@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.kafka.names import check_topic
 from headrace.lifecycle import Clock, Readiness, Service
+
+log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
@@ -33,6 +36,12 @@ class TopicDirectory(Service):
         self._missing: TTLCache[str, bool] = TTLCache(_NEGATIVE_ENTRIES, _NEGATIVE_SECONDS, clock.monotonic)
         self._problem: HeadraceError | None = KafkaUnavailable("Kafka has not answered yet")
         self._requested = asyncio.Event()
+        self._missing_brokers: set[int] = set()
+
+    async def start(self) -> None:
+        await super().start()
+        label = self.admin.reachability.label
+        self.publish("headrace_kafka_missing_brokers", lambda: len(self._missing_brokers), bootstrap_servers=label)
 
     def readiness(self) -> Readiness:
         return Readiness(False, self._problem.description) if self._problem else Readiness(True)
@@ -90,8 +99,17 @@ class TopicDirectory(Service):
             else:
                 self._problem = None
                 self._partitions = {topic.name: len(topic.partitions) for topic in topics}
+                self._compare_brokers(set(self.admin.missing_brokers))
             self._requested.set()
             await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)
+
+    def _compare_brokers(self, missing: set[int]) -> None:
+        """Log which brokers have left the cluster since the last look, and which are back."""
+        for broker in sorted(missing - self._missing_brokers):
+            log.warning("Kafka at %s: broker %d is missing, so its replicas fall behind", self.admin.servers, broker)
+        for broker in sorted(self._missing_brokers - missing):
+            log.warning("Kafka at %s: broker %d is back", self.admin.servers, broker)
+        self._missing_brokers = missing
 
 
 class InternalTopic(NamedTuple):

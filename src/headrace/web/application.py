@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import difflib
 import functools
 import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Final
 from urllib.parse import unquote
 
@@ -28,6 +30,8 @@ from headrace.web.origin import RequestChecks
 log = logging.getLogger(__name__)
 
 _DENIED: Final = (401, 403)
+_SHOWN_CHARACTERS: Final = 200
+_SIMILAR: Final = 0.7
 _PRODUCING: Final = ("/producers/", "/transactions")
 _Methods = dict[str, tuple[Endpoint, AsgiApp]]
 
@@ -199,6 +203,7 @@ class Router:
                 methods["HEAD"] = endpoint, app
             if endpoint.rule == OPEN and endpoint.path != "/":
                 open_paths.append(endpoint.path.partition("{")[0])
+        self._methods = [*self._paths.values(), *patterns.values()]
         self._open_paths = tuple(open_paths)
         self._patterns = [
             (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods) for path, methods in patterns.items()
@@ -222,14 +227,27 @@ class Router:
                 (None, None),
             )
             if match is None or methods is None:
-                shown = path[:200]
-                raise PathNotFound(f"{method} {shown}: no endpoint has this path; GET /health/liveness is one")
+                near = self._nearest(method, path[:_SHOWN_CHARACTERS])
+                hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
+                raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
             parameters = match.groupdict()
         if (found := methods.get(method)) is None:
             allow = ", ".join(sorted(methods))
-            raise MethodNotAllowed(f"{method} {path[:200]}: this path takes {allow}", allow=allow)
+            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
         scope["endpoint"], scope["path_params"] = found[0], parameters
         return found
+
+    def _nearest(self, method: str, path: str) -> str:
+        """Return the path of an endpoint that is like a path which does not exist; empty if none is."""
+        parts = path.split("/")
+        known: dict[str, str] = {}
+        for endpoint in (methods[method][0] for methods in self._methods if method in methods):
+            steps = zip_longest(endpoint.path.split("/"), parts)
+            # Where the endpoint has a parameter, anything is right.
+            filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
+            known.setdefault(f"/{filled}", endpoint.path)
+        near = difflib.get_close_matches(path, known, 1, _SIMILAR)
+        return known[near[0]] if near else ""
 
 
 def error_of(scope: Scope, cause: Exception) -> HeadraceError:

@@ -145,3 +145,14 @@ def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monke
         1,
         "not ready within 0 s: no Headrace answers at http://127.0.0.1:1 yet\n",
     )
+
+
+def test_ready_names_the_token_where_the_reason_is_for_known_callers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readiness answers others with a bare no, at once and at the end."""
+    monkeypatch.setattr(Api, "call", lambda *_: {"ready": False})
+    with pytest.raises(SystemExit) as ended:
+        main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0.1"])
+    why = "it tells only known callers why: set HEADRACE_TOKEN to a valid token"
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"waiting: {why}\nnot ready within 0.1 s: {why}\n")

@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import click
 import pytest
 
 from headrace.cli.api import address_of
 from headrace.cli.connection import ENDPOINTS, find_cluster, find_settings
+from headrace.cli.main import main
 from headrace.devcluster import environment
 from headrace.errors import ConfigError
+from headrace.kafka import Admin
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +102,27 @@ def test_what_dev_up_exports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ).items():
         monkeypatch.setenv(name, value)
     assert found() == ("up:1", "up:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("security: {mode: jwt, jwt: {jwks_file: /no/such/file}}", ""),
+        ("http: {port: '${env:NO_SUCH_VARIABLE}', prot: 1}\nhttp: {}", ""),
+        ("functions: [missing.yaml]\nreactive_consumers: {a: {}}", ""),
+        ("kafak: {}", "headrace.yaml:2: kafak: unknown key: did you mean kafka?"),
+        ("schema_registry: {timeout: 1}", "headrace.yaml:2: schema_registry.timeout: unknown key: "),
+        ("kafka: {}", "headrace.yaml:2: kafka: is written twice "),
+    ],
+)
+def test_commands_that_need_only_kafka_read_only_its_sections(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    """Problems of other sections stop no such command; those of its own sections do, with their line."""
+    monkeypatch.setenv("HEADRACE__HTTP__PORT", "many")
+    monkeypatch.setattr(Admin, "list_topics", AsyncMock(return_value=[]))
+    (folder / "headrace.yaml").write_text(f"kafka: {{bootstrap_servers: 'file:1'}}\n{text}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["topics", "list"])
+    assert ended.value.code == (78 if problem else 0)
+    assert capsys.readouterr().err.startswith(problem)

@@ -33,7 +33,7 @@ def load(folder: Path, backend: str) -> HeadraceConfig:
         ('url: "http://h", headers: {A: "canary\\u0119"}', f"{AT}.headers: has a value of A with other than"),
         ("url: 'http://h', headers: {A: x, a: y}", f"{AT}.headers: has a name twice"),
         ("url: 'http://h', tls: {ca: headrace.yaml}", f"{AT}: tls is set and url is not https"),
-        ("url: 'https://h', tls: {ca: nope.pem}", f"{AT}.tls.ca: names "),
+        ("url: 'https://h', tls: {ca: nope.pem}", f"{AT}.tls.ca: file not found: "),
         ("url: 'https://h', tls: {key: headrace.yaml}", f"{AT}.tls: needs certificate and key together"),
         (f"url: 'https://h', headers: {{authorization: x}}, {OAUTH}}}", f"{AT}: has both oauth and a header"),
         (f"url: 'https://h', {OAUTH.replace('https', 'http')}}}", f"{AT}.oauth.token_url: is not https"),

@@ -242,7 +242,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     # Files that others can read
     "reference that vanished": (
         sasl(mechanism="PLAIN", username="a", password="${file:gone}"),
-        "6: kafka.security.sasl.password: refers to the file gone, which does not exist .*: create it",
+        "6: kafka.security.sasl.password: file not found, or not a plain file: gone",
     ),
     # Properties of Java's clients and of librdkafka
     "both ways": (

@@ -130,7 +130,7 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
         ("drain_seconds: .inf", "headrace.yaml:1: drain_seconds: should be a finite number"),
         ("http: {host: 0.0.0.0}", "headrace.yaml:1: http: host is 0.0.0.0, and TLS and authentication are not"),
         ("http: {tls: {key: headrace.yaml}}", "headrace.yaml:1: http.tls: needs certificate and key together"),
-        ("http: {tls: {certificate: a, key: b}}", "headrace.yaml:1: http.tls.certificate: names "),
+        ("http: {tls: {certificate: a, key: b}}", "headrace.yaml:1: http.tls.certificate: file not found: "),
         ("security: {mode: mtls, principals: {a: {}}}\nhttp: {}", "headrace.yaml:2: http: security.mode is mtls"),
         ("security: {mode: jwt}", "headrace.yaml:1: security: mode is jwt: set jwt.issuer"),
         ("security: {mode: token}", "headrace.yaml:1: security: mode is token and principals is empty"),
@@ -141,7 +141,7 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
         ("schema_registry: {url: 'http://h:x'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
         ("kafka: {properties: {client.rack: [1]}}", "headrace.yaml:1: kafka.properties.client.rack: should be"),
         ("kafka: {properties: 3}", "headrace.yaml:1: kafka.properties: should be a valid dictionary"),
-        ("functions: [nope.yaml]", "headrace.yaml:1: functions[0]: names nope.yaml, which is no file"),
+        ("functions: [nope.yaml]", "headrace.yaml:1: functions[0]: file not found: nope.yaml"),
     ],
 )
 def test_bad_input_is_one_sentence_with_its_line(write: Write, text: str, sentence: str) -> None:
@@ -285,8 +285,8 @@ class TestReferences:
         [
             ("${env:NOPE}", "refers to the environment variable NOPE, which is not set: set it"),
             ("${NOPE}", "refers to the environment variable NOPE, which is not set: set it"),
-            ("${file:nope}", "refers to the file nope, which does not exist or is no plain file: create it"),
-            ("${file:/dev/zero}", "refers to the file /dev/zero, which does not exist or is no plain file: create it"),
+            ("${file:nope}", "file not found, or not a plain file: nope"),
+            ("${file:/dev/zero}", "file not found, or not a plain file: /dev/zero"),
             ("${file:big}", "refers to the file big, which is larger than 65536 bytes"),
             ("${file:bytes}", "refers to the file bytes, which is not UTF-8 text"),
             ("${a b}", "holds a malformed reference"),

@@ -12,6 +12,7 @@ from headrace.control.preconditions import (
     ONE_BROKER,
     Finding,
     Topic,
+    judge_brokers,
     judge_dead_letters,
     judge_servers,
     judge_source,
@@ -77,6 +78,14 @@ def test_dead_letters_wait_longer_than_their_origin() -> None:
         "retention of dead letters": "warning"
     }
     assert states(list(judge_dead_letters(topic(cleanup_policy="compact"), topic()))) == {"cleanup.policy": "failing"}
+
+
+def test_brokers_that_are_missing_are_named() -> None:
+    """They are no reason to refuse a start, and what is left of a cluster is not a cluster of one broker."""
+    assert judge_brokers(1, []) == ONE_BROKER
+    assert (judge_brokers(3, []).state, judge_brokers(3, []).found) == ("ok", "3 brokers")
+    assert (judge_brokers(2, [2]).state, judge_brokers(2, [2]).found) == ("warning", "2 of 3: broker 2 is missing")
+    assert judge_brokers(1, [2, 3]).found == "1 of 3: brokers 2, 3 are missing"
 
 
 def test_one_bootstrap_server_is_a_warning() -> None:

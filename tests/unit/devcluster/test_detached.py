@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.dev import dev
-from headrace.devcluster import HOME, Cluster, DevCluster, environment
+from headrace.devcluster import HOME, Cluster, DevCluster, Registry, environment
+from headrace.devcluster.group import ServerGroup
 from headrace.errors import EnvironmentProblem
 
 UP = {
@@ -43,6 +44,33 @@ def test_the_number_of_brokers_is_found_again(tmp_path: Path) -> None:
     _remember(tmp_path, 3)
     assert len(Cluster(tmp_path / "kafka").servers) == 3
     assert len(Cluster(tmp_path / "new").servers) == 1
+
+
+@pytest.mark.parametrize(
+    ("kafka", "registry", "option", "starts_registry"),
+    [
+        (0, 0, [], True),
+        (1, 0, [], False),
+        (1, 1, [], True),
+        (1, 0, ["--registry"], True),
+        (1, 1, ["--no-registry"], False),
+    ],
+)
+def test_whether_there_is_a_registry_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool
+) -> None:
+    """Who does not say starts one in a new folder, and where the folder has one."""
+    started: list[ServerGroup] = []
+    monkeypatch.setattr("headrace.devcluster.detached.start_together", lambda *groups, **_: started.extend(groups))
+    monkeypatch.chdir(tmp_path)
+    if kafka:
+        _remember(tmp_path / HOME, kafka)
+    if registry:
+        (tmp_path / HOME / "registry").mkdir()
+        node = {"ports": [9], "process": [2**22 + 9, "1"]}
+        (tmp_path / HOME / "registry/registry.json").write_text(json.dumps({"cluster_id": "c", "nodes": {1: node}}))
+    CliRunner().invoke(dev, ["up", *option], standalone_mode=False, catch_exceptions=False)
+    assert any(isinstance(group, Registry) for group in started) == starts_registry
 
 
 def test_down_and_status_of_nothing(tmp_path: Path) -> None:

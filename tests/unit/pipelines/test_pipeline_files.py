@@ -335,7 +335,7 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
         ("{sasl: {mechanism: PLAIN, usernam: a}}", "12: kafka.security.sasl.usernam: unknown key"),
         (
             "{sasl: {mechanism: PLAIN, username: a, password: '${file:none}'}}",
-            "12: kafka.security.sasl.password: refers to the file none, which does not exist",
+            "12: kafka.security.sasl.password: file not found, or not a plain file: none",
         ),
         (
             "{sasl: {mechanism: PLAIN, username: a, password: plain-text}}",

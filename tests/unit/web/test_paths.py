@@ -6,6 +6,8 @@ import asyncio
 import re
 from typing import Any
 
+import pytest
+
 from headrace.web.routes.documents import ENDPOINTS
 
 RECORD = b'{"records":[{"value":1}]}'
@@ -98,3 +100,26 @@ async def test_other_methods_are_refused(opened: Any) -> None:
             head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
             assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
         assert server.kafka.records == []
+
+
+@pytest.mark.parametrize(
+    ("request_line", "hint"),
+    [
+        ("POST /topics/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
+        ("POST /producer/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
+        (
+            "POST /consumers/g/instances/i/subscription",
+            "did you mean POST /consumers/{group}/instances/{instance}/subscriptions? All paths: /specui.html",
+        ),
+        ("GET /heath/readiness", "did you mean GET /health/readiness? All paths: /specui.html"),
+        ("GET /topics", "all are at /specui.html"),
+        (f"GET /{'producers/' * 400}", "all are at /specui.html"),
+    ],
+)
+async def test_an_unknown_path_has_a_suggestion(opened: Any, request_line: str, hint: str) -> None:
+    """The nearest path for the method, and where all of them are."""
+    method, path = request_line.split()
+    async with opened() as server:
+        answer = await server.ask(post(path, method))
+    assert (answer.status, answer.json["code"]) == (404, "ERR10007")
+    assert answer.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"

@@ -302,19 +302,19 @@ async def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
         await until(lambda: not server.streams._open)
 
 
-def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has the trace."""
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("inner secret")
 
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            server.kafka.send = broken
-            client.send({"value": 1})
-            last = await client.receipt()
-            assert last["code"] == "ERR10010" and "secret" not in str(last)
-            assert (await server.get("/live")).status == 200
+    async with opened() as server, streaming(server) as client:
+        server.kafka.send = broken
+        client.send({"value": 1})
+        last = await client.receipt()
+        assert last["code"] == "ERR10010" and "secret" not in str(last)
+        assert (await server.get("/live")).status == 200
 
-    asyncio.run(main())
     assert "ZeroDivisionError" in caplog.text

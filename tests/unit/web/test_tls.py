@@ -61,7 +61,8 @@ async def test_a_handshake_that_does_not_go_on_is_ended(
         assert await asyncio.wait_for(reader.read(), 60) == b""
 
 
-def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
+@pytest.mark.uvloop
+async def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS would wait for the client's own close, and more descriptors would be open than the limit allows."""
@@ -70,21 +71,17 @@ def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
     authority = Authority(tmp_path)
     tls = authority.issue("server", "localhost")
 
-    async def main() -> None:
-        async with opened(tls=tls.model_dump(), max_connections=4) as server:
-            host, port = server.web.url.removeprefix("https://").split(":")
-            connections = server.web._server.server_state.connections
-            with contextlib.ExitStack() as clients:
-                sockets = []
-                for _ in range(40):
-                    raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
-                    sockets.append(clients.enter_context(await asyncio.to_thread(authority.client().wrap_socket, raw)))
-                    assert len(connections) <= 21
-                answer = await asyncio.to_thread(sockets[0].recv, 1000)
-                assert answer.startswith(b"HTTP/1.1 503 ")
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    async with opened(tls=tls.model_dump(), max_connections=4) as server:
+        host, port = server.web.url.removeprefix("https://").split(":")
+        connections = server.web._server.server_state.connections
+        with contextlib.ExitStack() as clients:
+            sockets = []
+            for _ in range(40):
+                raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
+                sockets.append(clients.enter_context(await asyncio.to_thread(authority.client().wrap_socket, raw)))
+                assert len(connections) <= 21
+            answer = await asyncio.to_thread(sockets[0].recv, 1000)
+            assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 class Authority:
@@ -158,7 +155,8 @@ def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: Any, tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: Any, tmp_path: Path) -> None:
     """Python reads alternative names as UTF-8; an authority may sign others."""
     authority = Authority(tmp_path)
     tls = authority.issue("server", "localhost").model_copy(update={"client_ca": tmp_path / "ca.pem"})
@@ -168,18 +166,14 @@ def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: 
     authority.issue("odd", "odd.example", x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, encoded))
     security = {"mode": "mtls", "principals": {"loader.example": {"scopes": ["kafka:w"]}}}
 
-    async def main() -> None:
-        async with opened(security=security, tls=tls.model_dump()) as server:
-            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-                await ask_over_tls(server, authority.client("odd"), POST)
-            assert (await ask_over_tls(server, authority.client("loader"), POST))[0] == 200
-            assert server.web.death is None
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    async with opened(security=security, tls=tls.model_dump()) as server:
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await ask_over_tls(server, authority.client("odd"), POST)
+        assert (await ask_over_tls(server, authority.client("loader"), POST))[0] == 200
+        assert server.web.death is None
 
 
-def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Path) -> None:
+async def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Path) -> None:
     """When it fits its key; half a change leaves the old one in use."""
     authority = Authority(tmp_path)
     tls = authority.issue("server", "first.example")
@@ -188,21 +182,18 @@ def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Pat
         _, certificate = await ask_over_tls(server, authority.client(), POST)
         return str(certificate["subject"][0][0][1])
 
-    async def main() -> None:
-        async with opened(tls=tls.model_dump()) as server:
-            files: TlsFiles = server.tls
-            assert await name_of(server) == "first.example"
-            key = (tmp_path / "server.key").read_bytes()
-            authority.issue("server", "second.example")
-            new = (tmp_path / "server.key").read_bytes()
-            (tmp_path / "server.key").write_bytes(key)
-            files.look()
-            assert await name_of(server) == "first.example"
-            (tmp_path / "server.key").write_bytes(new)
-            files.look()
-            assert await name_of(server) == "second.example"
-
-    asyncio.run(main())
+    async with opened(tls=tls.model_dump()) as server:
+        files: TlsFiles = server.tls
+        assert await name_of(server) == "first.example"
+        key = (tmp_path / "server.key").read_bytes()
+        authority.issue("server", "second.example")
+        new = (tmp_path / "server.key").read_bytes()
+        (tmp_path / "server.key").write_bytes(key)
+        files.look()
+        assert await name_of(server) == "first.example"
+        (tmp_path / "server.key").write_bytes(new)
+        files.look()
+        assert await name_of(server) == "second.example"
 
 
 def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:

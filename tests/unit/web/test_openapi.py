@@ -6,7 +6,6 @@ import ast
 import base64
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 import headrace
 from headrace import errors
-from headrace.formats.schema_codec import compile_schema
 from headrace.lifecycle import Readiness
 from headrace.web.endpoint import JSON_BODY, endpoints_of
 from headrace.web.openapi import document, errors_of
@@ -301,14 +299,6 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
     }
     documented = {error.__name__ for error in errors_of(OPERATIONS["POST", path])}
     assert named - documented == set()
-
-
-def test_a_format_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 with the command that installs it: the caller has done nothing wrong, and it is no defect either."""
-    monkeypatch.setitem(sys.modules, "headrace.formats.codec_avro", None)
-    with pytest.raises(errors.EnvironmentProblem, match=r"pip install 'headrace\[avro\]'") as raised:
-        compile_schema("AVRO", '"int"', {})
-    assert raised.value.status == 503
 
 
 async def test_the_example_is_a_request_that_works(opened: Any) -> None:

@@ -94,12 +94,6 @@ def test_without_the_parser_a_check_says_that_sql_is_unchecked(
     assert caplog.messages == [f"{path}:1: the SQL of pipeline delays is not checked: install headrace[pipelines]"]
 
 
-def test_a_spec_survives_its_own_json(tmp_path: Path) -> None:
-    """The driver process reads the same spec that its parent has loaded."""
-    spec = load(tmp_path, GOOD)
-    assert PipelineSpec.model_validate_json(spec.model_dump_json()) == spec
-
-
 def test_a_circle_over_two_flows_is_found(tmp_path: Path) -> None:
     """What one flow writes and another reads must not come back to where it began."""
     text = (

@@ -33,7 +33,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         bench = Bench(tmp_path, kafka or KafkaConfig())
         bench.missing.update(missing or {})
         monkeypatch.setattr(runs, "run_blocking", at_once)
-        monkeypatch.setattr(runs.DriverProcess, "start", bench.start_driver)
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", bench.start_driver)
         monkeypatch.setattr(runs, "find_toolchain", toolchain)
         await bench.run.start()
         await bench.clock.settle()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -156,4 +157,4 @@ class Bench:
         return self.run.readiness().reason
 
 
-Test = Callable[[Bench], Coroutine[Any, Any, None]]
+Started = Callable[..., AbstractAsyncContextManager[Bench]]

@@ -135,11 +135,16 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self._write(self.file, self.name, self.key, days=1, authority=True)
 
-    def issue(self, name: str, host: str = "127.0.0.1", days: int = 1, password: bytes = b"") -> ssl.SSLContext:
-        """Write `<name>.pem` and `<name>.key`; return the context of a server that shows them."""
+    def issue(
+        self, name: str, host: str = "127.0.0.1", days: int = 1, password: bytes = b"", names: Any = None
+    ) -> ssl.SSLContext:
+        """Write `<name>.pem` and `<name>.key`; return the context of a server that shows them.
+
+        `names` is an extension in place of the alternative name of the host.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        self._write(self.folder / f"{name}.pem", subject, key, days=days, host=host)
+        self._write(self.folder / f"{name}.pem", subject, key, days=days, names=names or _name_of(host))
         locked: Any = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
         (self.folder / f"{name}.key").write_bytes(private)
@@ -148,13 +153,18 @@ class Authority:
         return context
 
     def _write(
-        self, file: Path, subject: x509.Name, key: Any, *, days: int, authority: bool = False, host: str = ""
+        self, file: Path, subject: x509.Name, key: Any, *, days: int, authority: bool = False, names: Any = None
     ) -> None:
         now = datetime.datetime.now(datetime.UTC)
         start, end = now - datetime.timedelta(10), now + datetime.timedelta(days)
         builder = x509.CertificateBuilder(self.name, subject, key.public_key(), x509.random_serial_number(), start, end)
         builder = builder.add_extension(x509.BasicConstraints(authority, None), True)
-        if host:
-            name: Any = x509.DNSName(host) if host[0].isalpha() else x509.IPAddress(ipaddress.ip_address(host))
-            builder = builder.add_extension(x509.SubjectAlternativeName([name]), False)
+        if names:
+            builder = builder.add_extension(names, False)
         file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def _name_of(host: str) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(
+        [x509.DNSName(host) if host[0].isalpha() else x509.IPAddress(ipaddress.ip_address(host))]
+    )

@@ -15,6 +15,7 @@ from headrace.pipelines.driver.plan import DriverTask, Rows
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.tasks import TaskDriver
 from headrace.testing.pipelines import PipelineRows
+from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
 
 pytestmark = pytest.mark.heavy
 
@@ -146,17 +147,16 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(
     assert [file.name for file in tmp_path.iterdir()] == ["tolls.yaml"]
 
 
-def test_spark_refuses_the_wrong_files_that_only_spark_can_know(pipeline_rows: PipelineRows) -> None:
+def test_spark_refuses_the_wrong_files_that_only_spark_can_know(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
     """Each with file, line, cause and remedy, and one session survives them all."""
-    files = sorted((Path(__file__).parents[1] / "unit" / "pipelines" / "wrong").glob("*.yaml"))
-    planned = {file: lines for file in files if (lines := file.read_text().splitlines())[0] == "# plan"}
 
     async def steps(driver: TaskDriver) -> None:
-        for file, lines in planned.items():
+        for name in KNOWN_TO_SPARK:
+            file = write_wrong(tmp_path, name)
             found = await driver.ask(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
             sentences = [driver.sentence(file, problem) for problem in found["problems"]]
-            shown = [text.removeprefix(f"{file}:").replace(str(file.parent), "FOLDER") for text in sentences]
-            assert shown == [line[2:] for line in lines[1:] if line.startswith("# ")]
+            shown = [text.removeprefix(f"{file}:").replace(str(tmp_path), "FOLDER") for text in sentences]
+            assert shown == said_of(name)
 
-    assert len(planned) >= 15
+    assert len(KNOWN_TO_SPARK) >= 15
     pipeline_rows.run(steps)

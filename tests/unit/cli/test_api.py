@@ -48,7 +48,7 @@ for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
 def server() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
     seen: list[tuple[str, str, bytes, str | None]] = []
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Answers,), {"seen": seen}))
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{made.server_port}", seen
     made.shutdown()
     made.server_close()

@@ -115,21 +115,6 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     assert "Java's Kafka client, which pipelines use, always verifies" in capsys.readouterr().err
 
 
-def test_check_without_a_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The default file that is not there is told."""
-    assert headrace("config", "check") == 78
-    assert (
-        capsys.readouterr().err == "headrace.yaml: cannot be read: No such file or directory. Name the file with -c\n"
-    )
-
-
-def test_run_with_a_bad_file_exits_78(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Starting with an unusable file ends with the same words as checking it."""
-    (folder / "headrace.yaml").write_text("htpp: {}")
-    assert headrace("run") == 78
-    assert capsys.readouterr().err == "headrace.yaml:1: htpp: unknown key: did you mean http?\n"
-
-
 def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The effective configuration is printed as YAML or JSON, without secrets."""
     (folder / "headrace.yaml").write_text(GOOD)

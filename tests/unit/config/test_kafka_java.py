@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.kafka_java import parse_jaas
@@ -217,6 +217,7 @@ def test_a_path_from_a_file_starts_where_every_path_starts(pki: Path) -> None:
     assert opened(security.current())["tls"]["ca"] == (pki / "ca.pem").read_text()
 
 
+@settings(max_examples=30)
 @given(username=st.text(min_size=1), password=st.text(min_size=1))
 def test_a_line_that_is_written_is_read_back(username: str, password: str) -> None:
     """What pipelines hand to Java's client; so quotes, backslashes and line breaks mean the same for both."""

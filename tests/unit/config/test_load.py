@@ -113,59 +113,7 @@ def test_unknown_key_without_a_near_name_lists_the_known_ones(write: Write) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("http: {port: 1", "headrace.yaml:1: is not YAML: while parsing a flow mapping"),
-        ("a: b: c", "headrace.yaml:1: is not YAML: mapping values are not allowed here"),
-        ("http:\n\tport: 1", "headrace.yaml:2: is not YAML"),
-        ("a: 1\n---\nb: 2", "headrace.yaml:2: is not YAML: expected a single document"),
-        ("x: \x07", "headrace.yaml: is not YAML"),
-        ("- a\n- b", "headrace.yaml:1: is not a map of settings"),
-        ("just text", "headrace.yaml:1: is not a map of settings"),
-        ("? [a, b]\n: 1", "headrace.yaml:1: has a key that is not text"),
-        ("log_level: !!python/object/apply:os.getcwd []", "headrace.yaml:1: log_level: should be"),
-        ("log_level: !!python/name:os.getcwd x", "headrace.yaml:1: log_level: has the tag"),
-        ("http: {port: " + "9" * 5000 + "}", "headrace.yaml:1: http.port: is no number"),
-        ("drain_seconds: .inf", "headrace.yaml:1: drain_seconds: should be a finite number"),
-        ("http: {host: 0.0.0.0}", "headrace.yaml:1: http: host is 0.0.0.0, and TLS and authentication are not"),
-        ("http: {tls: {key: headrace.yaml}}", "headrace.yaml:1: http.tls: needs certificate and key together"),
-        ("http: {tls: {certificate: a, key: b}}", "headrace.yaml:1: http.tls.certificate: file not found: "),
-        ("security: {mode: mtls, principals: {a: {}}}\nhttp: {}", "headrace.yaml:2: http: security.mode is mtls"),
-        ("security: {mode: jwt}", "headrace.yaml:1: security: mode is jwt: set jwt.issuer"),
-        ("security: {mode: token}", "headrace.yaml:1: security: mode is token and principals is empty"),
-        ("security: {mode: token, principals: {a: {}}}", "headrace.yaml:1: security: mode is token: every"),
-        ("security: {jwt: {jwks_url: x}}", "headrace.yaml:1: security.jwt.jwks_url: should be a URL"),
-        ("schema_registry: {url: 'http://u:pw@h'}", "headrace.yaml:1: schema_registry.url: holds a user or password"),
-        ("schema_registry: {url: 'ftp://h'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
-        ("schema_registry: {url: 'http://h:x'}", "headrace.yaml:1: schema_registry.url: should be a URL"),
-        ("kafka: {properties: {client.rack: [1]}}", "headrace.yaml:1: kafka.properties.client.rack: should be"),
-        ("kafka: {properties: 3}", "headrace.yaml:1: kafka.properties: should be a valid dictionary"),
-        ("functions: [nope.yaml]", "headrace.yaml:1: functions[0]: file not found: nope.yaml"),
-    ],
-)
-def test_bad_input_is_one_sentence_with_its_line(write: Write, text: str, sentence: str) -> None:
-    """Malformed YAML and unusable values are told in a sentence with line and key, never a traceback."""
-    assert [line for line in problems(write(text)) if line.startswith(sentence)]
-
-
 CONSUMER = "topics: [{topic}], group: {group}, backend: {{url: 'http://localhost/x'}}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ("retry: {first_delay_seconds: 31}", "first_delay_seconds is greater than max_delay_seconds"),
-        ("dead_letter: {topic: '{topic}'}", "dead_letter.topic is orders, which is consumed here too"),
-        ("batch: {max_records: 30000}", "batch is larger than flow"),
-    ],
-)
-def test_contradictions_are_refused(write: Write, settings: str, sentence: str) -> None:
-    """Settings that cannot both be meant are refused, at the line of their section."""
-    consumer = CONSUMER.format(topic="orders", group="g")
-    (problem,) = problems(write(f"reactive_consumers:\n  a: {{{consumer}, {settings}}}"))
-    assert problem.startswith("headrace.yaml:2: reactive_consumers.a")
-    assert sentence in problem
 
 
 def test_two_backends_must_not_share_a_group_on_a_topic(write: Write) -> None:
@@ -192,7 +140,7 @@ def test_dead_letters_must_not_go_round(write: Write) -> None:
             f"{b}: &{b} [" + ",".join([f"*{a}"] * 10) + "]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
         ),
         "a: &a [*a]",
-        "a: " + "[" * 5000 + "]" * 5000,
+        "a: " + "[" * 1000 + "]" * 1000,
     ],
     ids=["aliases", "itself", "depth"],
 )
@@ -231,34 +179,6 @@ def test_relative_paths_start_at_the_file(write: Write) -> None:
     config = load_config(path, {})
     assert config.functions == [path.parent / "f/function.yaml"]
     assert config.state_dir == path.parent / "s"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "security:\n  principals: {a: {token: '0123456789abcdef'}}\n",
-            [
-                "headrace.yaml:1: security: principals or jwt are set, but mode is none, so every caller may do "
-                "everything: set mode"
-            ],
-        ),
-        (
-            "security:\n  mode: jwt\n  jwt: {issuer: a, audience: b, jwks_url: 'https://h/'}\n  principals: {a: {}}",
-            [
-                "headrace.yaml:4: security.principals: has no effect in mode jwt, where each token brings its own "
-                "scopes: remove it, or set another mode"
-            ],
-        ),
-        (
-            "schema_registry: {password: x}",
-            ["headrace.yaml:1: schema_registry.password: is never sent without a username: set username, or remove it"],
-        ),
-    ],
-)
-def test_what_is_meant_to_protect_and_cannot_is_refused(write: Write, text: str, expected: list[str]) -> None:
-    """A start that drops a login, a certificate or the callers' tokens would only look protected."""
-    assert problems(write(text)) == expected
 
 
 class TestReferences:

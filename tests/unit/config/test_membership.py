@@ -65,26 +65,6 @@ def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
     confluent_kafka.Consumer(found).close()
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"assignors": ["sticky"]}, "write cooperative-sticky"),
-        ({"assignors": ["org.apache.kafka.clients.consumer.StickyAssignor"]}, "write cooperative-sticky"),
-        ({"assignors": ["range", "cooperative-sticky"]}, "stop all members, then start them"),
-        ({"assignors": []}, "at least 1 item"),
-        ({"heartbeat_seconds": 10}, "write heartbeat_seconds: 3.33"),
-        ({"max_poll_interval_seconds": 5}, "less than session_timeout_seconds, 10"),
-        ({"group_protocol": "consumer", "session_timeout_seconds": 5}, "set group.consumer.session.timeout.ms on the"),
-        ({"group_protocol": "consumer", "heartbeat_seconds": 5}, "group.consumer.heartbeat.interval.ms on the"),
-        ({"group_protocol": "consumer", "assignors": ["range"]}, "set group.remote.assignor as remote_assignor"),
-    ],
-)
-def test_what_the_client_would_refuse_is_explained(settings: dict[str, Any], says: str) -> None:
-    """When the file is read, with what to write instead."""
-    with pytest.raises(ValidationError, match=says):
-        ConsumerConfig.model_validate(settings)
-
-
 @pytest.mark.parametrize("word", ["none", "by_duration:PT1H"])
 def test_javas_other_words_for_the_reset_are_explained(word: str) -> None:
     """A committed offset is never reset, so there is nothing for them to say."""

@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.config.load import load_config
 from headrace.config.producer import ProducerConfig
-from headrace.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("acks: 1", ":2: producer.acks: is 1, and idempotence, which is on, needs all"),
-        ("idempotence: true\n  acks: 0", ":3: producer.acks: is 0, and idempotence, which is on, needs all"),
-        ("max_in_flight: 6", ":2: producer.max_in_flight: is 6, and idempotence, which is on, allows 5 at most"),
-        ("retries: 0", ":2: producer.retries: is 0, and idempotence, which is on, needs retries"),
-        ("acks: true", ":2: producer.acks: should be 'all', 1 or 0"),
-        ("acks: 2", ":2: producer.acks: should be 'all', 1 or 0"),
-        ("linger_seconds: 30", ":2: producer.linger_seconds: is 30, and delivery_timeout_seconds is 30"),
-        (
-            "delivery_timeout_seconds: 10\n  linger_seconds: 5\n  request_timeout_seconds: 5",
-            ":4: producer.request_timeout_seconds: is 5, and delivery_timeout_seconds is 10",
-        ),
-        (
-            "properties: {buffer.memory: 1}",
-            ":2: producer.properties.buffer.memory: is not taken here: set producer.max",
-        ),
-        ("compression_level: 13", ":2: producer.compression_level: should be less than or equal to 12"),
-    ],
-)
-def test_contradictions_are_refused_with_the_line(tmp_path: Path, text: str, problem: str) -> None:
-    """Nothing is left for the client to refuse in its own words."""
-    path = tmp_path / "headrace.yaml"
-    path.write_text(f"producer:\n  {text}\n")
-    with pytest.raises(ConfigError) as raised:
-        load_config(path, {})
-    assert f"headrace.yaml{problem}" in raised.value.description
 
 
 @pytest.mark.parametrize(("given", "acks"), [("all", "all"), ("-1", "all"), (-1, "all"), ("1", 1), (0, 0)])

@@ -26,31 +26,6 @@ def test_tiers_are_topics_named_after_group_and_delay() -> None:
     assert consumer(KEEP, ordering="key").retry.keep_key_order
 
 
-@pytest.mark.parametrize(
-    ("retry", "settings", "says"),
-    [
-        ({"tiers": [10, 10]}, {}, "should grow"),
-        ({"tiers": [60, 10]}, {}, "should grow"),
-        ({"tiers": [0]}, {}, "greater than or equal to 1"),
-        ({"tiers": [86_401]}, {}, "less than or equal to 86400"),
-        ({"tiers": [True]}, {}, "should be a number"),
-        ({"keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
-        ({"tiers": [1, 2], "keep_key_order": True}, {"ordering": "key"}, "takes exactly one delay"),
-        ({"tiers": [1], "last_retry": True}, {}, "exclude each other"),
-        ({"tiers": [10, 60], "deadline_seconds": 69}, {}, "take 70 s together, so the last one is never used"),
-        (KEEP, {}, "does not go with ordering: partition"),
-        (KEEP, {"ordering": "key", "null_keys": "ordered"}, "and null_keys: ordered"),
-        ({"tiers": [1]}, {"group": "my group"}, "retry topics are named after it"),
-        ({"tiers": [1]}, {"topics": ["t", "g.retry.1s"]}, "is g.retry.1s, a retry topic of this group"),
-        ({"tiers": [1, 5]}, {"dead_letter": {"topic": "g.retry.5s"}}, "is g.retry.5s, a retry topic of this group"),
-    ],
-)
-def test_what_tiers_cannot_keep_is_refused(retry: dict[str, Any], settings: dict[str, Any], says: str) -> None:
-    """At load, with what to write instead."""
-    with pytest.raises(ValidationError, match=says):
-        consumer(retry, **settings)
-
-
 @pytest.mark.parametrize(("tiers", "is_taken"), [([5], False), ([1, 5], False), ([1], True), ([], True)])
 def test_two_consumers_of_a_group_share_no_tier(tiers: list[int], is_taken: bool) -> None:
     """Or what waits for one backend would be delivered to the other."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
-from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.section import compile_pattern, fits_any
 
 
@@ -31,18 +29,3 @@ def test_what_is_no_pattern_is_refused_with_the_reason(text: str) -> None:
 def test_a_pattern_made_to_take_long_does_not() -> None:
     """Row S2: the engine's work grows with the name alone; Python's own would not come to an end here."""
     assert not compile_pattern("(a*)*b|(a+)+c|(.*)*d")("a" * 30_000)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({}, "write topics, or topic_patterns"),
-        ({"topic_patterns": ["("]}, "is no pattern"),
-        ({"topic_patterns": ["a" * 257]}, "at most 256"),
-        ({"topics": ["^.*"]}, "String should match pattern"),
-    ],
-)
-def test_a_consumer_reads_names_or_patterns(settings: dict[str, object], says: str) -> None:
-    """Neither is refused, and a name is never taken for a pattern (row S1)."""
-    with pytest.raises(ValidationError, match=says):
-        ReactiveConsumerConfig.model_validate({"group": "g", "backend": {"url": "http://localhost"}, **settings})

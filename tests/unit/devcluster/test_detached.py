@@ -90,15 +90,6 @@ def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
     assert not cluster.endpoints_file.exists()
 
 
-def test_reset_leaves_no_folder(tmp_path: Path) -> None:
-    """Not even after a second time."""
-    _remember(tmp_path / "dev", 1)
-    DevCluster(tmp_path / "dev").reset()
-    assert not (tmp_path / "dev").exists()
-    DevCluster(tmp_path / "dev").reset()
-    assert not (tmp_path / "dev").exists()
-
-
 def test_the_environment_names_what_runs() -> None:
     """Without a registry there is no line for it."""
     assert environment(UP) == {"KAFKA": "127.0.0.1:1", "SCHEMA_REGISTRY_URL": "http://127.0.0.1:2/x"}

@@ -106,13 +106,6 @@ async def test_a_record_of_an_unknown_schema_is_a_decode_error_of_that_record_on
         assert reader.decode(header_of(1) + b"\x0a") == b"5"
 
 
-async def test_while_the_registry_is_down_reading_waits_instead_of_failing_records(serving: Any) -> None:
-    """An outage is not the record's fault."""
-    async with serving(url="http://127.0.0.1:1") as it:
-        with pytest.raises(errors.RegistryUnavailable):
-            await Codecs(it.client).for_reading("avro").prepare([header_of(1) + b"\x0a"])
-
-
 PLACES = '{"name":"at","type":"x.Place"},{"name":"b","type":["null","x.Place"]}'
 PERSON = '{"type":"record","name":"x.Person","fields":[' + PLACES + "]}"
 PLACE = '{"type":"record","name":"x.Place","fields":[{"name":"s","type":"string"}]}'

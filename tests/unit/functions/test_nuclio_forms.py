@@ -39,7 +39,7 @@ def settings(folder: Path, **others: Any) -> HeadraceConfig:
     return HeadraceConfig(state_dir=folder / "state", **others)
 
 
-def exported(write_function: Callable[..., Path], source: str, handler: str = "code:handler") -> Path:
+def exported(write_function: Callable[..., Path], source: str, handler: str = "exported_source:handler") -> Path:
     """Write a function file that has its source, and no module beside it."""
     build = {"functionSourceCode": source, "codeEntryType": "sourceCode"}
     return write_function("", spec={"handler": handler, "build": build}, outputTopic="out")
@@ -65,7 +65,7 @@ async def test_an_exported_function_has_its_source_in_the_configuration(
     async with running(folder, settings(folder)) as function:
         await function.deliver(b"v")
         assert [record.value for record in function.written] == [b'{"source":"v"}']
-    assert [path.name for path in folder.glob("state/functions/*/*.py")] == ["code.py"]
+    assert [path.name for path in folder.glob("state/functions/*/*.py")] == ["exported_source.py"]
 
 
 def test_a_variable_is_read_from_the_folder_of_secrets(write_function: Callable[..., Path], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_wrong_source_is_named(write_function: Callable[..., Path], source: st
     ("reference", "secrets", "problem"),
     [
         ({"name": "api", "key": "key"}, False, "set functions_secrets_dir in headrace.yaml"),
-        ({"name": "api", "key": "key"}, True, "the secret api, and refers to the file {folder}/api/key, which does"),
+        ({"name": "api", "key": "key"}, True, "file not found, or not a plain file: {folder}/api/key"),
         ({"name": "api"}, True, "has key None: write the name and key of a secret"),
         ({"name": "api", "key": "../key"}, True, "has key ../key"),
     ],

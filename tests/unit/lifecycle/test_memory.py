@@ -26,7 +26,7 @@ def test_memory_of_a_burst_is_given_back() -> None:
     libc.free(blocks[-1])
 
 
-def test_the_heap_is_trimmed_only_when_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_heap_is_trimmed_only_when_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trimming holds up other threads, so a process of constant size never does it."""
     clock, sizes, trimmed = ManualClock(), [100], list[int]()
     monkeypatch.setattr(memory, "memory_bytes", lambda: sizes[-1])
@@ -37,16 +37,14 @@ def test_the_heap_is_trimmed_only_when_the_process_has_grown(monkeypatch: pytest
 
     monkeypatch.setattr(memory, "trim", trim)
 
-    async def main() -> None:
-        task = asyncio.create_task(memory.give_back_memory(clock))
-        await clock.advance(100)
-        assert trimmed == []
-        sizes.append(300)
-        await clock.advance(10)
-        while sizes[-1] != 105:  # noqa: ASYNC110 a thread trims
-            await asyncio.sleep(0.001)
-        await clock.advance(100)
-        task.cancel()
+    task = asyncio.create_task(memory.give_back_memory(clock))
+    await clock.advance(100)
+    assert trimmed == []
+    sizes.append(300)
+    await clock.advance(10)
+    while sizes[-1] != 105:  # noqa: ASYNC110 a thread trims
+        await asyncio.sleep(0.001)
+    await clock.advance(100)
+    task.cancel()
 
-    asyncio.run(main())
     assert trimmed == [300]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -75,24 +75,21 @@ class Guest(Service):
         return Readiness(self.may_go.is_set(), "" if self.may_go.is_set() else "stands still")
 
 
-def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        house = House()
-        await house.groups.start()
-        try:
-            await test(house)
-        finally:
-            await house.groups.stop()
-        assert gauges().get(RUNNING) is None
-        assert house.deaths == []
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[House]:
+    house = House()
+    await house.groups.start()
+    try:
+        yield house
+    finally:
+        await house.groups.stop()
+    assert gauges().get(RUNNING) is None
+    assert house.deaths == []
 
 
-def test_they_come_and_go_on_demand() -> None:
+async def test_they_come_and_go_on_demand() -> None:
     """What is wanted lives; what is wanted no longer drains, stops and is undone; the others do not notice."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         await house.settle(("a", 1), ("b", 1))
         assert house.said() == ["start a1", "start b1"]
         assert gauges()[RUNNING] == 2
@@ -101,13 +98,10 @@ def test_they_come_and_go_on_demand() -> None:
         assert house.groups.readiness_of("b") == Readiness(True, "")
         assert not house.groups.readiness_of("a").ready
 
-    run(test)
 
-
-def test_a_changed_one_begins_when_the_one_before_has_drained() -> None:
+async def test_a_changed_one_begins_when_the_one_before_has_drained() -> None:
     """Two never live under one name; of several changes in the meantime only the last one comes."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         await house.settle(("a", 1))
         house.living["a1"].may_go.clear()
         await house.settle(("a", 2))
@@ -120,14 +114,11 @@ def test_a_changed_one_begins_when_the_one_before_has_drained() -> None:
         await house.settle(("a", 3))
         assert house.said() == ["drain a3", "stop a3", "left a3", "start a3"]
 
-    run(test)
-
 
 @pytest.mark.parametrize("how", ["dies", "cannot be made", "cannot start"])
-def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """It says why until then, and nobody else is touched."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         if how != "dies":
             house.broken.add("a1" if how == "cannot be made" else "start a1")
         await house.settle(("a", 1), ("b", 1))
@@ -154,13 +145,10 @@ def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytes
         assert gauges()[FAILING] == 0
         assert "drain b1" not in house.said()
 
-    run(test)
 
-
-def test_pauses_are_short_again_after_a_long_life() -> None:
+async def test_pauses_are_short_again_after_a_long_life() -> None:
     """A death a day does not add up."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         await house.settle(("a", 1))
         for _ in range(5):
             await house.clock.advance(3600)
@@ -170,13 +158,10 @@ def test_pauses_are_short_again_after_a_long_life() -> None:
             await house.clock.advance(1)
             assert house.said() == ["start a1"]
 
-    run(test)
 
-
-def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
+async def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
     """Nobody waits for the end of its pause."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         house.broken = {"a1", "b1"}
         await house.settle(("a", 1), ("b", 1))
         house.said()
@@ -185,13 +170,10 @@ def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
         assert house.groups.readiness_of("b").reason == "not started yet"
         assert gauges()[FAILING] == 0
 
-    run(test)
 
-
-def test_all_drain_side_by_side_with_the_process() -> None:
+async def test_all_drain_side_by_side_with_the_process() -> None:
     """One that does not end is stopped when the process stops."""
-
-    async def test(house: House) -> None:
+    async with opened() as house:
         await house.settle(("a", 1), ("b", 1))
         house.living["a1"].may_go.clear()
         draining = asyncio.ensure_future(house.groups.drain(Deadline(house.clock, 10)))
@@ -202,5 +184,3 @@ def test_all_drain_side_by_side_with_the_process() -> None:
         await draining
         assert house.said() == ["stop a1", "left a1"]
         await house.groups.start()
-
-    run(test)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -39,10 +37,6 @@ class Noting(Service):
         await super().stop()
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 def supervised(*services: Service, seconds: float = 5) -> Supervisor:
     return Supervisor(services, SystemClock(), seconds)
 
@@ -67,15 +61,12 @@ async def test_a_start_that_fails_stops_what_runs() -> None:
 
 
 @pytest.mark.parametrize(("cause", "traced"), [(KafkaError("fenced"), False), (ValueError("defect"), True)])
-def test_a_death_is_logged_in_one_paragraph_with_a_trace_only_for_defects(
+async def test_a_death_is_logged_in_one_paragraph_with_a_trace_only_for_defects(
     cause: Exception, traced: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of ours says what to do; of anything else we need to know where it came from."""
 
-    async def test() -> None:
-        Service("b").die(cause)
-
-    run(test)
+    Service("b").die(cause)
     (line,) = caplog.records
     assert line.getMessage() == f"service b died: {cause}"
     assert bool(line.exc_info and line.exc_info[0]) == traced
@@ -153,7 +144,7 @@ async def test_a_deadline_is_shared_and_never_negative() -> None:
     assert deadline.passed
 
 
-def test_the_first_of_works_leaves_no_other_behind() -> None:
+async def test_the_first_of_works_leaves_no_other_behind() -> None:
     """Also when it failed; its error is the caller's."""
     ended: list[str] = []
 
@@ -166,9 +157,6 @@ def test_the_first_of_works_leaves_no_other_behind() -> None:
         finally:
             ended.append("cancelled")
 
-    async def test() -> None:
-        with pytest.raises(KafkaError, match="broken"):
-            await first_of(fail(), wait())
-        assert ended == ["cancelled"]
-
-    run(test)
+    with pytest.raises(KafkaError, match="broken"):
+        await first_of(fail(), wait())
+    assert ended == ["cancelled"]

@@ -7,7 +7,7 @@ import asyncio
 from headrace.lifecycle import next_slice
 
 
-def test_one_computation_runs_in_each_turn_of_the_loop() -> None:
+async def test_one_computation_runs_in_each_turn_of_the_loop() -> None:
     """In the order in which they asked; one that is cancelled keeps nobody waiting."""
     ran: list[tuple[int, int]] = []
     turn = 0
@@ -17,22 +17,19 @@ def test_one_computation_runs_in_each_turn_of_the_loop() -> None:
             await next_slice()
             ran.append((turn, number))
 
-    async def main() -> None:
-        nonlocal turn
-        tasks = [asyncio.create_task(work(number)) for number in range(4)]
+    tasks = [asyncio.create_task(work(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
-        tasks[1].cancel()
-        while not all(task.done() for task in tasks):
-            await asyncio.sleep(0)
-            turn += 1
+        turn += 1
 
-    asyncio.run(main())
     turns = [at for at, _ in ran]
     assert len(turns) == len(set(turns)) == 9
     assert [number for _, number in ran[:3]] == [0, 2, 3]
 
 
-def test_a_computation_that_has_started_ends_before_others_start() -> None:
+async def test_a_computation_that_has_started_ends_before_others_start() -> None:
     """So the objects of few requests are in memory at once."""
     ran: list[int] = []
 
@@ -43,8 +40,6 @@ def test_a_computation_that_has_started_ends_before_others_start() -> None:
             await next_slice(started=True)
             ran.append(number)
 
-    async def main() -> None:
-        await asyncio.gather(*(work(number) for number in range(4)))
+    await asyncio.gather(*(work(number) for number in range(4)))
 
-    asyncio.run(main())
     assert ran == [number for number in range(4) for _ in range(3)]

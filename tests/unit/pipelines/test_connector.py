@@ -134,29 +134,6 @@ def test_versions_and_the_host_name_are_what_the_settings_say() -> None:
     assert connector_options(security()) == ({}, {}, frozenset())
 
 
-@pytest.mark.parametrize(
-    ("tls", "expected"),
-    [
-        ({"ca": "/no/such"}, "tls.ca: is neither PEM text nor the path of a file"),
-        ({"ca": "-----BEGIN nothing"}, "tls.ca: holds no certificates in PEM"),
-        ({"certificate": "{app}.pem", "key": "{app}.pem"}, "tls.key: holds no private key in PEM"),
-        (
-            {"certificate": "{app}.pem", "key": "{app}.key", "key_password": "no"},
-            "tls.key: is not encrypted: remove key_password",
-        ),
-        ({"keystore": "{app}.key", "keystore_password": "no"}, "which is PEM: set certificate and key"),
-        ({"keystore": "{app}.p12", "keystore_password": "no"}, "is no PKCS#12 file that keystore_password opens"),
-    ],
-)
-def test_unusable_files_are_named(tmp_path: Path, tls: dict[str, str], expected: str) -> None:
-    """The sentence has the setting and no secret."""
-    Authority(tmp_path, "ca").issue("app")
-    values = {name: value.replace("{app}", str(tmp_path / "app")) for name, value in tls.items()}
-    with pytest.raises(ConfigError) as raised:
-        connector_options(security(tls=values))
-    assert expected in raised.value.description
-
-
 def test_what_java_cannot_do_is_refused() -> None:
     """Java's client always verifies certificates."""
     with pytest.raises(ConfigError, match=r"verify_certificate: is false, and Java's Kafka client"):

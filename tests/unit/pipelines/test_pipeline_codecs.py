@@ -122,7 +122,7 @@ def registry(tmp_path: Path) -> Iterator[tuple[Path, type[FakeRegistry]]]:
     """A registry, and the secrets file with which workers reach it."""
     handler = type("Handler", (FakeRegistry,), {"schemas": {}, "asked": []})
     server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     settings = SchemaRegistryConfig(url=url, username="u", password=SecretStr("p ä\\$"), latest_seconds=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,12 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import TopicNotFound
 from headrace.pipelines.driver import plan as wire
-from tests.pipeline_bench import READY, Bench, FakeDriver, Test, held, progress
+from tests.pipeline_bench import READY, Bench, FakeDriver, Started, held, progress
 
 
-def test_a_pipeline_is_paused_and_resumed(drive: Callable[[Test], None], tmp_path: Path) -> None:
+async def test_a_pipeline_is_paused_and_resumed(started: Started, tmp_path: Path) -> None:
     """A pause lets the micro-batch end and is no failure; it outlasts this process, a stop does not."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY)
         bench.lives[0].last = [progress(3)]
         await bench.clock.settle()
@@ -36,28 +34,22 @@ def test_a_pipeline_is_paused_and_resumed(drive: Callable[[Test], None], tmp_pat
         assert bench.run.status()["state"] == "stopped"
         assert not (tmp_path / "delays/paused").exists()
 
-    drive(steps)
 
-
-def test_a_pipeline_that_was_paused_begins_paused(drive: Callable[[Test], None], tmp_path: Path) -> None:
+async def test_a_pipeline_that_was_paused_begins_paused(started: Started, tmp_path: Path) -> None:
     """After a restart of Headrace nothing is started until it is resumed."""
     (tmp_path / "delays").mkdir()
     (tmp_path / "delays/paused").touch()
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         await bench.clock.advance(10)
         assert (bench.lives, bench.run.status()["state"]) == ([], "paused")
         bench.run.resume()
         await bench.clock.settle()
         assert len(bench.lives) == 1
 
-    drive(steps)
 
-
-def test_a_pause_wins_over_waiting(drive: Callable[..., None]) -> None:
+async def test_a_pause_wins_over_waiting(started: Started) -> None:
     """While a topic is missing, or before the next start, a pause is shown and kept."""
-
-    async def steps(bench: Bench) -> None:
+    async with started(missing={"flights": TopicNotFound("topic flights does not exist")}) as bench:
         await bench.run.hold("paused")
         await bench.clock.advance(5)
         assert bench.run.status()["state"] == "paused"
@@ -65,13 +57,10 @@ def test_a_pause_wins_over_waiting(drive: Callable[..., None]) -> None:
         await bench.clock.advance(5)
         assert bench.lives == []
 
-    drive(steps, missing={"flights": TopicNotFound("topic flights does not exist")})
 
-
-def test_a_pipeline_that_failed_for_good_can_be_resumed(drive: Callable[[Test], None]) -> None:
+async def test_a_pipeline_that_failed_for_good_can_be_resumed(started: Started) -> None:
     """After an operator discarded a checkpoint or granted a right, no restart of Headrace is needed."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(wire.Failed("CHECKPOINT_UNUSABLE", "damaged", False, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.settle()
@@ -81,15 +70,12 @@ def test_a_pipeline_that_failed_for_good_can_be_resumed(drive: Callable[[Test], 
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"
 
-    drive(steps)
 
-
-def test_a_pause_while_a_driver_is_being_started_ends_it(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+async def test_a_pause_while_a_driver_is_being_started_ends_it(
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is there only after the pause was accepted."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         go, slow = held(bench.start_driver)
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
         bench.lives[0].end(1)
@@ -100,15 +86,12 @@ def test_a_pause_while_a_driver_is_being_started_ends_it(
         assert [life.ended.done() for life in bench.lives] == [True] * len(bench.lives)
         assert bench.run.status()["state"] == "paused"
 
-    drive(steps)
 
-
-def test_a_resume_while_the_driver_ends_starts_it_again(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+async def test_a_resume_while_the_driver_ends_starts_it_again(
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the driver is then no failure, and the pause that is still waiting changes nothing."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         last, slow = held(FakeDriver.stop)
         monkeypatch.setattr(FakeDriver, "stop", slow)
         bench.lives[0].tell(*READY)
@@ -122,13 +105,10 @@ def test_a_resume_while_the_driver_ends_starts_it_again(
         await bench.clock.settle()
         assert bench.run.status()["state"] == "running"
 
-    drive(steps)
 
-
-def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None]) -> None:
+async def test_a_pause_that_was_taken_back_is_not_shown(started: Started) -> None:
     """Offsets may take long to be published; the pipeline runs again meanwhile."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         answered = bench.publish_slowly()
         await bench.clock.settle()
         pausing = await bench.pause_and_resume()
@@ -138,5 +118,3 @@ def test_a_pause_that_was_taken_back_is_not_shown(drive: Callable[[Test], None])
         await pausing
         assert bench.run.status()["state"] == "running"
         assert bench.run.status()["flows"]["by_carrier"]["state"] == "running"
-
-    drive(steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -23,13 +23,12 @@ from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
-from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Test, progress
+from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Started, progress
 
 
-def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
+async def test_readiness_follows_the_driver(started: Started) -> None:
     """A run is ready when every flow reads its sources, and says how far it has come until then."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         assert bench.reason == "Spark is starting"
         bench.lives[0].tell(READY[0])
         await bench.clock.settle()
@@ -39,13 +38,10 @@ def test_readiness_follows_the_driver(drive: Callable[[Test], None]) -> None:
         assert bench.run.readiness().ready
         assert bench.run.status()["driver_pid"] == 4711
 
-    drive(steps)
 
-
-def test_progress_adds_up_in_the_status(drive: Callable[[Test], None], caplog: pytest.LogCaptureFixture) -> None:
+async def test_progress_adds_up_in_the_status(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     """Counts add up over batches and lives; a first bad record is logged, further ones are counted."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY, progress(0, lag_records=7), progress(1, corrupt_records=2, tombstone_records=1))
         bench.lives[0].end(-9)
         await bench.clock.advance(1)
@@ -57,13 +53,10 @@ def test_progress_adds_up_in_the_status(drive: Callable[[Test], None], caplog: p
         assert bench.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
         assert caplog.text.count("skipped 2 of 10 records that do not match the schema of their source") == 1
 
-    drive(steps)
 
-
-def test_the_status_says_how_long_a_first_batch_takes(drive: Callable[[Test], None]) -> None:
+async def test_the_status_says_how_long_a_first_batch_takes(started: Started) -> None:
     """Between `running` and the first micro-batch nothing else shows that the flow works."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         flow = lambda: bench.run.status()["flows"]["by_carrier"]  # noqa: E731
         assert flow()["first_batch_seconds"] is None
         bench.lives[0].tell(*READY)
@@ -77,13 +70,10 @@ def test_the_status_says_how_long_a_first_batch_takes(drive: Callable[[Test], No
         await bench.clock.settle()
         assert flow()["first_batch_seconds"] is None
 
-    drive(steps)
 
-
-def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Test], None]) -> None:
+async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Started) -> None:
     """The pause doubles up to half a minute, and is short again after a healthy minute."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         for pause in (1, 2, 4, 8, 16, 30, 30):
             life = bench.lives[-1]
             life.words = "no space"
@@ -103,13 +93,10 @@ def test_a_lost_driver_is_started_again_with_growing_pauses(drive: Callable[[Tes
         assert bench.reason.endswith("Next start in 1 s")
         assert bench.run.status()["restarts"] == 7
 
-    drive(steps)
 
-
-def test_python_that_fails_in_the_same_micro_batch_ends_the_run(drive: Callable[[Test], None]) -> None:
+async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: Started) -> None:
     """Each attempt may write rows again, so there are five. A micro-batch that ends begins the count anew."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         failed = wire.Failed(wire.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
         for attempt in range(8):
             bench.lives[-1].tell(*READY, *([progress(attempt)] if attempt == 3 else []), failed)
@@ -124,13 +111,10 @@ def test_python_that_fails_in_the_same_micro_batch_ends_the_run(drive: Callable[
         await bench.clock.settle()
         assert bench.run.status()["state"] == "waiting"
 
-    drive(steps)
 
-
-def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> None:
+async def test_a_failure_is_told_where_it_belongs(started: Started) -> None:
     """What Spark said of a flow stands in readiness and in the flow's last error, also after the restart."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY, wire.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.settle()
@@ -139,16 +123,13 @@ def test_a_failure_is_told_where_it_belongs(drive: Callable[[Test], None]) -> No
         await bench.clock.advance(1)
         assert bench.run.status()["flows"]["by_carrier"]["last_error"] == "CAST_INVALID_INPUT: cannot cast"
 
-    drive(steps)
 
-
-def test_a_flow_whose_checkpoint_is_refused_fails_alone(tmp_path: Path, drive: Callable[..., None]) -> None:
+async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) -> None:
     """Its neighbour runs on, also when the driver is lost and started again. Readiness names the flow."""
     flows = {name: SPEC.flows["by_carrier"].model_dump() for name in ("by_carrier", "edited")}
     spec = PipelineSpec.model_validate(SPEC.model_dump() | {"flows": flows})
     refused = wire.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
-
-    async def steps(bench: Bench) -> None:
+    async with started(spec=spec) as bench:
         for life in range(2):
             bench.lives[-1].tell(READY[0], refused, READY[1], progress(life))
             await bench.clock.settle()
@@ -165,13 +146,10 @@ def test_a_flow_whose_checkpoint_is_refused_fails_alone(tmp_path: Path, drive: C
         await bench.clock.advance(60)
         assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 3)
 
-    drive(steps, spec=spec)
 
-
-def test_an_error_in_the_pipeline_itself_is_not_tried_again(drive: Callable[[Test], None]) -> None:
+async def test_an_error_in_the_pipeline_itself_is_not_tried_again(started: Started) -> None:
     """Wrong SQL stays wrong: the run says so and leaves the process alive."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.advance(100)
@@ -180,13 +158,11 @@ def test_an_error_in_the_pipeline_itself_is_not_tried_again(drive: Callable[[Tes
         assert "UNRESOLVED_COLUMN: no column x" in bench.reason
         assert bench.run.death is None
 
-    drive(steps)
 
-
-def test_a_missing_topic_is_waited_for(drive: Callable[..., None]) -> None:
+async def test_a_missing_topic_is_waited_for(started: Started) -> None:
     """Nothing is started while a source is missing or Kafka does not answer; it goes on by itself."""
-
-    async def steps(bench: Bench) -> None:
+    absent = {topic: TopicNotFound(f"topic {topic} does not exist") for topic in ("flights", "late")}
+    async with started(missing=absent) as bench:
         assert bench.reason == "topic flights does not exist"
         bench.missing["flights"] = KafkaUnavailable("no answer from localhost:9092")
         await bench.clock.advance(1)
@@ -197,14 +173,10 @@ def test_a_missing_topic_is_waited_for(drive: Callable[..., None]) -> None:
         assert bench.reason == "Spark is starting"
         assert bench.created == [("late", "flights")]
 
-    absent = {topic: TopicNotFound(f"topic {topic} does not exist") for topic in ("flights", "late")}
-    drive(steps, missing=absent)
 
-
-def test_a_driver_whose_topic_was_created_again_is_replaced(drive: Callable[[Test], None]) -> None:
+async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Started) -> None:
     """The new one compares the topic with its checkpoints. A topic that is gone is the driver's to report."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY)
         await bench.clock.advance(20)
         bench.missing["flights"] = KafkaUnavailable("gone")
@@ -220,27 +192,19 @@ def test_a_driver_whose_topic_was_created_again_is_replaced(drive: Callable[[Tes
         await bench.clock.advance(60)
         assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 2)
 
-    drive(steps)
 
-
-def test_result_topics_are_created_only_if_that_is_allowed(drive: Callable[..., None]) -> None:
+async def test_result_topics_are_created_only_if_that_is_allowed(started: Started) -> None:
     """With `create_topics: false` a missing result topic is said instead."""
-
-    async def steps(bench: Bench) -> None:
+    kafka = KafkaConfig(create_topics=False)
+    async with started(kafka=kafka, missing={"late": TopicNotFound("topic late does not exist")}) as bench:
         assert bench.created == []
         assert bench.reason == "topic late does not exist"
 
-    kafka = KafkaConfig(create_topics=False)
-    drive(steps, kafka=kafka, missing={"late": TopicNotFound("topic late does not exist")})
 
-
-def test_offsets_are_published_at_most_once_a_second(
-    drive: Callable[[Test], None], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_offsets_are_published_at_most_once_a_second(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     """The newest positions count; what could not be published is tried again, and logged once."""
     group = "headrace.delays.by_carrier"
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY, progress(0), progress(1))
         await bench.clock.advance(1)
         assert bench.published == [(group, {TopicPartition("flights", 0): 20})]
@@ -254,13 +218,10 @@ def test_offsets_are_published_at_most_once_a_second(
         await bench.clock.advance(1)
         assert bench.published[-1] == (group, {TopicPartition("flights", 0): 30})
 
-    drive(steps)
 
-
-def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test], None]) -> None:
+async def test_positions_that_come_while_publishing_are_not_lost(started: Started) -> None:
     """A slow answer of Kafka does not swallow what was read in the meantime."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         answered = bench.publish_slowly()
         await bench.clock.advance(1)
         bench.lives[0].tell(progress(1))
@@ -269,13 +230,10 @@ def test_positions_that_come_while_publishing_are_not_lost(drive: Callable[[Test
         await bench.clock.advance(1)
         assert [offsets[TopicPartition("flights", 0)] for _, offsets in bench.published] == [10, 20]
 
-    drive(steps)
 
-
-def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[[Test], None]) -> None:
+async def test_a_drain_while_offsets_are_published_publishes_them_too(started: Started) -> None:
     """The two go to Kafka side by side, and neither takes the other's positions away."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         answered = bench.publish_slowly()
         await bench.clock.advance(1)
         drained = asyncio.ensure_future(bench.run.drain(Deadline(bench.clock, 10)))
@@ -285,15 +243,13 @@ def test_a_drain_while_offsets_are_published_publishes_them_too(drive: Callable[
         assert {offsets[TopicPartition("flights", 0)] for _, offsets in bench.published} == {10}
         assert bench.run.death is None
 
-    drive(steps)
 
-
-def test_a_driver_that_cannot_be_started_is_tried_again(
-    drive: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+async def test_a_driver_that_cannot_be_started_is_tried_again(
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk or too many processes is said in readiness, and ends neither the run nor this process."""
+    async with started() as bench:
 
-    async def steps(bench: Bench) -> None:
         async def refuse(*_: object) -> FakeDriver:
             raise OSError(28, "No space left on device")
 
@@ -307,13 +263,10 @@ def test_a_driver_that_cannot_be_started_is_tried_again(
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"
 
-    drive(steps)
 
-
-def test_a_drain_publishes_what_the_last_batch_read(drive: Callable[[Test], None]) -> None:
+async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:
     """The driver may finish its micro-batch; then nothing is started again."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY)
         bench.lives[0].last = [progress(3)]
         await bench.clock.settle()
@@ -323,24 +276,18 @@ def test_a_drain_publishes_what_the_last_batch_read(drive: Callable[[Test], None
         await bench.clock.advance(100)
         assert len(bench.lives) == 1
 
-    drive(steps)
 
-
-def test_a_stop_kills_the_driver(drive: Callable[[Test], None]) -> None:
+async def test_a_stop_kills_the_driver(started: Started) -> None:
     """Without a drain the process ends now, and is waited for."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         await bench.run.stop()
         assert bench.lives[0].ended.result() == -9
         assert bench.reason == "stopped"
 
-    drive(steps)
 
-
-def test_a_pipeline_that_has_finished_stays_ready(drive: Callable[[Test], None]) -> None:
+async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
     """With `once`, the end of all flows is the end of the work, not a failure."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY, progress(0), wire.FlowFinished("by_carrier"))
         bench.lives[0].end(0)
         await bench.clock.advance(100)
@@ -349,33 +296,25 @@ def test_a_pipeline_that_has_finished_stays_ready(drive: Callable[[Test], None])
         assert bench.run.readiness().ready
         assert len(bench.published) == 1
 
-    drive(steps)
 
-
-def test_the_driver_is_told_the_whole_plan(drive: Callable[[Test], None], tmp_path: Path) -> None:
+async def test_the_driver_is_told_the_whole_plan(started: Started, tmp_path: Path) -> None:
     """Spec, brokers and the pipeline's own folder go to the process; its JSON comes back as the same plan."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         plan = bench.plans[0]
         assert plan.folder == tmp_path / "delays"
         assert plan.bootstrap_servers == "localhost:9092"
         assert wire.DriverPlan.model_validate_json(plan.model_dump_json()) == plan
 
-    drive(steps)
 
-
-def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra, the start ends with the command that installs it."""
 
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    async def main() -> None:
-        with pytest.raises(EnvironmentProblem, match=r"here it is not installed.*pip install 'headrace\[pipelines\]'"):
-            await Bench(tmp_path, KafkaConfig()).run.start()
-
     monkeypatch.setattr(metadata, "version", version)
-    asyncio.run(main())
+    with pytest.raises(EnvironmentProblem, match=r"here it is not installed.*pip install 'headrace\[pipelines\]'"):
+        await Bench(tmp_path, KafkaConfig()).run.start()
 
 
 def test_a_missing_client_of_connect_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,27 +325,23 @@ def test_a_missing_client_of_connect_is_told_with_the_command(monkeypatch: pytes
         require_spark(remote=True)
 
 
-def test_a_connect_server_reads_secrets_by_their_whole_path(
-    drive: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_connect_server_reads_secrets_by_their_whole_path(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its working folder is another, and it has the jars."""
     spec = SPEC.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})
     monkeypatch.setattr("tests.pipeline_bench.SPEC", spec)
     login = KafkaSecurity(sasl=KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("s3cret")))
-
-    async def steps(bench: Bench) -> None:
+    async with started(KafkaConfig(security=login)) as bench:
         file = tmp_path / "delays" / "secrets.properties"
         assert bench.plans[0].security["kafka.sasl.jaas.config"] == f"${{file:{file}:sasl.jaas.config}}"
         assert (bench.plans[0].jars, bench.plans[0].java_flags) == ((), ())
 
-    drive(steps, KafkaConfig(security=login))
 
-
-def test_a_flow_without_progress_is_reported_and_its_driver_replaced(drive: Callable[[Test], None]) -> None:
+async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(started: Started) -> None:
     """No batch for the limit is said in readiness, also when Spark reports records it does not read; twice the limit
     replaces the driver. Ended tasks and idle reports without lag count as progress."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
         for event in (wire.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
@@ -428,8 +363,6 @@ def test_a_flow_without_progress_is_reported_and_its_driver_replaced(drive: Call
         await bench.clock.advance(2)
         assert bench.run.readiness().ready
 
-    drive(steps)
-
 
 def test_heaps_that_do_not_fit_this_machine_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -450,10 +383,9 @@ def test_heaps_that_do_not_fit_this_machine_are_refused(
     assert not caplog.text
 
 
-def test_numbers_of_a_flow_are_metrics(drive: Callable[[Test], None]) -> None:
+async def test_numbers_of_a_flow_are_metrics(started: Started) -> None:
     """State, watermark, rates and lag are gauges by pipeline and flow, once they are known."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         event = progress(0, state_rows=7, state_bytes=70, watermark="1970-01-01T00:00:09.000Z", lag_records=3)
         bench.lives[0].tell(*READY, event)
         await bench.clock.settle()
@@ -463,8 +395,6 @@ def test_numbers_of_a_flow_are_metrics(drive: Callable[[Test], None]) -> None:
             assert f"headrace_flow_{name}{labels} {value}.0" in text.replace(
                 '{pipeline="delays",flow="by_carrier"}', labels
             )
-
-    drive(steps)
 
 
 def test_real_time_mode_needs_cores() -> None:
@@ -476,47 +406,40 @@ def test_real_time_mode_needs_cores() -> None:
         require_cores(few, {"flights": 4})
 
 
-def test_a_watermark_beyond_the_calendar_ends_nothing(drive: Callable[[Test], None]) -> None:
+async def test_a_watermark_beyond_the_calendar_ends_nothing(started: Started) -> None:
     """Milliseconds that are read as seconds give the year 55853: Java writes it, and Python cannot read it."""
-
-    async def steps(bench: Bench) -> None:
+    async with started() as bench:
         bench.lives[0].tell(*READY, progress(0, watermark="55853-07-04T05:33:20.000Z"), progress(1))
         await bench.clock.settle()
         assert bench.run.death is None
         flow = bench.run.status()["flows"]["by_carrier"]
         assert (flow["batch_id"], flow["watermark"]) == (1, "55853-07-04T05:33:20.000Z")
 
-    drive(steps)
 
-
-def test_a_group_that_is_refused_does_not_stop_the_others() -> None:
+async def test_a_group_that_is_refused_does_not_stop_the_others() -> None:
     """A right that one group lacks, or a topic that is gone, is no reason for the lag of another flow to be stale."""
 
-    async def main() -> None:
-        published: list[str] = []
+    published: list[str] = []
 
-        async def publish(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-            if group == "refused":
-                raise TopicNotFound("topic flights does not exist")
-            published.append(group)
+    async def publish(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if group == "refused":
+            raise TopicNotFound("topic flights does not exist")
+        published.append(group)
 
-        publisher = OffsetPublisher(publish, ManualClock())
-        for group in ("refused", "good"):
-            publisher.add(group, {"flights": {0: 1}})
-        await publisher.flush()
-        assert published == ["good"]
-        assert publisher.problem == "topic flights does not exist"
-
-    asyncio.run(main())
+    publisher = OffsetPublisher(publish, ManualClock())
+    for group in ("refused", "good"):
+        publisher.add(group, {"flights": {0: 1}})
+    await publisher.flush()
+    assert published == ["good"]
+    assert publisher.problem == "topic flights does not exist"
 
 
-def test_a_second_process_leaves_the_secrets_of_the_first(drive: Callable[..., None], tmp_path: Path) -> None:
+async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started, tmp_path: Path) -> None:
     """It waits for the folder. The first one takes the file away when it ends, and the second writes its own again."""
     secrets = tmp_path / "delays/secrets.properties"
     login = KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("p"))
     kafka = KafkaConfig(security=KafkaSecurity(sasl=login))
-
-    async def steps(bench: Bench) -> None:
+    async with started(kafka=kafka) as bench:
         bench.lives[0].tell(*READY)
         assert secrets.exists()
         bench.lives[0].tell(wire.FolderInUse("process 1 on here"))  # as if this were the second
@@ -532,5 +455,3 @@ def test_a_second_process_leaves_the_secrets_of_the_first(drive: Callable[..., N
         bench.lives[1].end(0)
         await bench.clock.settle()
         assert not secrets.exists()
-
-    drive(steps, kafka=kafka)

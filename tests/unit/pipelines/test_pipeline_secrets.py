@@ -17,7 +17,7 @@ from headrace.pipelines import runs
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import Toolchain
-from tests.pipeline_bench import READY, Bench
+from tests.pipeline_bench import READY, Started
 
 
 def _login(password: str, ca: str = "") -> KafkaSecurity:
@@ -30,13 +30,12 @@ def text_of(secrets: Path) -> str:
     return secrets.read_text("ascii").encode().decode("unicode_escape")
 
 
-def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[..., None], tmp_path: Path) -> None:
+async def test_changed_secrets_are_taken_up_between_micro_batches(started: Started, tmp_path: Path) -> None:
     """The driver is stopped as at a drain and starts again with the new secret; the run stays ready all the time."""
     Authority(tmp_path, "ca")
     kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
     secrets = tmp_path / "delays" / "secrets.properties"
-
-    async def steps(bench: Bench) -> None:
+    async with started(kafka) as bench:
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
         assert "c4nary-1" in text_of(secrets)
@@ -55,18 +54,16 @@ def test_changed_secrets_are_taken_up_between_micro_batches(drive: Callable[...,
         await bench.run.drain(Deadline(bench.clock, 5))
         assert not secrets.exists()
 
-    drive(steps, kafka)
-
 
 @pytest.mark.parametrize("moment", ["renewal", "start"])
-def test_no_secret_is_left_without_a_driver(
-    drive: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+async def test_no_secret_is_left_without_a_driver(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The driver ends while changed secrets are read, or the run ends while a driver starts."""
     Authority(tmp_path, "ca")
     kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
+    async with started(kafka) as bench:
 
-    async def steps(bench: Bench) -> None:
         async def failing(function: Callable[[], Any]) -> Any:
             bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
             bench.lives[0].end(1)
@@ -87,19 +84,14 @@ def test_no_secret_is_left_without_a_driver(
             bench.lives[0].end(1)
             await bench.clock.advance(1)
             await bench.run.stop()
-
-    drive(steps, kafka)
     assert not list((tmp_path / "delays").iterdir())
 
 
-def test_certificates_that_cannot_be_read_are_waited_for(drive: Callable[..., None], tmp_path: Path) -> None:
+async def test_certificates_that_cannot_be_read_are_waited_for(started: Started, tmp_path: Path) -> None:
     """No driver starts without them; the reason names the file."""
-
-    async def steps(bench: Bench) -> None:
+    async with started(KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))) as bench:
         assert not bench.lives
         assert "tls.ca" in bench.reason
         Authority(tmp_path, "ca")
         await bench.clock.advance(1)
         assert len(bench.lives) == 1
-
-    drive(steps, KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem"))))

@@ -1,7 +1,4 @@
-"""The corpus of wrong pipeline files: each begins with the lines that name its causes, as `line: path: sentence`.
-
-Those that begin with `# plan` are right as far as is known without Spark; an integration test plans them.
-"""
+"""The corpus of wrong pipeline files, and what is right though it looks wrong."""
 
 from __future__ import annotations
 
@@ -12,39 +9,30 @@ import pytest
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
-
-WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
-
-
-def expected(file: Path) -> list[str]:
-    lines = file.read_text().splitlines()
-    return [line.removeprefix("# ") for line in lines if line.startswith("# ") and line != "# plan"]
-
-
-def only_spark_knows(file: Path) -> bool:
-    return file.read_text().startswith("# plan\n")
+from tests.wrong_pipelines import CASES, KNOWN_TO_SPARK, said_of, write_wrong
 
 
 def test_the_corpus_has_many_causes() -> None:
     """Fifty files with twenty-five causes; a cause is a sentence without names."""
-    causes = {" ".join(line.split(": ", 2)[-1].split()[:3]) for file in WRONG for line in expected(file)}
-    assert len(WRONG) >= 50
+    causes = {" ".join(line.split(": ", 2)[-1].split()[:3]) for name in CASES for line in said_of(name)}
+    assert len(CASES) >= 50
     assert len(causes) >= 25
 
 
-@pytest.mark.parametrize("file", [file for file in WRONG if not only_spark_knows(file)], ids=lambda file: file.stem)
-def test_a_wrong_file_is_refused_with_line_cause_and_remedy(file: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if name not in KNOWN_TO_SPARK])
+def test_a_wrong_file_is_refused_with_line_cause_and_remedy(tmp_path: Path, name: str) -> None:
     """Without Spark, and all problems at once."""
+    file = write_wrong(tmp_path, name)
     with pytest.raises(PipelineInvalid) as refused:
         load_pipeline(file, check=True)
-    found = refused.value.description.replace(f"{file.parent}/", "").splitlines()
-    assert found == [f"{file.name}:{line}" for line in expected(file)]
+    found = refused.value.description.replace(f"{tmp_path}/", "").splitlines()
+    assert found == [f"{file.name}:{line}" for line in said_of(name)]
 
 
-@pytest.mark.parametrize("file", [file for file in WRONG if only_spark_knows(file)], ids=lambda file: file.stem)
-def test_a_file_that_only_spark_can_refuse_loads(file: Path) -> None:
+@pytest.mark.parametrize("name", sorted(KNOWN_TO_SPARK))
+def test_a_file_that_only_spark_can_refuse_loads(tmp_path: Path, name: str) -> None:
     """A check that is not certain refuses nothing."""
-    load_pipeline(file, check=True)
+    load_pipeline(write_wrong(tmp_path, name), check=True)
 
 
 RIGHT = [

@@ -304,57 +304,50 @@ def test_a_flood_of_refusals_does_not_flood_the_audit() -> None:
     assert counted(metrics) == {"dropped": 900, "written": 100, "lost": 0}
 
 
-def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """Above the budget notes are dropped; a note reports how many."""
 
-    async def main() -> None:
-        target, metrics, clock = Target(), Metrics(), ManualClock()
-        audit = Audit(AuditConfig(to="file", max_pending_bytes=4000), target, metrics, clock)
-        await audit.start()
-        target.gate.clear()
-        for _ in range(50):
-            audit.produced(RECORDS[:1], RESULTS[:1])
-        dropped = counted(metrics)["dropped"]
-        assert dropped == 46
-        assert audit.readiness() == (True, "46 notes are missing in the audit")
-        target.gate.set()
-        await audit.drain(Deadline(clock, 1))
-        notes = [note for note in target.notes if note["auditType"] == "PRODUCER"]
-        [missing] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
-        assert len(notes) == 50 - dropped
-        assert (missing["auditType"], missing["auditStatus"], missing["count"]) == ("DROPPED", "FAILURE", dropped)
+    target, metrics, clock = Target(), Metrics(), ManualClock()
+    audit = Audit(AuditConfig(to="file", max_pending_bytes=4000), target, metrics, clock)
+    await audit.start()
+    target.gate.clear()
+    for _ in range(50):
         audit.produced(RECORDS[:1], RESULTS[:1])
-        await audit.drain(Deadline(clock, 1))
-        assert [note["auditType"] for note in target.notes[len(notes) + 1 :]] == ["PRODUCER"]
-        assert counted(metrics) == {"dropped": dropped, "lost": 0, "written": 51 - dropped}
-        await audit.stop()
+    dropped = counted(metrics)["dropped"]
+    assert dropped == 46
+    assert audit.readiness() == (True, "46 notes are missing in the audit")
+    target.gate.set()
+    await audit.drain(Deadline(clock, 1))
+    notes = [note for note in target.notes if note["auditType"] == "PRODUCER"]
+    [missing] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
+    assert len(notes) == 50 - dropped
+    assert (missing["auditType"], missing["auditStatus"], missing["count"]) == ("DROPPED", "FAILURE", dropped)
+    audit.produced(RECORDS[:1], RESULTS[:1])
+    await audit.drain(Deadline(clock, 1))
+    assert [note["auditType"] for note in target.notes[len(notes) + 1 :]] == ["PRODUCER"]
+    assert counted(metrics) == {"dropped": dropped, "lost": 0, "written": 51 - dropped}
+    await audit.stop()
 
-    asyncio.run(main())
     assert len(caplog.records) == 1
 
 
-def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """With the number so far; what is lost is told with the next notes that are not."""
 
-    async def main() -> None:
-        target, clock = Target(), ManualClock()
-        audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
-        await audit.start()
-        target.loses = True
-        for _ in range(130):
-            audit.control("pause", "reactive orders")
-            await audit.drain(Deadline(clock, 1))
-            await clock.advance(1.0)
-        target.loses = False
+    target, clock = Target(), ManualClock()
+    audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
+    await audit.start()
+    target.loses = True
+    for _ in range(130):
         audit.control("pause", "reactive orders")
         await audit.drain(Deadline(clock, 1))
-        assert [(note["auditType"], note.get("count")) for note in target.notes] == [
-            ("CONTROL", None),
-            ("DROPPED", 130),
-        ]
-        await audit.stop()
+        await clock.advance(1.0)
+    target.loses = False
+    audit.control("pause", "reactive orders")
+    await audit.drain(Deadline(clock, 1))
+    assert [(note["auditType"], note.get("count")) for note in target.notes] == [("CONTROL", None), ("DROPPED", 130)]
+    await audit.stop()
 
-    asyncio.run(main())
     alarms = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.split()[1] for text in alarms] == ["1", "61", "121"]
 
@@ -378,40 +371,36 @@ async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> N
     await audit.stop()
 
 
-def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and what comes after it is noted."""
 
     def fail() -> Iterator[AuditNote]:
         raise ValueError("a defect")
         yield
 
-    async def main() -> None:
-        target, metrics = Target(), Metrics()
-        audit = Audit(AuditConfig(to="file"), target, metrics, ManualClock())
-        await audit.start()
-        audit.put(fail(), 3, 10)
-        await audit.drain(Deadline(ManualClock(), 1))
-        audit.control("pause", "reactive orders")
-        await audit.drain(Deadline(ManualClock(), 1))
-        assert counted(metrics) == {"written": 1, "lost": 3}
-        await audit.stop()
+    target, metrics = Target(), Metrics()
+    audit = Audit(AuditConfig(to="file"), target, metrics, ManualClock())
+    await audit.start()
+    audit.put(fail(), 3, 10)
+    await audit.drain(Deadline(ManualClock(), 1))
+    audit.control("pause", "reactive orders")
+    await audit.drain(Deadline(ManualClock(), 1))
+    assert counted(metrics) == {"written": 1, "lost": 3}
+    await audit.stop()
 
-    asyncio.run(main())
     assert "a defect, for which 3 notes are lost" in caplog.text
 
 
-def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
+async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
     """Whole lines in each, so many old ones as configured, and only the owner may read them."""
     file = tmp_path / "log" / "audit.log"
     target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
 
-    async def main() -> None:
-        await target.write(())
-        assert file.read_bytes() == b"", "it is there before the first note"
-        for number in range(20):
-            assert await target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
+    await target.write(())
+    assert file.read_bytes() == b"", "it is there before the first note"
+    for number in range(20):
+        assert await target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
 
-    asyncio.run(main())
     assert sorted(path.name for path in file.parent.iterdir()) == ["audit.log", "audit.log.1", "audit.log.2"]
     for path in file.parent.iterdir():
         assert path.stat().st_size <= 100
@@ -583,20 +572,18 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
     assert counted(metrics).get("written", 0) == len(ends)
 
 
-def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """When a drain has no more time, the log has their number."""
 
-    async def main() -> None:
-        target = Target()
-        target.gate = asyncio.Event()
-        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
-        target.gate.set()
-        await audit.start()
-        target.gate.clear()
-        audit.produced(RECORDS, RESULTS)
-        with pytest.raises(TimeoutError):
-            await audit.drain(Deadline(ManualClock(), 0))
-        await audit.stop()
+    target = Target()
+    target.gate = asyncio.Event()
+    audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
+    target.gate.set()
+    await audit.start()
+    target.gate.clear()
+    audit.produced(RECORDS, RESULTS)
+    with pytest.raises(TimeoutError):
+        await audit.drain(Deadline(ManualClock(), 0))
+    await audit.stop()
 
-    asyncio.run(main())
     assert "3 notes were not written when the process had to end" in caplog.text

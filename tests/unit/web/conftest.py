@@ -79,8 +79,7 @@ class PipelineOfTests:
         self.state: State = "running"
 
     def report(self) -> PipelineStatus:
-        if self._kafka.failure:
-            raise self._kafka.failure
+        self._kafka.fail()
         return PipelineStatus("t", self.state, "", 1, 7, {"f": FlowStatus(batch_id=3, lag_records=4)})
 
     async def hold(self, state: State) -> None:
@@ -102,12 +101,15 @@ class Kafka:
         self.not_sent: list[Any] = []
         """Requests that were refused, as the audit is told of them."""
 
+    def fail(self) -> None:
+        if self.failure:
+            raise self.failure
+
     async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
         self.records += records
         self.taken.set()
         await self.gate.wait()
-        if self.failure:
-            raise self.failure
+        self.fail()
         return [Produced(0, index) for index in range(len(records))]
 
     def submit(
@@ -122,18 +124,15 @@ class Kafka:
         return dict.fromkeys(partitions, 0)
 
     async def list_topics(self) -> list[Any]:
-        if self.failure:
-            raise self.failure
+        self.fail()
         return [SimpleNamespace(name="t.dlq")]
 
     async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
-        if self.failure:
-            raise self.failure
+        self.fail()
         return {name: name for name in names if name == "t.dlq"}
 
     async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
-        if self.failure:
-            raise self.failure
+        self.fail()
         return {TopicPartition(topic, 0): (0, 0)}
 
     async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
@@ -146,8 +145,7 @@ class Kafka:
     config = KafkaConfig()
 
     def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
-        if self.failure:
-            raise self.failure
+        self.fail()
         task = asyncio.ensure_future(self.produce(records))
         task.add_done_callback(lambda task: done(task.result()))
 
@@ -164,34 +162,40 @@ class Kafka:
         return 3
 
 
-class DeadLetterFake:
-    """Has no dead letters, and fails as Kafka does."""
+class Failing:
+    """Fails as Kafka does."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
+
+    def fail(self) -> None:
+        self._kafka.fail()
+
+
+class DeadLetterFake(Failing):
+    """Has no dead letters, and fails as Kafka does."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        super().__init__(kafka)
         self.topics = self
         self.requests: list[RedeliveryRequest] = []
 
-    def _fail(self) -> None:
-        if self._kafka.failure:
-            raise self._kafka.failure
-
     async def counts(self) -> list[Any]:
-        self._fail()
+        self.fail()
         return []
 
     async def page(self, topic: str, *_: Any) -> DeadLetterPage:
-        self._fail()
+        self.fail()
         if not topic.isprintable() or topic == "..":
             raise errors.TopicNotFound()
         return DeadLetterPage(topic, [], 0, 0, 0, "")
 
     async def statistics(self, topic: str, *_: Any) -> DeadLetterStatistics:
-        self._fail()
+        self.fail()
         return DeadLetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
 
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
-        self._fail()
+        self.fail()
         group = "another" if request.group == "another" else "g"
         owner = "writer" if request.group == "writers" else ""
         consumer = SimpleNamespace(group=group, owner=owner)
@@ -207,15 +211,11 @@ class DeadLetterFake:
 VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
 
 
-class Work:
-    """Has one job, and fails as Kafka does; stands for jobs and replays."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
+class Work(Failing):
+    """Has one job; stands for jobs and replays."""
 
     def show(self, name: str) -> JobView:
-        if self._kafka.failure:
-            raise self._kafka.failure
+        self.fail()
         if not name.isprintable() or name == "..":
             raise errors.NotFound()
         return VIEW
@@ -237,13 +237,13 @@ class Work:
         return self.show("j")
 
 
-class Notes:
+class Notes(Failing):
     """Takes notes of nothing, and fails as Kafka does; stands for the audit."""
 
     service_id = "t"
 
     def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
+        super().__init__(kafka)
         self.controls: list[tuple[str, str, str, str]] = []
 
     def control(self, action: str, target: str, *, reason: str, outcome: str) -> None:
@@ -258,16 +258,15 @@ class Notes:
         self._kafka.not_sent.append(told)
 
     def reported(self, _: Any) -> list[Any]:
-        if self._kafka.failure:
-            raise self._kafka.failure
+        self.fail()
         return []
 
 
-class ControlFake:
+class ControlFake(Failing):
     """Has one consumer, `t`, and fails as Kafka does; stands for steering, statuses and commands."""
 
     def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
+        super().__init__(kafka)
         self.consumers = {"t": SimpleNamespace(name="t", kind="reactive", owner="")}
 
     async def details(self, consumer: Any) -> Details:
@@ -283,8 +282,7 @@ class ControlFake:
         return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
 
     async def pause(self, *_: Any) -> None:
-        if self._kafka.failure:
-            raise self._kafka.failure
+        self.fail()
 
     resume = change = pause
 
@@ -299,11 +297,11 @@ class ControlFake:
         return [TopicPartition("t", 0)]
 
 
-class Registered:
+class Registered(Failing):
     """Has one registered consumer, and fails as Kafka does."""
 
     def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
+        super().__init__(kafka)
         self._new = False
 
     def one_of(self, _: Any = None, name: str = "t") -> Registration:
@@ -325,7 +323,7 @@ class Registered:
         return self.one_of()
 
 
-class ActiveFake:
+class ActiveFake(Failing):
     """Has every instance, which reads nothing, and fails as Kafka does; stands for the instances and for one."""
 
     topics: tuple[str, ...] = ()
@@ -335,12 +333,11 @@ class ActiveFake:
     spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
 
     def __init__(self, kafka: Kafka, codecs: Codecs) -> None:
-        self._kafka = kafka
+        super().__init__(kafka)
         self.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
 
     def find(self, *_: Any) -> ActiveFake:
-        if self._kafka.failure:
-            raise self._kafka.failure
+        self.fail()
         return self
 
     async def create(self, *_: Any, **__: Any) -> ActiveFake:
@@ -446,13 +443,11 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), triggers=[trigger])
 
     def lag_of(group: str) -> dict[TopicPartition, Any]:
-        if kafka.failure:
-            raise kafka.failure
+        control.fail()
         return {TopicPartition("t", 0): SimpleNamespace(lag=7)}
 
     async def reload() -> None:
-        if kafka.failure:
-            raise kafka.failure
+        control.fail()
 
     reloads: Any = {"t": SimpleNamespace(reload=reload)}
     families = [

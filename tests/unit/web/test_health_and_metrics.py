@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace.config.http import HttpConfig
-from headrace.errors import PortTaken
 from headrace.lifecycle import Deadline, Readiness, SystemClock
 
 
@@ -110,12 +108,3 @@ async def test_after_stop_nobody_listens(opened: Any) -> None:
         assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"}")
         with pytest.raises(OSError, match=r"refused|Connect call failed"):
             await server.connect()
-
-
-async def test_a_taken_port_says_what_to_do(opened: Any) -> None:
-    """One paragraph that names the setting."""
-    async with opened() as server:
-        port = int(server.web.url.rsplit(":", 1)[1])
-        with pytest.raises(PortTaken, match=rf"127\.0\.0\.1:{port}: another program .* http\.port"):
-            server.web._settings = HttpConfig(port=port)
-            await server.web.start()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import uvloop
 
 from headrace import errors
 from headrace.lifecycle import Deadline, SystemClock
@@ -136,22 +135,19 @@ async def test_records_have_the_correlation_id_of_the_answer(opened: Any, reques
         [Produced(0, 1), errors.KafkaUnauthorized("no")],
     ],
 )
-def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], results: list[Any]) -> None:
+async def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], results: list[Any]) -> None:
     """ConsumerStatuses, Retry-After and entries of records that failed."""
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
         return results
 
-    async def main() -> None:
-        async with opened() as server:
-            server.kafka.produce = produce
-            request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
-            answer = await text_of(server, request)
-            assert len(hot) == 1
-            assert await text_of(server, chunked(request)) == answer
-            assert len(hot) == 1
-
-    asyncio.run(main())
+    async with opened() as server:
+        server.kafka.produce = produce
+        request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
+        answer = await text_of(server, request)
+        assert len(hot) == 1
+        assert await text_of(server, chunked(request)) == answer
+        assert len(hot) == 1
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
@@ -161,6 +157,8 @@ async def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[in
         server.kafka.failure = errors.ProducerQueueFull("full")
         answer = await text_of(server, post(body, IDS))
         assert hot == [503]
+        assert b"retry-after: 1" in answer
+        assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
         assert await text_of(server, chunked(post(body, IDS))) == answer
         assert hot == [503]
         await server.web.drain(Deadline(SystemClock(), 60))
@@ -192,22 +190,6 @@ async def test_what_is_unusual_is_served_by_the_application(
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         assert int(head.split()[1]) == status
         assert hot == []
-
-
-async def test_draining_waits_for_what_is_under_way_and_takes_nothing_new(opened: Any, hot: list[int]) -> None:
-    """Also for a request that no task serves."""
-    async with opened() as server:
-        server.kafka.gate.clear()
-        first = asyncio.ensure_future(server.ask(post()))
-        await server.kafka.taken.wait()
-        draining = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
-        await asyncio.sleep(0)
-        assert (await server.ask(post())).status == 503
-        assert not draining.done()
-        server.kafka.gate.set()
-        assert (await first).status == 200
-        await draining
-        assert hot == [200]
 
 
 async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: Any, hot: list[int]) -> None:
@@ -287,35 +269,35 @@ async def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: 
 
 
 @pytest.mark.parametrize("first", [post(), chunked(post())])
-def test_who_leaves_while_requests_wait_harms_nobody(
+@pytest.mark.uvloop
+async def test_who_leaves_while_requests_wait_harms_nobody(
     opened: Any, first: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
 
-    async def main() -> None:
-        async with opened() as server:
-            failures: list[Any] = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-            server.kafka.gate.clear()
-            _, writer = await server.connect()
-            writer.write(first + post())
-            await asyncio.wait_for(server.kafka.taken.wait(), 60)
-            (connection,) = server.web._server.server_state.connections
-            connection.transport.abort()
-            for _ in range(10):  # turns of the loop until the connection is closed
-                await asyncio.sleep(0)
-            assert not server.web._server.server_state.connections
-            server.kafka.gate.set()
-            await server.web.drain(Deadline(SystemClock(), 60))
-            assert not failures
+    async with opened() as server:
+        failures: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        server.kafka.gate.clear()
+        _, writer = await server.connect()
+        writer.write(first + post())
+        await asyncio.wait_for(server.kafka.taken.wait(), 60)
+        (connection,) = server.web._server.server_state.connections
+        connection.transport.abort()
+        for _ in range(10):  # turns of the loop until the connection is closed
+            await asyncio.sleep(0)
+        assert not server.web._server.server_state.connections
+        server.kafka.gate.set()
+        await server.web.drain(Deadline(SystemClock(), 60))
+        assert not failures
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
     assert "Exception" not in caplog.text
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pytest.MonkeyPatch, counted: bool) -> None:
+async def test_a_defect_is_answered_and_counted_off_once(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
     """A caller's requests in flight are as many as before, whether the defect is met before they count or after."""
 
     def fail(*args: Any) -> bool:
@@ -323,15 +305,12 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
             args[4]()  # admit
         raise RuntimeError
 
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            assert (await server.ask(post(more=BEARER))).status == 500
-            hot_path = server.web._server.shared.hot_path
-            assert hot_path._authenticator.in_flight._counts == {}
-            await server.web.drain(Deadline(SystemClock(), 60))
-
     monkeypatch.setattr("headrace.sidecar.produce.ProduceService.begin", fail)
-    asyncio.run(main())
+    async with opened(security=SECURITY) as server:
+        assert (await server.ask(post(more=BEARER))).status == 500
+        hot_path = server.web._server.shared.hot_path
+        assert hot_path._authenticator.in_flight._counts == {}
+        await server.web.drain(Deadline(SystemClock(), 60))
 
 
 @pytest.mark.parametrize(
@@ -349,32 +328,15 @@ def test_a_defect_is_answered_and_counted_off_once(opened: Any, monkeypatch: pyt
          ("t", "ERR11004", 1)),
     ],
 )  # fmt: skip
-def test_a_produce_request_that_is_not_sent_is_audited_once(
+@pytest.mark.uvloop
+async def test_a_produce_request_that_is_not_sent_is_audited_once(
     opened: Any, request_bytes: bytes, told: tuple[Any, ...]
 ) -> None:
     """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
 
-    async def main() -> None:
-        async with opened() as server:
-            reader, writer = await server.connect()
-            writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
-            await asyncio.wait_for(reader.read(), 60)
-            writer.close()
-            assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]
-
-    uvloop.run(main())
-
-
-def test_a_request_for_which_there_is_no_room_is_audited(opened: Any, hot: list[int]) -> None:
-    """The connection answers it by itself, and says so to the audit too."""
-
-    async def main() -> None:
-        async with opened(security=SECURITY) as server:
-            server.kafka.failure = errors.ProducerQueueFull()
-            assert (await server.ask(post(more=BEARER))).status == 503
-            assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [
-                ("t", errors.ProducerQueueFull().code)
-            ]
-
-    uvloop.run(main())
-    assert hot == [503]
+    async with opened() as server:
+        reader, writer = await server.connect()
+        writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]

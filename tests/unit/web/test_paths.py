@@ -55,6 +55,11 @@ SPELLINGS = {
     "/producers/m%69ne%": None,
     "/producers/mine*": None,
     "/producers/*": None,
+    "/producers/%5E.*": None,
+    "/producers/%5E": None,
+    "/producers/ord%D0%B5rs": None,
+    "/producers/mine,other": None,
+    "/producers/" + "x" * 250: None,
     "*": None,
 }
 """What is asked for, and the topic that may be written then."""

@@ -124,10 +124,3 @@ def test_compressed_bodies_where_they_are_enabled(
     answer, records = ask(opened, post(body, JSON, f"Content-Encoding: {encoding}"), **settings)
     assert (answer.status, answer.json.get("code", "")) == (status, code)
     assert len(records) == (status == 200)
-
-
-@pytest.mark.parametrize("body", [RECORD, PACKED])
-def test_compressed_bodies_are_refused_as_delivered(opened: Any, body: bytes) -> None:
-    """Whatever is in them."""
-    answer, records = ask(opened, post(body, JSON, "Content-Encoding: gzip"))
-    assert (answer.status, answer.json["code"], records) == (415, "ERR40040", [])

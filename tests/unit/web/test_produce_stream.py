@@ -186,27 +186,6 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_what_is_in_flight_is_bounded_and_the_client_waits(opened: Any) -> None:
-    """By records here; the body is not read on until receipts were sent, and then every line is written."""
-    total = 10_000
-    async with opened(max_records=100) as server, streaming(server) as client:
-        sent = hold(server)
-        line = b'{"value":"%s"}\n' % (b"x" * 2000)
-        for _ in range(total // 100):
-            client.chunk(line * 100)
-        client.finish()
-        await until(lambda: sent)
-        await still(lambda: len(sent))
-        taken = sum(len(records) for records, _ in sent)
-        assert taken <= 100 + 500
-        assert client.writer.transport.get_write_buffer_size() > 0
-        server.kafka.send = lambda records, done, *_: done([Produced(0, 1)] * len(records))
-        for records, done in sent:
-            done([Produced(0, 0)] * len(records))
-        receipts = await client.receipts()
-        assert [receipt["offset"] for receipt in receipts] == [0] * taken + [1] * (total - taken)
-
-
 async def still(read: Any) -> Any:
     """Return a number once it has not moved for a while."""
     seen, since = read(), 0
@@ -240,29 +219,6 @@ async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -
         assert len(receipts) == 2
         assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
         assert len(server.kafka.records) == 2
-
-
-async def test_draining_lets_what_was_taken_finish_and_says_so(opened: Any) -> None:
-    """Receipts, then a last line with the number of the first line that was not taken; then nothing is open."""
-    async with opened() as server, streaming(server) as client:
-        server.kafka.gate.clear()
-        client.send({"value": 1}, {"value": 2})
-        await server.kafka.taken.wait()
-        drained = asyncio.ensure_future(server.web.drain(deadline()))
-        await asyncio.sleep(0)
-        client.send({"value": 3})
-        server.kafka.gate.set()
-        *receipts, last = await client.receipts()
-        assert [receipt["offset"] for receipt in receipts] == [0, 1]
-        assert (last["line"], last["end"], last["code"], last["errorCode"]) == (3, True, "ERR40029", 50003)
-        await asyncio.wait_for(drained, LIMIT_SECONDS)
-        assert len(server.kafka.records) == 2
-
-
-def deadline() -> Any:
-    from headrace.lifecycle import Deadline, SystemClock
-
-    return Deadline(SystemClock(), LIMIT_SECONDS)
 
 
 async def test_a_stream_ends_when_the_token_it_was_opened_with_does(
@@ -302,19 +258,19 @@ async def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
         await until(lambda: not server.streams._open)
 
 
-def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has the trace."""
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("inner secret")
 
-    async def main() -> None:
-        async with opened() as server, streaming(server) as client:
-            server.kafka.send = broken
-            client.send({"value": 1})
-            last = await client.receipt()
-            assert last["code"] == "ERR10010" and "secret" not in str(last)
-            assert (await server.get("/live")).status == 200
+    async with opened() as server, streaming(server) as client:
+        server.kafka.send = broken
+        client.send({"value": 1})
+        last = await client.receipt()
+        assert last["code"] == "ERR10010" and "secret" not in str(last)
+        assert (await server.get("/live")).status == 200
 
-    asyncio.run(main())
     assert "ZeroDivisionError" in caplog.text

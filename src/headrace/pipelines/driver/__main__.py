@@ -44,6 +44,7 @@ def main() -> int:
         with spark_session(plan, lambda owner: send(wire.FolderInUse(owner))) as spark:
             send(wire.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run":
+                _register(spark, plan)
                 run_flows(spark, plan, send)
             else:
                 answer_requests(spark, plan, sys.stdin, send)
@@ -77,9 +78,8 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
     """Run the flows until SIGTERM, or until none is left.
 
     Raises:
-        PartFailed: A part failed, and no other flow can run on without it.
+        PartFailed: A part failed, and no other flow can run on.
     """
-    _register(spark, plan)
     stopping = False
 
     def stop(*_: object) -> None:

@@ -1,0 +1,179 @@
+"""Files that are refused: each with one sentence, the line and the fix, and without a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from headrace.cli.main import root
+from headrace.config.load import load_config
+from headrace.devcluster.certificates import STORE_PASSWORD, Authority
+from headrace.errors import ConfigError
+
+CANARY = "c4nary"
+"""Part of every secret here."""
+GROUPS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "bad.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates, keys and stores that fit, and some that do not."""
+    folder = tmp_path_factory.mktemp("pki")
+    authority = Authority(folder, "ca")
+    app = authority.issue("app")
+    authority.issue("other")
+    authority.issue("old", days=-1)
+    key = serialization.load_pem_private_key(app.key.read_bytes(), None)
+    protection = serialization.BestAvailableEncryption(f"{CANARY}-key".encode())
+    encrypted = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    certificate = x509.load_pem_x509_certificate(app.certificate.read_bytes())
+    (folder / "encrypted.key").write_bytes(encrypted)
+    (folder / "app.der").write_bytes(certificate.public_bytes(serialization.Encoding.DER))
+    (folder / "both.pem").write_bytes(app.key.read_bytes() + app.certificate.read_bytes())
+    (folder / "garbage.pem").write_text(f"-----BEGIN {CANARY}")
+    (folder / "open.key").write_bytes(app.key.read_bytes())
+    (folder / "open.password").write_text(CANARY)
+    for name in ("open.key", "open.password"):
+        (folder / name).chmod(0o604)
+    for name in ("encrypted.key", "both.pem", "garbage.pem"):
+        (folder / name).chmod(0o600)
+    (folder / "jks").write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2" + CANARY.encode())
+    (folder / "folder.pem").mkdir()
+    return folder
+
+
+@pytest.fixture
+def refused(pki: Path) -> Callable[..., list[str]]:
+    """Return a function that writes a file and returns what is said of it, a problem a line."""
+
+    def refused(settings: Any, mode: int = 0o600) -> list[str]:
+        file = pki / "headrace.yaml"
+        file.write_text(settings if isinstance(settings, str) else yaml.safe_dump(settings, sort_keys=False))
+        file.chmod(mode)
+        with pytest.raises(ConfigError) as caught:
+            load_config(file, {"PW": CANARY})
+        assert CANARY not in caught.value.description
+        return caught.value.description.replace(f"{pki}/", "").splitlines()
+
+    return refused
+
+
+def merged(base: Any, change: Any) -> Any:
+    """Return the tree `base` with what `change` sets."""
+    if not isinstance(base, dict) or not isinstance(change, dict):
+        return change
+    return {**base, **{key: merged(base.get(key), value) for key, value in change.items()}}
+
+
+def cases() -> dict[str, tuple[Any, str]]:
+    """Return what a file has, and a pattern of what is said of it, by group and number."""
+    found = {}
+    for name, group in GROUPS.items():
+        for number, case in enumerate(group["cases"], 1):
+            given, says = (case, group["says"]) if "says" in group else case
+            if at := group.get("at"):
+                for part in reversed(at.split(".")):
+                    given = {part: given}
+                given, says = merged(group.get("with", {}), given), f"{at}...{says}"
+            found[f"{name}-{number}"] = (given, ".*".join(map(re.escape, says.split("..."))))
+    return found
+
+
+@pytest.mark.parametrize(("settings", "says"), cases().values(), ids=cases())
+def test_what_a_file_may_not_say_is_refused(refused: Callable[..., list[str]], settings: Any, says: str) -> None:
+    """One problem, with the line of the setting and what to write instead."""
+    (problem,) = refused(settings)
+    assert re.search(says, problem), problem
+
+
+def security(**settings: Any) -> dict[str, Any]:
+    return {"kafka": {"security": settings}}
+
+
+def login(password: str, mechanism: str = "PLAIN") -> dict[str, Any]:
+    return {"mechanism": mechanism, "username": "a", "password": password}
+
+
+JAAS = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="${{U:a}}" password="{CANARY}";'
+
+
+@pytest.mark.parametrize(
+    ("settings", "at"),
+    [
+        (security(sasl=login(CANARY)), "6: kafka.security.sasl.password: "),
+        (security(tls={"certificate": "app.pem", "key": "KEY"}), "5: kafka.security.tls.key: "),
+        (
+            {"kafka": {"properties": {"sasl.mechanism": "PLAIN", "sasl.jaas.config": JAAS}}},
+            "4: kafka.properties.sasl.jaas.config.password: ",
+        ),
+    ],
+)
+def test_a_secret_in_a_file_of_others_is_refused(
+    refused: Callable[..., list[str]], pki: Path, settings: dict[str, Any], at: str
+) -> None:
+    """Whatever form it has."""
+    key = json.dumps((pki / "app.key").read_text())
+    (problem,) = refused(yaml.safe_dump(settings, sort_keys=False, width=1000).replace("KEY", key), 0o644)
+    assert problem.startswith(f"headrace.yaml:{at}headrace.yaml holds a secret in plain text and its mode is 0644")
+    assert "chmod 600 headrace.yaml" in problem
+
+
+@pytest.mark.parametrize("key", ["open.key", "${file:open.key}"])
+def test_a_secret_file_that_others_can_read_is_refused(
+    refused: Callable[..., list[str]], pki: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Unless it is a mount: of root, or of a group of this process."""
+    if os.geteuid() == 0:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        os.chown(pki / "open.key", 12345, 12345)
+        os.chown(pki / "open.password", 12345, 12345)
+    monkeypatch.setattr(os, "getegid", lambda: 54321)
+    monkeypatch.setattr(os, "getgroups", list)
+    problems = refused(security(tls={"certificate": "app.pem", "key": key}, sasl=login("${file:open.password}")))
+    for problem, name in zip(problems, ["open.key", "open.password"], strict=True):
+        assert f"{name} holds a secret in plain text and its mode is 0604" in problem
+        assert f"chmod 600 {name}" in problem
+
+
+WEAK = "protocol is sasl_plaintext, so the network can read the records"
+OPEN = "is not https, so the network can read the password: use https"
+
+
+@pytest.mark.parametrize(
+    ("warning", "settings"),
+    [
+        ("kafka.security.tls.verify_host_name", security(tls={"verify_host_name": False})),
+        ("kafka.security.tls.verify_cert", security(tls={"verify_certificate": False, "verify_host_name": False})),
+        (f"kafka.security.{WEAK} and the password", security(protocol="sasl_plaintext", sasl=login("${env:PW}"))),
+        (f"kafka.security.{WEAK}: use", security(protocol="sasl_plaintext", sasl=login("${env:PW}", "SCRAM-SHA-256"))),
+        ("kafka.security.tls.certificate is valid from", security(tls={"certificate": "old.pem", "key": "old.key"})),
+        (
+            "kafka.security.tls.keystore is valid from",
+            security(tls={"keystore": "old.p12", "keystore_password": STORE_PASSWORD}),
+        ),
+        (f"schema_registry.url {OPEN}", {"schema_registry": {"url": "http://far:1", "username": "a"}}),
+        ("", {"schema_registry": {"url": "http://far:1"}}),
+        ("", {"schema_registry": {"url": "http://localhost:1", "username": "a"}}),
+    ],
+)
+def test_a_weak_setting_is_warned_of_once(
+    pki: Path, monkeypatch: pytest.MonkeyPatch, warning: str, settings: dict[str, Any]
+) -> None:
+    """What is given up, in words; an expired certificate may be renewed while Headrace runs."""
+    monkeypatch.chdir(pki)
+    Path("headrace.yaml").write_text(yaml.safe_dump(settings))
+    Path("headrace.yaml").chmod(0o600)
+    done = CliRunner().invoke(root, ["config", "check"], env={"PW": CANARY})
+    assert done.exit_code == 0
+    assert done.stderr.startswith(f"warning: {warning}" if warning else "")
+    assert done.stderr.count("\n") == bool(warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -13,26 +13,22 @@ from headrace.control import ended_offsets, redrive
 from headrace.control.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import KafkaTimeout, LeaseLost, RecordTooLarge, TopicNotFound, TransactionAborted
-from headrace.kafka import PartitionInfo, TopicInfo
+from headrace.errors import KafkaTimeout, LeaseLost, RecordTooLarge, TransactionAborted
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing.memory_cluster import MemoryCluster
 
 DLQ = "orders.dlq"
 HOUR_MS = 3_600_000
 
 
-class FakeKafka:
-    """Topics, a log for each partition, ids of topics, and a lease: what redrive needs of a cluster."""
-
-    config = KafkaConfig()
+class FakeKafka(MemoryCluster):
+    """A cluster with dead letters, whose writes and leases fail as they are told."""
 
     config = KafkaConfig()
 
     def __init__(self) -> None:
-        self.partitions = {"orders": 2, DLQ: 2}
+        super().__init__({"orders": 2, DLQ: 2})
         self.ids = {DLQ: "first"}
-        self.logs: dict[TopicPartition, list[Record]] = {}
-        self.first: dict[TopicPartition, int] = {}
         self.produced: list[OutgoingRecord] = []
         self.sends: list[int] = []
         self.fail_at: set[int] = set()
@@ -56,50 +52,10 @@ class FakeKafka:
         """Append one dead letter of a record `number` that came from `topic`."""
         origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
         outcome = Reply(f"E{number % 2}", "no", permanent=True)
-        self.append(partition, origin, headers_of(DeadLetter(origin, group, 5, outcome, 1.0, 2.0)), at_ms)
+        self.dead(partition, origin, headers_of(DeadLetter(origin, group, 5, outcome, 1.0, 2.0)), at_ms)
 
-    def append(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:
-        self._append(DLQ, partition, OutgoingRecord(DLQ, origin.key, origin.value, headers), at_ms)
-
-    def _append(self, topic: str, partition: int, record: OutgoingRecord, at_ms: int = 9) -> None:
-        log = self.logs.setdefault(TopicPartition(topic, partition), [])
-        headers = record.headers or []
-        log.append(Record(topic, partition, len(log), at_ms, record.key, record.value, headers.copy, 4))
-
-    # The admin.
-
-    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
-        await self.describe_topic(topic)
-        places = [TopicPartition(topic, number) for number in range(self.partitions[topic])]
-        return {place: (self.first.get(place, 0), len(self.logs.get(place, []))) for place in places}
-
-    async def start_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {place: self.first.get(place, 0) for place in places}
-
-    async def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {place: len(self.logs.get(place, [])) for place in places}
-
-    written_offsets = end_offsets
-
-    async def offsets_since(self, places: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        found = {p: [r.offset for r in self.logs.get(p, []) if r.timestamp_ms >= timestamp_ms] for p in places}
-        return {place: offsets[0] for place, offsets in found.items() if offsets}
-
-    async def describe_topic(self, topic: str, right: str = "") -> TopicInfo:
-        if topic not in self.partitions:
-            raise TopicNotFound(f"topic {topic} does not exist")
-        return TopicInfo(topic, [PartitionInfo(number, 1, [1], [1]) for number in range(self.partitions[topic])])
-
-    async def has_topic(self, topic: str) -> bool:
-        return topic in self.partitions
-
-    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
-        return {name: self.ids[name] for name in names if name in self.ids}
-
-    async def ensure_topic_like(self, name: str, source: str, partitions: int = 0, configs: Any = None) -> None:
-        self.partitions.setdefault(name, partitions or self.partitions[source])
-
-    # The producer.
+    def dead(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:
+        self.write(OutgoingRecord(DLQ, origin.key, origin.value, headers, partition), at_ms)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         if records == [NOTHING_ENDED]:
@@ -115,17 +71,10 @@ class FakeKafka:
         if too_large or record.value in self.too_large:
             return RecordTooLarge("too large")
         if record.topic == ENDED_TOPIC:
-            self._append(ENDED_TOPIC, 0, record)
+            self.write(record)
         else:
             self.produced.append(record)
         return Produced(0, 0)
-
-    async def read(
-        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncGenerator[list[Record], None]:
-        for place, start in starts.items():
-            if records := self.logs.get(place, [])[start : ends[place]]:
-                yield records
 
     async def read_back(self, admin: Any, topic: Any, *, settled: bool) -> AsyncGenerator[list[Record], None]:
         if records := self.logs.get(TopicPartition(topic.name, 0), []):

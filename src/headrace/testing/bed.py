@@ -34,12 +34,18 @@ class Bed:
     """A pump with a source, a destination and a dead letter topic around it, all of them this one."""
 
     def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
-        self.clock = ManualClock()
+        self.clock = given.pop("clock", None) or ManualClock()
         self.answers: dict[int, Reply] = {}
         """By offset; everything else ends well."""
         self.free = asyncio.Event()
         """While it is not set, deliveries hang."""
         self.free.set()
+        self.writing = asyncio.Event()
+        """While it is not set, dead letters are not acknowledged."""
+        self.writing.set()
+        self.held: dict[int, asyncio.Event] = {}
+        """Offsets whose deliveries hang by themselves."""
+        self.under_way = self.most_under_way = 0
         self.down = self.letters_down = False
         self.deliveries: list[Delivery] = []
         self.letters: list[int] = []
@@ -52,15 +58,23 @@ class Bed:
         self.fed: dict[TopicPartition, list[Record]] = {P0: [], P1: []}
         letters = None if given.pop("without_letters", False) else self
         batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
-        retry = RetryConfig(attempts=attempts, first_delay_seconds=1, max_delay_seconds=8)
+        policy = {"attempts": attempts, "first_delay_seconds": 1, "max_delay_seconds": 8, **given.pop("retry", {})}
         hooks = PumpHooks(**given.pop("hooks", {}))
-        config = DeliveryConfig(ordering=ordering, batch=batch, retry=retry, **given)
+        config = DeliveryConfig(ordering=ordering, batch=batch, retry=RetryConfig.model_validate(policy), **given)
         self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
         self.pump.connect(self, self)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
-        await self.free.wait()
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self.free.wait()
+            for record in delivery.records:
+                if record.offset in self.held:
+                    await self.held[record.offset].wait()
+        finally:
+            self.under_way -= 1
         if self.down:
             raise DestinationUnavailable("connection refused")
         return [self.answers.get(record.offset, ACK) for record in delivery.records]
@@ -69,6 +83,7 @@ class Bed:
         await asyncio.sleep(0)
         if self.letters_down:
             raise DeadLetterFailed("no room")
+        await self.writing.wait()
         self.letters += [letter.record.offset for letter in letters]
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
@@ -98,6 +113,16 @@ class Bed:
         epoch = self.pump.lanes[partition].tracker.epoch
         records = [Record(*partition, offset, 1000 + offset, key, b"v", size_bytes=1) for offset in offsets]
         self.pump.on_records(partition, epoch, self.keep(records))
+
+    def feed_keys(self, keys: str, start: int = 0, partition: TopicPartition = P0) -> None:
+        """Hand over one record per character, which is its key; a dot means no key."""
+        records = [
+            Record(*partition, start + n, 0, None if key == "." else key.encode(), None) for n, key in enumerate(keys)
+        ]
+        self.pump.on_records(partition, self.pump.lanes[partition].tracker.epoch, records)
+
+    def hold(self, *offsets: int) -> None:
+        self.held.update({offset: asyncio.Event() for offset in offsets})
 
     def keep(self, records: list[Record]) -> list[Record]:
         """Keep records for `feed_again`."""

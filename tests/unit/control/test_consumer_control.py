@@ -16,28 +16,26 @@ from headrace.control.entries import iso_time, key_of, live_settings
 from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
 from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, until
+from tests.staged import staged
 
 
-def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
+@staged(live)
+async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes, /) -> None:
     """A pause outlives restarts; without one, and where there can be no table, it goes on."""
-
-    async def test(world: Processes) -> None:
-        for held in (False, True):
-            pump = FakePump(P0)
-            process = await world.process(pump, loaded=False)
-            assert pump.whole == NOT_READ
-            await world.load(process)
-            await until(lambda pump=pump: pump.whole != NOT_READ)
-            assert pump.whole.startswith("paused by ann") is held
-            if not held:
-                await process.table.put(key_of("hold/", "orders/a b"), {"by": "ann", "since": 0.0, "reason": "so"})
-                assert pump.whole == "paused by ann since 1970-01-01T00:00:00Z: so"
-        without = FakePump(P0)
-        process = await world.process(without, loaded=False)
-        process.table.known.set()
-        await until(lambda: not without.whole)
-
-    live(test)
+    for held in (False, True):
+        pump = FakePump(P0)
+        process = await world.process(pump, loaded=False)
+        assert pump.whole == NOT_READ
+        await world.load(process)
+        await until(lambda pump=pump: pump.whole != NOT_READ)
+        assert pump.whole.startswith("paused by ann") is held
+        if not held:
+            await process.table.put(key_of("hold/", "orders/a b"), {"by": "ann", "since": 0.0, "reason": "so"})
+            assert pump.whole == "paused by ann since 1970-01-01T00:00:00Z: so"
+    without = FakePump(P0)
+    process = await world.process(without, loaded=False)
+    process.table.known.set()
+    await until(lambda: not without.whole)
 
 
 @pytest.mark.parametrize(
@@ -55,20 +53,17 @@ def test_nothing_moves_before_it_is_known_what_is_paused() -> None:
         ("settings/orders%2Fa%20b", {"max_records": 10**9}),
     ],
 )
-def test_entries_that_say_nothing_are_passed_over(key: str, value: dict[str, Any]) -> None:
+@staged(live)
+async def test_entries_that_say_nothing_are_passed_over(world: Processes, /, key: str, value: dict[str, Any]) -> None:
     """Somebody wrote into the table by hand; what was right before goes on to hold."""
-
-    async def test(world: Processes) -> None:
-        pump = FakePump(P0)
-        process = await world.process(pump)
-        world.log.append(key.encode(), msgspec.json.encode(value))
-        _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
-        assert result.outcome == "pending"
-        assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})
-        if key.startswith("settings/"):
-            assert pump.settings == live_settings(CONFIG, {})
-
-    live(test)
+    pump = FakePump(P0)
+    process = await world.process(pump)
+    world.log.append(key.encode(), msgspec.json.encode(value))
+    _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
+    assert result.outcome == "pending"
+    assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})
+    if key.startswith("settings/"):
+        assert pump.settings == live_settings(CONFIG, {})
 
 
 def test_times_that_are_none_are_left_out() -> None:

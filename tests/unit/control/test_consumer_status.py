@@ -164,17 +164,14 @@ def test_a_consumer_tells_of_all_its_partitions() -> None:
     assert cluster.asked == 0
 
 
-def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> None:
+async def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> None:
     """Kafka may be gone; then the sentence says nothing that is not so."""
     consumer, _, cluster, statuses = made()
     cluster.fails = True
 
-    async def main() -> None:
-        for _ in range(3):
-            third = (await statuses.details(consumer)).partitions[2]
-            assert (third.member, third.why) == ("", "")
-
-    asyncio.run(main())
+    for _ in range(3):
+        third = (await statuses.details(consumer)).partitions[2]
+        assert (third.member, third.why) == ("", "")
     assert cluster.asked == 1
 
 

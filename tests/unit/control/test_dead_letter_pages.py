@@ -280,7 +280,7 @@ async def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | No
     await registry.close()
 
 
-def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third is told to wait; and a reader that failed makes room."""
     gate = asyncio.Event()
 
@@ -297,21 +297,18 @@ def test_no_more_than_two_read_at_a_time(cluster: Cluster, monkeypatch: pytest.M
 
     monkeypatch.setattr(dead_letter_pages, "EndedOffsets", Ended)
 
-    async def main() -> None:
-        registry = Registry(SchemaRegistryConfig(), ManualClock())
-        letters = DeadLetterPages(cast(Any, cluster), Codecs(registry), ManualClock())
-        monkeypatch.setattr(letters.topics, "names", names)
-        asks = [asyncio.ensure_future(letters.page("t.dlq", Selection(), ScanOptions(), 1)) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyRequests, match="2 others"):
-            await letters.page("t.dlq", Selection(), ScanOptions(), 1)
-        gate.set()
-        assert [type(error) for error in await asyncio.gather(*asks, return_exceptions=True)] == [InvalidRequest] * 2
-        assert letters._scans == 0
-        await registry.close()
-
-    asyncio.run(main())
+    registry = Registry(SchemaRegistryConfig(), ManualClock())
+    letters = DeadLetterPages(cast(Any, cluster), Codecs(registry), ManualClock())
+    monkeypatch.setattr(letters.topics, "names", names)
+    asks = [asyncio.ensure_future(letters.page("t.dlq", Selection(), ScanOptions(), 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests, match="2 others"):
+        await letters.page("t.dlq", Selection(), ScanOptions(), 1)
+    gate.set()
+    assert [type(error) for error in await asyncio.gather(*asks, return_exceptions=True)] == [InvalidRequest] * 2
+    assert letters._scans == 0
+    await registry.close()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
 from headrace.lifecycle import Deadline
 from headrace.testing import ManualClock
+from tests.staged import staged
 
 
 class Table:
@@ -156,143 +157,122 @@ def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(in_house(), 30))
 
 
-def test_a_job_is_done_and_says_so() -> None:
+@staged(run)
+async def test_a_job_is_done_and_says_so(house: House, /) -> None:
     """At once where it was asked for; positions are nobody's business."""
-
-    async def test(house: House) -> None:
-        house.end = at_once
-        jobs = await house.process("a")
-        begun = await jobs.create("replay", {"place": 1}, "ann")
-        assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
-        await house.wait(lambda: jobs.show(begun.id).state == "done")
-        shown = jobs.show(begun.id)
-        assert (shown.message, shown.progress) == ("all of it", {"done": 9})
-        assert [job.id for job in jobs.list()] == [begun.id]
-        with pytest.raises(JobConflict, match="done already"):
-            await jobs.change(begun.id, "pause", "ann")
-        with pytest.raises(NotFound, match="no job 'x'"):
-            jobs.show("x")
-
-    run(test)
+    house.end = at_once
+    jobs = await house.process("a")
+    begun = await jobs.create("replay", {"place": 1}, "ann")
+    assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
+    await house.wait(lambda: jobs.show(begun.id).state == "done")
+    shown = jobs.show(begun.id)
+    assert (shown.message, shown.progress) == ("all of it", {"done": 9})
+    assert [job.id for job in jobs.list()] == [begun.id]
+    with pytest.raises(JobConflict, match="done already"):
+        await jobs.change(begun.id, "pause", "ann")
+    with pytest.raises(NotFound, match="no job 'x'"):
+        jobs.show("x")
 
 
-def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process() -> None:
+@staged(run)
+async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(house: House, /) -> None:
     """It goes on where it was, and who wished that is said."""
-
-    async def test(house: House) -> None:
-        jobs, other = await house.process("a"), await house.process("b")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: len(house.runs) == 1 and bool(jobs.show(job).progress))
-        paused = await other.change(job, "pause", "bob")
-        assert (paused.state, paused.desired_by) == ("paused", "bob")
-        await house.wait(lambda: not house.holders)
-        await house.clock.advance(60)
-        assert len(house.runs) == 1
-        await other.change(job, "run", "bob")
-        await house.wait(lambda: len(house.runs) == 2)
-        assert house.runs[1] == (job, "b", {"done": 5})
-        await jobs.change(job, "stop", "ann")
-        await house.wait(lambda: not house.holders)
-        assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
-
-    run(test)
+    jobs, other = await house.process("a"), await house.process("b")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: len(house.runs) == 1 and bool(jobs.show(job).progress))
+    paused = await other.change(job, "pause", "bob")
+    assert (paused.state, paused.desired_by) == ("paused", "bob")
+    await house.wait(lambda: not house.holders)
+    await house.clock.advance(60)
+    assert len(house.runs) == 1
+    await other.change(job, "run", "bob")
+    await house.wait(lambda: len(house.runs) == 2)
+    assert house.runs[1] == (job, "b", {"done": 5})
+    await jobs.change(job, "stop", "ann")
+    await house.wait(lambda: not house.holders)
+    assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
 
 
-def test_another_process_goes_on_when_one_is_killed() -> None:
+@staged(run)
+async def test_another_process_goes_on_when_one_is_killed(house: House, /) -> None:
     """After a silence, and only one that has what the job needs; a job that nobody can run waits and says so."""
-
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
-        unable = await house.process("b", able=False)
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: house.runs != [] and bool(unable.show(job).progress))
-        await house.kill(jobs)
-        await house.clock.advance(30)
-        shown = unable.show(job)
-        assert (len(house.runs), shown.state) == (1, "waiting")
-        assert "no process" in shown.message
-        await house.process("c")
-        await house.wait(lambda: len(house.runs) == 2)
-        assert house.runs[1] == (job, "c", {"done": 5})
-
-    run(test)
+    jobs = await house.process("a")
+    unable = await house.process("b", able=False)
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: house.runs != [] and bool(unable.show(job).progress))
+    await house.kill(jobs)
+    await house.clock.advance(30)
+    shown = unable.show(job)
+    assert (len(house.runs), shown.state) == (1, "waiting")
+    assert "no process" in shown.message
+    await house.process("c")
+    await house.wait(lambda: len(house.runs) == 2)
+    assert house.runs[1] == (job, "c", {"done": 5})
 
 
-def test_a_process_that_drains_leaves_its_jobs_to_others() -> None:
+@staged(run)
+async def test_a_process_that_drains_leaves_its_jobs_to_others(house: House, /) -> None:
     """They wait, and go on elsewhere or after a restart."""
-
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: house.runs != [])
-        await jobs.drain(Deadline(house.clock, 10))
-        assert jobs.show(job).state == "waiting"
-        await house.kill(jobs)
-        again = await house.process("a again")
-        await house.wait(lambda: len(house.runs) == 2)
-        assert again.show(job).state == "running"
-
-    run(test)
+    jobs = await house.process("a")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: house.runs != [])
+    await jobs.drain(Deadline(house.clock, 10))
+    assert jobs.show(job).state == "waiting"
+    await house.kill(jobs)
+    again = await house.process("a again")
+    await house.wait(lambda: len(house.runs) == 2)
+    assert again.show(job).state == "running"
 
 
-def test_who_lost_the_lease_writes_nothing_more() -> None:
+@staged(run)
+async def test_who_lost_the_lease_writes_nothing_more(house: House, /) -> None:
     """A process that slept finds another run there, whose word counts, also if its own comes later."""
-
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: house.runs != [] and bool(jobs.show(job).progress))
-        sleeper = house.holders.pop(f"job.{job}")
-        late = dict(house.table.entries[f"job/{job}/report"])
-        other = await house.process("b")
-        house.end = at_once
-        await house.wait(lambda: other.show(job).state == "done")
-        sleeper.lost.set()
-        await house.clock.settle()
-        await house.table.put(f"job/{job}/report", late)
-        assert {jobs.show(job).state, other.show(job).state} == {"done"}
-        await house.wait(lambda: house.table.entries[f"job/{job}/report"]["state"] == "done")
-        runs, later = len(house.runs), await house.process("c")  # which reads the last status only
-        await house.clock.advance(30)
-        assert (later.show(job).state, len(house.runs)) == ("done", runs)
-
-    run(test)
+    jobs = await house.process("a")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: house.runs != [] and bool(jobs.show(job).progress))
+    sleeper = house.holders.pop(f"job.{job}")
+    late = dict(house.table.entries[f"job/{job}/report"])
+    other = await house.process("b")
+    house.end = at_once
+    await house.wait(lambda: other.show(job).state == "done")
+    sleeper.lost.set()
+    await house.clock.settle()
+    await house.table.put(f"job/{job}/report", late)
+    assert {jobs.show(job).state, other.show(job).state} == {"done"}
+    await house.wait(lambda: house.table.entries[f"job/{job}/report"]["state"] == "done")
+    runs, later = len(house.runs), await house.process("c")  # which reads the last status only
+    await house.clock.advance(30)
+    assert (later.show(job).state, len(house.runs)) == ("done", runs)
 
 
-def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile() -> None:
+@staged(run)
+async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(house: House, /) -> None:
     """It has the lease at once, for nobody has it; only then is its view of the table as late as it can be."""
-
-    async def test(house: House) -> None:
-        jobs, sleeper = await house.process("a"), await house.process("b")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: house.runs != [] and bool(sleeper.show(job).progress))
-        house.table.behind = sleeper._on_change
-        await house.kill(jobs)
-        other = await house.process("c")
-        sleeper._make, able = lambda job: None, sleeper._make
-        house.end = at_once
-        await house.wait(lambda: other.show(job).state == "done" and not house.holders)
-        runs, sleeper._make = len(house.runs), able
-        await house.wait(lambda: sleeper.show(job).state == "done")
-        await house.clock.advance(30)
-        assert len(house.runs) == runs
-
-    run(test)
+    jobs, sleeper = await house.process("a"), await house.process("b")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: house.runs != [] and bool(sleeper.show(job).progress))
+    house.table.behind = sleeper._on_change
+    await house.kill(jobs)
+    other = await house.process("c")
+    sleeper._make, able = lambda job: None, sleeper._make
+    house.end = at_once
+    await house.wait(lambda: other.show(job).state == "done" and not house.holders)
+    runs, sleeper._make = len(house.runs), able
+    await house.wait(lambda: sleeper.show(job).state == "done")
+    await house.clock.advance(30)
+    assert len(house.runs) == runs
 
 
-def test_a_process_runs_so_many_jobs_and_no_more() -> None:
+@staged(run)
+async def test_a_process_runs_so_many_jobs_and_no_more(house: House, /) -> None:
     """What waits begins when one has ended."""
-
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
-        for place in range(12):
-            await jobs.create("replay", {"place": place}, "ann")
-        await house.clock.advance(30)
-        assert len(house.runs) == 10
-        await jobs.change(house.runs[0][0], "stop", "ann")
-        await house.wait(lambda: len(house.runs) == 11)
-
-    run(test)
+    jobs = await house.process("a")
+    for place in range(12):
+        await jobs.create("replay", {"place": place}, "ann")
+    await house.clock.advance(30)
+    assert len(house.runs) == 10
+    await jobs.change(house.runs[0][0], "stop", "ann")
+    await house.wait(lambda: len(house.runs) == 11)
 
 
 def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -317,136 +297,118 @@ def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixtur
     assert [bool(line.exc_info) for line in caplog.records if line.levelname == "ERROR"] == [False, True]
 
 
-def test_what_may_pass_is_tried_again() -> None:
+@staged(run)
+async def test_what_may_pass_is_tried_again(house: House, /) -> None:
     """A broker that is away ends no job; what it waits for is said."""
 
-    async def test(house: House) -> None:
-        async def away(save: SaveProgress, stop: asyncio.Event) -> str:
-            house.end = at_once
-            raise KafkaUnavailable("no broker answers")
+    async def away(save: SaveProgress, stop: asyncio.Event) -> str:
+        house.end = at_once
+        raise KafkaUnavailable("no broker answers")
 
-        house.end = away
-        jobs = await house.process("a")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: jobs.show(job).message == "no broker answers")
-        assert jobs.show(job).state == "waiting"
-        await house.wait(lambda: jobs.show(job).state == "done")
-
-    run(test)
+    house.end = away
+    jobs = await house.process("a")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: jobs.show(job).message == "no broker answers")
+    assert jobs.show(job).state == "waiting"
+    await house.wait(lambda: jobs.show(job).state == "done")
 
 
-def test_the_same_again_is_refused_while_it_runs() -> None:
+@staged(run)
+async def test_the_same_again_is_refused_while_it_runs(house: House, /) -> None:
     """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
+    jobs, other = await house.process("a"), await house.process("b")
+    first = (await jobs.create("replay", {"place": 1}, "ann")).id
+    with pytest.raises(JobConflict, match=f"job {first} does that already"):
+        await other.create("replay", {"place": 1}, "bob")
+    await other.create("replay", {"place": 2}, "bob")
+    await jobs.change(first, "stop", "ann")
 
-    async def test(house: House) -> None:
-        jobs, other = await house.process("a"), await house.process("b")
-        first = (await jobs.create("replay", {"place": 1}, "ann")).id
-        with pytest.raises(JobConflict, match=f"job {first} does that already"):
-            await other.create("replay", {"place": 1}, "bob")
-        await other.create("replay", {"place": 2}, "bob")
-        await jobs.change(first, "stop", "ann")
+    before, put = house.table.put, house.table.put
 
-        before, put = house.table.put, house.table.put
+    async def slow(key: str, entry: Any) -> int:
+        house.table.put = before  # type: ignore[method-assign]
+        await jobs.create("replay", {"place": 1}, "ann")
+        return await put(key, entry)
 
-        async def slow(key: str, entry: Any) -> int:
-            house.table.put = before  # type: ignore[method-assign]
-            await jobs.create("replay", {"place": 1}, "ann")
-            return await put(key, entry)
-
-        house.table.put = slow  # type: ignore[method-assign]
-        with pytest.raises(JobConflict):
-            await other.create("replay", {"place": 1}, "bob")
-        assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
-
-    run(test)
+    house.table.put = slow  # type: ignore[method-assign]
+    with pytest.raises(JobConflict):
+        await other.create("replay", {"place": 1}, "bob")
+    assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
 
 
-def test_what_is_not_written_down_is_told_again() -> None:
+@staged(run)
+async def test_what_is_not_written_down_is_told_again(house: House, /) -> None:
     """The end of a job must be known, or it would run once more."""
 
-    async def test(house: House) -> None:
-        async def end(save: SaveProgress, stop: asyncio.Event) -> str:
-            house.table.fails = 3
-            return ""
+    async def end(save: SaveProgress, stop: asyncio.Event) -> str:
+        house.table.fails = 3
+        return ""
 
-        house.end = end
-        jobs = await house.process("a")
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.wait(lambda: jobs.show(job).state == "done")
-
-    run(test)
+    house.end = end
+    jobs = await house.process("a")
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: jobs.show(job).state == "done")
 
 
-def test_old_jobs_are_taken_away() -> None:
+@staged(run)
+async def test_old_jobs_are_taken_away(house: House, /) -> None:
     """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
 
-    async def test(house: House) -> None:
-        async def put(name: str, days: float, wish: str) -> None:
-            since = iso(house.clock.time() - days * 86_400)
-            entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
-            await house.table.put(f"job/{name}", entry)
+    async def put(name: str, days: float, wish: str) -> None:
+        since = iso(house.clock.time() - days * 86_400)
+        entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
+        await house.table.put(f"job/{name}", entry)
 
-        await put("old", 8, "stop")
-        await put("paused", 8, "pause")
-        await put("long", 8, "run")
-        now = iso(house.clock.time())
-        await house.table.put("job/long/report", {"state": "done", "run": 1, "at": now})
-        removed: list[str] = []
-        house.table.watches.append(lambda key, entry: None if entry else removed.append(key))
-        for n in range(100):
-            await put(f"new-{n}", 1 + n / 1000, "stop")
-        jobs = await house.process("a")
-        await house.wait(lambda: len(jobs.list()) == 101)
-        left = {job.id for job in jobs.list()}
-        assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
-        assert removed.index("job/old") < removed.index("job/old/report"), "a job without its status would run again"
-
-    run(test)
+    await put("old", 8, "stop")
+    await put("paused", 8, "pause")
+    await put("long", 8, "run")
+    now = iso(house.clock.time())
+    await house.table.put("job/long/report", {"state": "done", "run": 1, "at": now})
+    removed: list[str] = []
+    house.table.watches.append(lambda key, entry: None if entry else removed.append(key))
+    for n in range(100):
+        await put(f"new-{n}", 1 + n / 1000, "stop")
+    jobs = await house.process("a")
+    await house.wait(lambda: len(jobs.list()) == 101)
+    left = {job.id for job in jobs.list()}
+    assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
+    assert removed.index("job/old") < removed.index("job/old/report"), "a job without its status would run again"
 
 
-def test_an_entry_that_is_no_job_is_passed_over() -> None:
+@staged(run)
+async def test_an_entry_that_is_no_job_is_passed_over(house: House, /) -> None:
     """Somebody else may have written it."""
-
-    async def test(house: House) -> None:
-        await house.table.put("job/x", {"id": 3})
-        await house.table.put("job/y/report", {"state": "asleep"})
-        jobs = await house.process("a")
-        assert jobs.list() == []
-
-    run(test)
+    await house.table.put("job/x", {"id": 3})
+    await house.table.put("job/y/report", {"state": "asleep"})
+    jobs = await house.process("a")
+    assert jobs.list() == []
 
 
-def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start() -> None:
+@staged(run)
+async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(house: House, /) -> None:
     """A newer version may have ended it, in a way that this one does not know."""
-
-    async def test(house: House) -> None:
-        entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
-        await house.table.put("job/x", entry)
-        await house.table.put("job/x/report", {"state": "asleep", "run": 3})
-        jobs = await house.process("a")
-        await house.clock.advance(30)
-        assert (house.runs, jobs.show("x").state) == ([], "waiting")
-        assert "status was written by another version" in jobs.show("x").message
-        await house.table.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
-        await house.wait(lambda: house.runs != [])
-        assert house.runs == [("x", "a", {"done": 7})]
-
-    run(test)
+    entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
+    await house.table.put("job/x", entry)
+    await house.table.put("job/x/report", {"state": "asleep", "run": 3})
+    jobs = await house.process("a")
+    await house.clock.advance(30)
+    assert (house.runs, jobs.show("x").state) == ([], "waiting")
+    assert "status was written by another version" in jobs.show("x").message
+    await house.table.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
+    await house.wait(lambda: house.runs != [])
+    assert house.runs == [("x", "a", {"done": 7})]
 
 
-def test_a_job_that_nobody_can_read_waits_and_ends_no_process() -> None:
+@staged(run)
+async def test_a_job_that_nobody_can_read_waits_and_ends_no_process(house: House, /) -> None:
     """A newer version may have written it."""
+    jobs = await house.process("a")
 
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
+    def make(job: Job) -> Any:
+        raise InvalidRequest("written by another version")
 
-        def make(job: Job) -> Any:
-            raise InvalidRequest("written by another version")
-
-        jobs._make = make
-        job = (await jobs.create("replay", {"place": 1}, "ann")).id
-        await house.clock.advance(60)
-        assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
-        assert jobs.death is None
-
-    run(test)
+    jobs._make = make
+    job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.clock.advance(60)
+    assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
+    assert jobs.death is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from headrace.testing import ManualClock
 P0 = TopicPartition("t", 0)
 
 
-def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last number is never shown as if it were the present one."""
     answers: list[Any] = [[PartitionLag(P0, 1, 5, 4, 5)]]
 
@@ -28,25 +27,22 @@ def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypa
 
     monkeypatch.setattr(lag, "lag_of", lag_of)
 
-    async def main() -> None:
-        clock, admin = ManualClock(), SimpleNamespace(reachability=SimpleNamespace(outage=None))
-        monitor = LagMonitor(lambda: {"g": GroupTopics(admin, ["t"])}, clock)  # type: ignore[arg-type]
-        await monitor.start()
-        await clock.advance(1)
-        assert list(monitor.all()) == [("g", P0, 4)]
-        admin.reachability.outage = object()
-        assert (monitor.of("g"), list(monitor.all())) == ({}, [])
-        admin.reachability.outage = None
-        await clock.advance(20)
-        assert monitor.of("g")[P0].lag == 4
-        await clock.advance(20)
-        assert monitor.of("g") == {}
-        await monitor.stop()
-
-    asyncio.run(main())
+    clock, admin = ManualClock(), SimpleNamespace(reachability=SimpleNamespace(outage=None))
+    monitor = LagMonitor(lambda: {"g": GroupTopics(admin, ["t"])}, clock)  # type: ignore[arg-type]
+    await monitor.start()
+    await clock.advance(1)
+    assert list(monitor.all()) == [("g", P0, 4)]
+    admin.reachability.outage = object()
+    assert (monitor.of("g"), list(monitor.all())) == ({}, [])
+    admin.reachability.outage = None
+    await clock.advance(20)
+    assert monitor.of("g")[P0].lag == 4
+    await clock.advance(20)
+    assert monitor.of("g") == {}
+    await monitor.stop()
 
 
-def test_a_group_is_asked_for_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_is_asked_for_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions and pipelines may have other brokers; an outage of one cluster hides no lag of another."""
 
     async def lag_of(admin: Any, group: str, topics: Any) -> list[PartitionLag]:
@@ -54,15 +50,12 @@ def test_a_group_is_asked_for_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(lag, "lag_of", lag_of)
 
-    async def main() -> None:
-        clock = ManualClock()
-        one, other = (SimpleNamespace(lag=n, reachability=SimpleNamespace(outage=None)) for n in (1, 2))
-        groups = {"one": GroupTopics(one, []), "other": GroupTopics(other, [])}  # type: ignore[arg-type]
-        monitor = LagMonitor(lambda: groups, clock)
-        await monitor.start()
-        await clock.advance(1)
-        one.reachability.outage = object()
-        assert list(monitor.all()) == [("other", P0, 2)]
-        await monitor.stop()
-
-    asyncio.run(main())
+    clock = ManualClock()
+    one, other = (SimpleNamespace(lag=n, reachability=SimpleNamespace(outage=None)) for n in (1, 2))
+    groups = {"one": GroupTopics(one, []), "other": GroupTopics(other, [])}  # type: ignore[arg-type]
+    monitor = LagMonitor(lambda: groups, clock)
+    await monitor.start()
+    await clock.advance(1)
+    one.reachability.outage = object()
+    assert list(monitor.all()) == [("other", P0, 2)]
+    await monitor.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -128,31 +129,28 @@ class World:
         return [ACK] * len(delivery.records)
 
 
-Play = Callable[[World, Callable[[Redelivery, Callable[..., Any]], Any]], None]
+Play = Callable[[World], Any]
 
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Run a scene in a world, given the service and what asks it once."""
+    """Give the service in a world, and what asks it once."""
 
-    def run(world: World, scene: Callable[[Redelivery, Callable[..., Any]], Any]) -> None:
+    @contextlib.asynccontextmanager
+    async def run(world: World) -> AsyncIterator[tuple[Redelivery, Callable[..., Any]]]:
         monkeypatch.setattr(ended_offsets, "Lease", world.lease)
         monkeypatch.setattr(module, "EndedOffsets", lambda *_: world)
         monkeypatch.setattr(dead_letter_pages, "read_window", world.read)
+        consumers = {name: consumer(world, group=name) for name in ("g", "other")}
+        keeping = {"url": "http://127.0.0.1:1", "mode": "single", "offsets_path": "/offsets"}
+        consumers["keeps"] = consumer(world, group="keeps", backend=keeping, batch={})
+        anything = cast(Any, world)
+        redelivery = Redelivery(anything, consumers, anything, world.clock, "h")
 
-        async def main() -> None:
-            consumers = {name: consumer(world, group=name) for name in ("g", "other")}
-            keeping = {"url": "http://127.0.0.1:1", "mode": "single", "offsets_path": "/offsets"}
-            consumers["keeps"] = consumer(world, group="keeps", backend=keeping, batch={})
-            anything = cast(Any, world)
-            redelivery = Redelivery(anything, consumers, anything, world.clock, "h")
+        async def ask(**asked: Any) -> RedeliveryAnswer:
+            return await redelivery.run(RedeliveryRequest(**{"group": "g", **asked}))
 
-            async def ask(**asked: Any) -> RedeliveryAnswer:
-                return await redelivery.run(RedeliveryRequest(**{"group": "g", **asked}))
-
-            await scene(redelivery, ask)
-
-        asyncio.run(main())
+        yield redelivery, ask
 
     return run
 
@@ -175,11 +173,10 @@ def consumer(world: World, **settings: Any) -> RunningConsumer:
     )
 
 
-def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
+async def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
     """Never the other way round; and each call takes the lease and releases it."""
     world = World([letter_at(n) for n in range(5)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         assert [(await ask()).records for _ in range(3)] == [3, 2, 0]
         one, two = ("deliver 3", "save 3"), ("deliver 2", "save 2")
         assert world.log == [*around(*one), *around(*two), *around()]
@@ -187,49 +184,31 @@ def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
         assert world.epochs == [("g", 7)] * 2, "the live one of the partition they came from"
         assert (last.status, last.topics, last.instance) == ("empty", ["t.dlq", "missing.dlq"], "Reactive-Replay-h")
 
-    play(world, scene)
-
 
 def around(*steps: str) -> list[str]:
     """Return what a call does that takes the lease."""
     return ["lease", "load", *steps, "release"]
 
 
-def test_letters_of_others_and_other_records_stay(play: Play) -> None:
-    """Another consumer's are left to it, a group that is gone is anybody's; what is no letter is passed over."""
-    world = World([letter_at(0, "other"), letter_at(1, ""), letter_at(2), letter_at(3, "gone")])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
-        assert (await ask()).records == 2
-        assert (await ask()).records == 0
-        assert (await ask(group="other")).records == 1
-
-    play(world, scene)
-
-
-def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -> None:
+async def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: Play) -> None:
     """Who wrote them may not write there; they are counted, and who loops comes to an end."""
     forged = [letter_at(0, topic="p1"), letter_at(1, "gone", topic="p1")]
     world = World([*forged, letter_at(2), letter_at(3, topic="missing")])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         first, last = await ask(), await ask()
         assert (first.records, last.records, last.status) == (2, 0, "empty")
         said = "dead letters left are 2 of t.dlq, which name an origin that the consumer does not read"
         assert said in first.description and said in last.description
 
-    play(world, scene)
 
-
-def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(
+async def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that reads nothing else in its time says so, and the next one resumes behind them."""
     world = World([*(letter_at(n, topic="p1") for n in range(5)), letter_at(5, redrives=9), letter_at(7)])
     monkeypatch.setattr(dead_letter_pages, "_FIRST_ROUND", 1)
     world.seconds_per_read = 2.0
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         for count in (2, 4, 5):
             with pytest.raises(
                 ReadFailed, match=rf"{count} of t\.dlq, which name an origin .* call again, and reading"
@@ -242,14 +221,13 @@ def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(
         assert (await ask()).status == "empty"
         assert (await ask(lastretry=True)).records == 1, "the one that came back too often was not passed over for good"
 
-    play(world, scene)
 
-
-def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_reads_their_origin(play: Play) -> None:
+async def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_reads_their_origin(
+    play: Play,
+) -> None:
     """The consumer was registered anew with one more topic; those of a consumer that is gone are delivered too."""
     world = World([letter_at(0, topic="p1"), letter_at(2, "other"), letter_at(4)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (redelivery, ask):
         assert [(await ask()).records for _ in range(2)] == [1, 0]
         consumers = cast(dict[str, RunningConsumer], redelivery._consumers)
         consumers["g"] = consumer(world, group="g", topics=["t", "p1"])
@@ -257,99 +235,76 @@ def test_dead_letters_that_were_passed_over_are_delivered_when_the_consumer_read
         del consumers["other"]
         assert (await ask(topic="t")).records == 1
 
-    play(world, scene)
 
-
-def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(play: Play) -> None:
+async def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(play: Play) -> None:
     """How far calls came in the one before counts no more."""
     world = World([*(letter_at(n, topic="p1") for n in range(6)), letter_at(8)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         assert (await ask()).records == 1
         world.letters, world.topic_id = [letter_at(0)], "another"
         world.ended.clear()
         assert (await ask()).records == 1
 
-    play(world, scene)
 
-
-def test_who_loops_until_nothing_is_left_comes_to_an_end(play: Play) -> None:
+async def test_who_loops_until_nothing_is_left_comes_to_an_end(play: Play) -> None:
     """A letter whose record came back too often is kept back, and it is said; the last retry takes it."""
     world = World([letter_at(0, redrives=4), letter_at(2, redrives=5), letter_at(4, redrives=9)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         assert (await ask()).records == 1
         kept = await ask()
         assert (kept.status, kept.records) == ("empty", 0)
         assert "redriven 5 times" in kept.description
         assert (await ask(lastretry=True)).records == 2
 
-    play(world, scene)
 
-
-def test_a_topic_without_letters_costs_no_lease(play: Play) -> None:
+async def test_a_topic_without_letters_costs_no_lease(play: Play) -> None:
     """Whoever asks for all topics does not join a group for each."""
     world = World([])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         assert (await ask()).status == "empty"
-
-    play(world, scene)
     assert world.log == []
 
 
-def test_a_batch_ends_at_its_bytes(play: Play) -> None:
+async def test_a_batch_ends_at_its_bytes(play: Play) -> None:
     """One letter always fits."""
     world = World([letter_at(n, size=60) for n in range(3)] + [letter_at(4, size=1000)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         assert [(await ask()).records for _ in range(5)] == [1, 1, 1, 1, 0]
 
-    play(world, scene)
 
-
-def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that stays at the start does not let every call read all that ended behind it."""
     monkeypatch.setattr(dead_letter_pages, "_FIRST_ROUND", 10)
     world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
     world.ended = {(0, offset) for offset in range(1, 198)}
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         answer = await ask()
         assert answer.records == 2
         assert (world.reads, world.read_records) == (2, 12)
 
-    play(world, scene)
 
-
-def test_marks_that_are_not_written_leave_the_letters(play: Play) -> None:
+async def test_marks_that_are_not_written_leave_the_letters(play: Play) -> None:
     """The call fails, its marks are forgotten, and the letters come again: twice rather than never."""
     world = World([letter_at(n) for n in range(2)])
     world.save_fails = True
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         with pytest.raises(DeadLetterFailed, match="are not written"):
             await ask()
         world.save_fails = False
         assert (await ask()).records == 2
         assert world.log == [*around("deliver 2"), *around("deliver 2", "save 2")]
 
-    play(world, scene)
 
-
-def test_a_lease_that_is_lost_stops_the_call(play: Play) -> None:
+async def test_a_lease_that_is_lost_stops_the_call(play: Play) -> None:
     """Somebody else may mark by now, so nothing is delivered; the next call takes it anew."""
     world = World([letter_at(0)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         check, world.check = world.check, lose(world)  # type: ignore[method-assign]
         with pytest.raises(LeaseLost):
             await ask()
         world.check = check  # type: ignore[method-assign]
         assert (await ask()).records == 1
         assert world.log == [*around(), *around("deliver 1", "save 1")]
-
-    play(world, scene)
 
 
 def lose(world: World) -> Any:
@@ -360,23 +315,10 @@ def lose(world: World) -> Any:
     return check
 
 
-def test_a_topic_that_another_run_works_on_is_said(play: Play) -> None:
-    """As of a redrive."""
-    world = World([letter_at(0)])
-    world.taken = True
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
-        with pytest.raises(LeaseTaken, match="worked on by somebody"):
-            await ask()
-
-    play(world, scene)
-
-
-def test_who_is_away_is_said_with_one_code(play: Play) -> None:
+async def test_who_is_away_is_said_with_one_code(play: Play) -> None:
     """ERR12205 for Kafka and for the backend; nothing has ended by it."""
     world = World([letter_at(0)])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         world.failure = DestinationUnavailable("waiting for the backend")
         with pytest.raises(ReadFailed, match="none is lost: waiting for the backend"):
             await ask()
@@ -389,17 +331,21 @@ def test_who_is_away_is_said_with_one_code(play: Play) -> None:
         world.kafka_away = False
         assert (await ask()).records == 1
 
-    play(world, scene)
 
-
-def test_a_backend_that_keeps_offsets_is_left_alone(play: Play) -> None:
+async def test_a_backend_that_keeps_offsets_is_left_alone(play: Play) -> None:
     """A letter is an earlier record, and would move what it has stored."""
     world = World([letter_at(0, "keeps")])
-
-    async def scene(redelivery: Redelivery, ask: Callable[..., Any]) -> None:
+    async with play(world) as (_, ask):
         with pytest.raises(InvalidRequest, match="keeps the group's offsets"):
             await ask(group="keeps")
         assert (await ask(timeout=0)).status == "empty"
         assert "deliver 1" not in world.log
 
-    play(world, scene)
+
+async def test_a_topic_that_another_run_works_on_is_said(play: Play) -> None:
+    """As of a redrive."""
+    world = World([letter_at(0)])
+    world.taken = True
+    async with play(world) as (_, ask):
+        with pytest.raises(LeaseTaken, match="worked on by somebody"):
+            await ask()

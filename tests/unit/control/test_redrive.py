@@ -113,16 +113,6 @@ def test_a_count_that_is_no_number_starts_again(fake: FakeKafka, count: bytes | 
     assert ("headrace.redrive.count", b"1") in (fake.produced[0].headers or [])
 
 
-def test_second_redrive_sends_nothing_and_new_letters_only(fake: FakeKafka) -> None:
-    """What went back stays back, and what arrives later is left for the next run."""
-    fake.letter(1)
-    assert run(fake).records == 1
-    assert run(fake).records == 0
-    fake.letter(2)
-    assert run(fake).records == 1
-    assert fake.values == [b"v1", b"v2"]
-
-
 def test_a_topic_made_anew_begins_anew(fake: FakeKafka) -> None:
     """Marks belong to the topic, not to its name."""
     fake.letter(1)
@@ -161,18 +151,6 @@ def test_a_filter_that_matches_nothing_is_said(fake: FakeKafka) -> None:
         with pytest.raises(InvalidRequest, match=r"nothing matches: orders\.dlq has 1 dead letters left"):
             run(fake, errors=["Other"], dry_run=dry_run)
     assert fake.produced == []
-
-
-def test_failure_marks_what_went_and_says_why(fake: FakeKafka) -> None:
-    """What is not acknowledged is left for the next run, and only that."""
-    for number in range(5):
-        fake.letter(number)
-    fake.fail_at = {3}
-    with pytest.raises(KafkaTimeout):
-        run(fake)
-    assert fake.ended() == {0, 1, 3, 4}
-    assert run(fake).records == 1
-    assert sorted(fake.values) == [f"v{number}".encode() for number in range(5)]  # type: ignore[type-var]
 
 
 def test_what_is_not_saved_as_ended_is_said_and_repeated_within_the_bound(fake: FakeKafka, monkeypatch: Any) -> None:
@@ -328,7 +306,7 @@ def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatc
 def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> None:
     """Foreign records stop a redrive with partition and offset."""
     fake.letter(1)
-    fake.append(0, Record("x", 0, 0, 0, None, b"foreign"), [])
+    fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])
     with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is no dead letter"):
         run(fake)
     assert fake.produced == []

@@ -215,46 +215,6 @@ async def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> 
     assert "another registration reads topic t in the group g" in str(why)
 
 
-@pytest.mark.parametrize("what", ["name", "quota", "topic"])
-async def test_of_two_at_once_the_first_in_the_log_wins(what: str) -> None:
-    """The other one is told, takes its entry back, and in the meantime nobody runs it."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two, third = Process(log), Process(log), Process(log)
-    if what == "quota":
-        await one.put("a", "w", config("q"))
-        await two.settle()
-    owners = {"name": ("a", "b"), "quota": ("a", "a"), "topic": ("a", "b")}[what]
-    names = ("x", "x") if what == "name" else ("x", "y")
-    groups = ("g", "g") if what == "topic" else ("g", "h")
-    seen: list[dict[str, tuple[str, int]]] = []
-    taken_back = third.table.on_change
-
-    def look(key: str, entry: Entry | None) -> None:
-        taken_back(key, entry)
-        third.made.reconcile()
-        seen.append({name: (r.owner, r.version) for name, r in third.running.items() if name in names})
-
-    third.table.on_change = look
-    await one.put(owners[0], names[0], config(groups[0]))
-    error = RegistrationQuota if what == "quota" else RegistrationConflict
-    await refused(two.put(owners[1], names[1], config(groups[1])), error)
-    await third.settle()
-    assert [state for state in seen if state] == [{"x": seen[-1]["x"]}] * len([state for state in seen if state])
-    assert await one.settle() == await two.settle() == await third.settle()
-    assert [one.owner for one in third.made.all_of(None) if one.name in names] == [owners[0]]
-
-
-async def test_a_change_of_what_was_removed_at_the_same_time_is_told() -> None:
-    """Nobody has back what somebody took away without knowing."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two = Process(log), Process(log)
-    await one.put("a", "x", config())
-    await two.settle()
-    await one.made.remove("a", "x")
-    await refused(two.put("a", "x", config()), RegistrationConflict)
-    assert await one.settle() == await two.settle() == {}
-
-
 async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:
     """Else it would deliver what it holds while it drains; one that did not run lets nobody go."""
     log: list[tuple[str, Entry | None]] = []

@@ -172,4 +172,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=30)
+TestBreakerMachine.settings = settings(max_examples=3 * settings().max_examples, stateful_step_count=30)

@@ -144,20 +144,17 @@ def test_one_that_is_too_large_does_not_cost_the_others_their_headers() -> None:
     assert "StackTrace" in dict(topic.written[0].headers or ())
 
 
-def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
     """So that the others are not written again; and the topic is looked for anew, it may be gone."""
     topic = Topic(50_000)
     topic.down = {b"b"}
     writer = DeadLetterTopic("{topic}.dlq", topic.produce, topic.ensure)
 
-    async def test() -> None:
-        with pytest.raises(DeadLetterFailed, match=r"1 of 3 dead letters of t are not written to t\.dlq: down") as one:
-            await writer.write([letter(1), letter(2, b"b"), letter(3)])
-        assert one.value.parameters["missing"] == [1]
-        with pytest.raises(DeadLetterFailed, match="too large") as two:
-            await writer.write([letter(1, b"x" * 60_000), letter(2)])
-        assert two.value.parameters["missing"] == [0]
-
-    asyncio.run(test())
+    with pytest.raises(DeadLetterFailed, match=r"1 of 3 dead letters of t are not written to t\.dlq: down") as one:
+        await writer.write([letter(1), letter(2, b"b"), letter(3)])
+    assert one.value.parameters["missing"] == [1]
+    with pytest.raises(DeadLetterFailed, match="too large") as two:
+        await writer.write([letter(1, b"x" * 60_000), letter(2)])
+    assert two.value.parameters["missing"] == [0]
     assert topic.made == ["t.dlq"] * 2
     assert [(record.value or b"")[:1] for record in topic.written] == [b"v"] * 3

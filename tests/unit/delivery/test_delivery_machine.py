@@ -362,4 +362,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDeliveryMachine = DeliveryMachine.TestCase
-TestDeliveryMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=12)
+TestDeliveryMachine.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=12)

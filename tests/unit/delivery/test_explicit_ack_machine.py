@@ -295,7 +295,7 @@ ACTIONS = st.one_of(
     window=st.sampled_from([0, 0, 1, 3]),
     stubborn=st.booleans(),
 )
-@settings(max_examples=8 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples // 2)
 def test_no_commit_passes_an_open_record_and_all_that_is_acknowledged_is_committed(
     actions: list[tuple[Any, ...]], ordering: str, up_to: bool, window: int, stubborn: bool
 ) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN
-from headrace.delivery.tracker import AckTracker
+from headrace.delivery.protocols import HELD, NOT_BEGUN
 from headrace.lifecycle import Deadline
 from headrace.records import Committed
 from headrace.testing.bed import P0, RETRY, Bed, running
@@ -42,21 +39,6 @@ async def test_problems_are_said_and_what_has_ended_may_be_acknowledged_again() 
         assert "t-0 is not assigned to this process any more" in bed.pump.acknowledge(P0, 2, up_to=True)
 
 
-async def test_late_acknowledgements_count_until_their_time_is_over() -> None:
-    """Before a partition is given up."""
-    async with running(Bed(hooks={"ack_wait_seconds": 0.1})) as bed:
-        bed.answers = dict.fromkeys(range(10), HELD)
-        bed.feed(0, 1)
-        await bed.clock.advance(0.3)
-        revoked = asyncio.ensure_future(bed.pump.on_revoked([P0], Deadline(bed.clock, 5)))
-        await bed.clock.advance(0.05)
-        assert not revoked.done()
-        assert not bed.pump.acknowledge(P0, 0, up_to=False)
-        await bed.clock.advance(0.06)
-        assert revoked.result() == {P0: Committed(1)}
-        assert bed.pump.acknowledge(P0, 1, up_to=False)
-
-
 async def test_records_given_back_before_a_revoke_are_neither_failures_nor_ended() -> None:
     """The worker had not begun them."""
     async with running(Bed(max_records=4)) as bed:
@@ -70,86 +52,6 @@ async def test_records_given_back_before_a_revoke_are_neither_failures_nor_ended
         await bed.clock.advance(0)
         assert revoked.result() == {P0: Committed(2)}
         assert (bed.pump.counts.refusals, bed.pump.numbers()["breaker_open"], bed.letters) == (0, 0, [])
-
-
-@pytest.mark.parametrize("window", [1, 3, 5000])
-def test_the_window_keeps_the_commit_behind(window: int) -> None:
-    """By so many records, not offsets, never before what was committed, and not where an ack has moved it."""
-    tracker = AckTracker(1, Committed(10), window)
-    offsets = [*range(10, 20_010, 2)]
-    tracker.delivered(offsets)
-    assert tracker.to_commit == Committed(10)
-    for count in range(0, 10_000, 100):
-        tracker.done(offsets[count : count + 100], 1)
-        ended = count + 100
-        expected = offsets[ended - window] if ended >= window else 10
-        assert tracker.to_commit == Committed(expected)
-    tracker.delivered([30_000, 30_001])
-    tracker.hold([30_000])
-    tracker.acknowledge(30_000, up_to=True)
-    assert tracker.to_commit == Committed(30_001)
-
-
-def test_a_success_is_held_or_not() -> None:
-    """The two successes are told apart, though both have no error."""
-    assert (ACK.held, HELD.held, HELD.error) == (False, True, "")
-
-
-@pytest.mark.parametrize("up_to", [True, False])
-async def test_a_record_acknowledged_by_its_own_handler_ends_with_it(up_to: bool) -> None:
-    """As most handlers do; with those before it in the same delivery, or without."""
-    async with running(Bed(max_records=3)) as bed:
-        bed.answers = dict.fromkeys(range(10), HELD)
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        await bed.clock.advance(0)
-        assert not bed.pump.acknowledge(P0, 1, up_to=up_to)
-        await bed.clock.advance(1)
-        assert bed.commits.get(P0, Committed(0)) == Committed(0)
-        bed.free.set()
-        await bed.clock.advance(1)
-        assert (bed.commits[P0].offset, bed.pump.numbers()["held"]) == ((2, 1) if up_to else (0, 2))
-
-
-async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_is_too_late() -> None:
-    """Its delivery is abandoned at the deadline, and the acknowledgement counts."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1)
-        await bed.clock.advance(0)
-        assert not bed.pump.acknowledge(P0, 0, up_to=True)
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(1)}
-
-
-async def test_a_failed_record_needs_an_acknowledgement_after_its_next_call() -> None:
-    """That of a later record of its delivery does not count, because the handler has raised for it."""
-    async with running(Bed(max_records=3)) as bed:
-        bed.answers = {0: HELD, 1: RETRY, 2: HELD}
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        await bed.clock.advance(0)
-        assert not bed.pump.acknowledge(P0, 2, up_to=True)
-        bed.free.set()
-        await bed.clock.advance(0)
-        bed.answers[1] = HELD
-        await bed.clock.advance(9)
-        assert (bed.commits[P0].offset, bed.pump.numbers()["held"]) == (1, 1)
-        assert not bed.pump.acknowledge(P0, 2, up_to=True)
-        await bed.clock.advance(1)
-        assert bed.commits[P0] == Committed(3)
-
-
-async def test_an_acknowledgement_counts_for_no_other_delivery_in_flight() -> None:
-    """Which may not be with the handler yet."""
-    async with running(Bed(max_records=1, ordering="none")) as bed:
-        bed.answers = dict.fromkeys(range(3), HELD)
-        bed.free.clear()
-        bed.feed(0, 1)
-        await bed.clock.advance(0)
-        assert not bed.pump.acknowledge(P0, 1, up_to=True)
-        bed.free.set()
-        await bed.clock.advance(1)
-        assert (bed.commits.get(P0, Committed(0)).offset, bed.pump.numbers()["held"]) == (0, 1)
 
 
 async def test_a_held_record_is_skipped_by_hand() -> None:
@@ -172,13 +74,29 @@ async def test_a_held_record_is_skipped_by_hand() -> None:
         assert (bed.commits[P0], bed.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
 
 
-def test_the_window_is_not_for_what_was_acknowledged_in_its_own_call() -> None:
-    """As it is not for what was acknowledged later."""
-    tracker = AckTracker(1, Committed(0), 2)
-    tracker.delivered([0, 1, 2, 3])
-    tracker.acknowledge(1, up_to=True, in_flight=[0])
-    assert tracker.to_commit == Committed(0)
-    tracker.done(tracker.hold([0, 1]), 1)
-    assert tracker.to_commit == Committed(2)
-    tracker.done([2, 3], 1)
-    assert tracker.to_commit == Committed(2)
+async def test_a_failed_record_needs_an_acknowledgement_after_its_next_call() -> None:
+    """That of a later record of its delivery does not count, because the handler has raised for it."""
+    async with running(Bed(max_records=3)) as bed:
+        bed.answers = {0: HELD, 1: RETRY, 2: HELD}
+        bed.free.clear()
+        bed.feed(0, 1, 2)
+        await bed.clock.advance(0)
+        assert not bed.pump.acknowledge(P0, 2, up_to=True)
+        bed.free.set()
+        await bed.clock.advance(0)
+        bed.answers[1] = HELD
+        await bed.clock.advance(9)
+        assert (bed.commits[P0].offset, bed.pump.numbers()["held"]) == (1, 1)
+        assert not bed.pump.acknowledge(P0, 2, up_to=True)
+        await bed.clock.advance(1)
+        assert bed.commits[P0] == Committed(3)
+
+
+async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_is_too_late() -> None:
+    """Its delivery is abandoned at the deadline, and the acknowledgement counts."""
+    async with running(Bed()) as bed:
+        bed.free.clear()
+        bed.feed(0, 1)
+        await bed.clock.advance(0)
+        assert not bed.pump.acknowledge(P0, 0, up_to=True)
+        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(1)}

@@ -24,25 +24,6 @@ from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
 RETRIES = PumpHooks(delayed=DelayedRecord)
 
 
-async def test_a_held_partition_begins_nothing_and_ends_what_is_under_way() -> None:
-    """What is in flight is committed, the rest waits, other partitions go on; the status says who wants it so."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        await bed.clock.settle()
-        bed.pump.pause([P0], "it is paused by alice")
-        bed.free.set()
-        bed.feed(0, partition=P1)
-        await bed.clock.advance(1)
-        assert bed.delivered == [[0, 1], [0]]
-        assert bed.commits[P0] == Committed(2)
-        assert (bed.why(), bed.why(P1)) == ("it is paused by alice", "")
-        bed.pump.resume([P0])
-        await bed.clock.advance(1)
-        assert bed.delivered[2:] == [[2]]
-        assert bed.why() == ""
-
-
 async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
     """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
     async with running(Bed()) as bed:
@@ -113,21 +94,6 @@ async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() ->
         assert bed.commits[P0] == Committed(7)
 
 
-async def test_a_seek_fences_what_does_not_end_in_time() -> None:
-    """From the deadline on its results mean nothing, so the partition goes on though the handler hangs."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1)
-        await bed.clock.settle()
-        assert await bed.pump.moves.seek(P0, 7)
-        assert bed.pump.counts.abandoned == 2
-        bed.free.set()
-        bed.feed(7)
-        await bed.clock.advance(1)
-        assert bed.delivered == [[0, 1], [7]]
-        assert bed.commits[P0] == Committed(8)
-
-
 async def test_a_seek_of_what_is_not_ours_says_so() -> None:
     """Never assigned, lost while it drained, lost before the commit was acknowledged: each is a no."""
     async with running(Bed()) as bed:
@@ -159,19 +125,6 @@ async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_
         assert await second
         assert [offset for _, _, offset in bed.seeks] == [5, 6]
         assert bed.why() == ""
-
-
-async def test_a_held_partition_is_sought_and_stays_held() -> None:
-    """It begins there when it is released."""
-    async with running(Bed()) as bed:
-        bed.pump.pause([P0], "paused")
-        assert await bed.pump.moves.seek(P0, 5)
-        bed.feed(5)
-        await bed.clock.advance(1)
-        assert (bed.delivered, bed.why()) == ([], "paused")
-        bed.pump.resume([P0])
-        await bed.clock.settle()
-        assert bed.delivered == [[5]]
 
 
 async def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
+from headrace.testing.bed import BURY, P0, P1, Bed, running
 
 
 async def skip(bed: Bed, *offsets: int) -> list[str]:
@@ -24,40 +23,6 @@ async def skip(bed: Bed, *offsets: int) -> list[str]:
         bed.feed_again()
     await bed.clock.settle()
     return list(said)
-
-
-@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-async def test_a_record_is_skipped_while_it_is_in_flight(ordering: str) -> None:
-    """Its attempt is cancelled, the others of that attempt are delivered again, and the commit passes it."""
-    async with running(Bed(ordering=ordering, max_records=4)) as bed:
-        bed.free.clear()
-        keys = {0: b"a", 1: b"b", 2: b"c", 3: b"d"}
-        bed.pump.on_records(P0, 1, bed.keep([Record(*P0, offset, 0, key, b"v") for offset, key in keys.items()]))
-        await bed.clock.settle()
-        together = next((d for d in bed.delivered if 1 in d), [])
-        bed.deliveries.clear()
-        assert await skip(bed, 1) == ["skipped"]
-        bed.free.set()
-        await bed.clock.advance(1)
-        again = {offset for offsets in bed.delivered for offset in offsets}
-        assert 1 not in again and again >= {*together} - {1}
-        assert bed.commits[P0] == Committed(4)
-        assert bed.pump.numbers()["skipped_by_hand"] == 1
-
-
-async def test_the_commit_of_a_skip_holds_the_map() -> None:
-    """The first record hangs, and the drain waits for it no longer than it may; after a crash the skip holds."""
-    async with running(Bed(ordering="key", hooks={"drain_seconds": 0.01})) as bed:
-        bed.free.clear()
-        bed.feed(0, key=b"a")
-        bed.feed(1, key=b"b")
-        await bed.clock.settle()
-        assert await skip(bed, 1) == ["skipped"]
-        (_, _, offset) = bed.seeks[-1]
-        found = decode(bed.commits[P0].metadata, 0)
-        assert (offset, found and found.has(1), found and found.has(0)) == (0, True, False)
-        assert bed.pump.counts.abandoned == 1
-        bed.free.set()
 
 
 async def test_a_late_answer_means_nothing() -> None:
@@ -82,28 +47,6 @@ async def test_a_late_answer_means_nothing() -> None:
             bed.free.set()
             await bed.clock.advance(30)
         assert bed.commits[P0] == Committed(12)
-
-
-async def test_records_are_skipped_that_have_not_begun() -> None:
-    """While one is ready, blocked by its key, in its retry pause, and before it comes from Kafka; also in a pause."""
-    async with running(Bed(ordering="key")) as bed:
-        bed.answers[0] = RETRY
-        for offset, key in ((0, b"a"), (1, b"a"), (2, b"a"), (3, b"b")):
-            bed.feed(offset, key=key)
-        bed.pump.pause([P0], "paused")
-        bed.feed(4, key=b"c")
-        await bed.clock.settle()
-        assert bed.delivered == [[0], [3]]
-        for offset in (1, 4, 0):
-            assert await skip(bed, offset) == ["skipped"]
-        assert await skip(bed, 9) == ["will be skipped"]
-        bed.pump.resume([P0])
-        bed.feed(7, 9, key=b"d")
-        await bed.clock.settle()
-        bed.feed_again()
-        await bed.clock.advance(30)
-        assert bed.delivered == [[0], [3], [2], [7]]
-        assert bed.commits[P0] == Committed(10)
 
 
 async def test_records_that_are_skipped_together_are_skipped_one_after_the_other() -> None:
@@ -135,18 +78,6 @@ async def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None
         await bed.clock.settle()
         assert "t-1: offset 1 is skipped by hand: why not" in caplog.text
         assert ended == [(1, Outcome.SKIPPED_BY_HAND, "why not")]
-
-
-async def test_with_the_record_its_trouble_is_gone() -> None:
-    """It was in its retry pause and the only one; nothing is left to be said of it."""
-    async with running(Bed()) as bed:
-        bed.answers[0] = RETRY
-        bed.feed(0)
-        await bed.clock.settle()
-        assert "offset 0 failed 1 of 3 times" in bed.why()
-        await skip(bed, 0)
-        await bed.clock.advance(20)
-        assert (bed.pump.readiness().ready, bed.why(), bed.delivered) == (True, "", [[0]])
 
 
 @pytest.mark.parametrize("letters", [{}, {"without_letters": True}], ids=["not written", "off"])

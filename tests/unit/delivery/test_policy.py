@@ -92,12 +92,6 @@ def test_one_answer_for_several_records_blames_none_of_them(code: int) -> None:
     assert ends(judged(status(500), bad)) == {"retry": [0], "dead letter": [1]}
 
 
-def test_attempts_are_used_up() -> None:
-    """After the last attempt the record is a dead letter."""
-    assert ends(judged(FAILED, attempt=2, attempts=3)) == {"retry": [0]}
-    assert ends(judged(FAILED, attempt=3, attempts=3)) == {"dead letter": [0]}
-
-
 def test_a_deadline_ends_what_has_attempts_left() -> None:
     """It counts from the first failure, and the letter says so."""
     assert ends(judged(FAILED, attempt=2, age_seconds=9.0, deadline_seconds=10)) == {"retry": [0]}
@@ -135,12 +129,6 @@ def test_with_the_meaning_of_light_4j_exactly_the_percentage_rolls_back(failed: 
     found = judged(*[FAILED] * failed, *[ACK] * (4 - failed), rollback_at_percent=50)
     assert (Outcome.ROLL_BACK in found) == rolls_back
     assert Outcome.ROLL_BACK not in judged(FAILED, FAILED, ACK, ACK, rollback_threshold_percent=50)
-
-
-def test_roll_backs_end_with_the_attempts() -> None:
-    """Then the good ones end and the bad ones are letters: no offset is rolled back for ever."""
-    found = judged(FAILED, FAILED, ACK, ACK, attempt=3, attempts=3, rollback_threshold_percent=0)
-    assert ends(found) == {"dead letter": [0, 1], "delivered": [2, 3]}
 
 
 def test_a_roll_back_leaves_out_what_has_ended_without_a_delivery() -> None:

@@ -219,4 +219,4 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicyMachine = PolicyMachine.TestCase
-TestPolicyMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=10)
+TestPolicyMachine.settings = settings(max_examples=3 * settings().max_examples // 2, stateful_step_count=10)

@@ -367,7 +367,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=8)
+TestTierMachine.settings = settings(max_examples=settings().max_examples, stateful_step_count=8)
 
 
 class CalmTierMachine(TierMachine):
@@ -388,4 +388,4 @@ class CalmTierMachine(TierMachine):
 
 
 TestCalmTierMachine = CalmTierMachine.TestCase
-TestCalmTierMachine.settings = settings(max_examples=settings().max_examples, stateful_step_count=20)
+TestCalmTierMachine.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=20)

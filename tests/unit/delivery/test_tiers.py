@@ -202,28 +202,6 @@ async def test_a_policy_for_an_error_of_the_same_name_buries_no_record_that_wait
     assert (len(broker.logs["g.retry.10s"]), broker.letters) == (1, [])
 
 
-async def test_a_record_that_has_gone_behind_its_key_is_not_delivered_here_when_the_destination_takes_nothing() -> None:
-    """By the time the others come again its key may be free, and it delivered from the retry topic."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
-    pump, _ = pump_of(broker, tiers, clock, max_records=2)
-    await tiers.write([letter(record(1), 2)])
-    broker.away = True
-    await pump.start()
-    pump.on_assigned({P3: 1}, {})
-    pump.on_records(P3, 1, [record(2), record(3, b"other")])
-    await clock.advance(1)
-    for copy in [*broker.logs["g.retry.10s"]]:
-        await tiers.end(copy)
-    broker.away = False
-    await clock.advance(60)
-    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [1, 2]
-    assert {r.offset for d in broker.delivered for r in d.records} == {3}
-    assert not pump.lanes[P3].tracker.has_open
-    await pump.stop()
-
-
 async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
     """The retry topic cannot be written: what is free is delivered, once, and the destination is not blamed."""
     broker, clock = Broker(), ManualClock()
@@ -477,37 +455,6 @@ async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> No
     await pump.stop()
 
 
-async def test_records_go_behind_those_of_their_key_and_others_do_not_wait() -> None:
-    """Entry first, then the tier; a record without key, or of another key, is delivered."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
-    order = KeyOrder(broker, broker.parked, tiers.write)
-    await tiers.write([letter(record(1), 2)])
-    batch = delivery(record(2), record(3, b"other"), record(4, None))
-    assert await order.deliver(batch) == [DELEGATED, ACK, ACK]
-    assert [r.offset for r in broker.delivered[0].records] == [3, 4]
-    waiting = [delayed_of(entry) for entry in broker.logs["g.retry.10s"]]
-    assert [(w.origin.offset, w.attempts, w.entry) for w in waiting] == [(1, 2, 0), (2, 0, 1)]
-    assert dict(broker.parked.of(record(9))) == {1: 0, 2: 1}
-
-
-async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
-    """After a crash it comes again; delivered now, it would come after the one that waits."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
-    order = KeyOrder(broker, broker.parked, tiers.write)
-    await tiers.write([letter(record(1), 2)])
-    await order.deliver(delivery(record(2)))
-    await broker.parked.unblock(record(1))
-    assert await order.deliver(delivery(record(1))) == [DELEGATED]
-    assert await order.deliver(delivery(record(2))) == [DELEGATED]
-    assert broker.delivered == []
-    assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
-    assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
-
-
 @pytest.mark.parametrize("outcome", [ACK, Reply("HTTP 409", "", 409)])
 async def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Reply) -> None:
     """Handled, or skipped by policy; a second copy in the tier is not delivered."""
@@ -523,21 +470,6 @@ async def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_on
     assert not broker.parked.of(record(1))
     assert await destination.deliver(delivery(second)) == [DELEGATED]
     assert len(broker.delivered) == 1
-
-
-async def test_a_dead_letter_frees_its_key_and_a_failure_keeps_it() -> None:
-    """The key is held while its record is retried in the tier."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
-    broker.answer = lambda record: RETRY
-    await tiers.write([letter(record(1), 2)])
-    (entry,) = broker.logs["g.retry.10s"]
-    assert await RetryTopicDestination(broker, tiers).deliver(delivery(entry, attempt=3)) == [RETRY]
-    assert broker.parked.of(record(1))
-    await tiers.write([letter(entry, 4)])
-    assert not broker.parked.of(record(1))
-    assert [dead.record.offset for dead in broker.letters] == [1]
 
 
 async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
@@ -559,3 +491,19 @@ async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() ->
     with pytest.raises(DeadLetterFailed, match="blocked keys are not written: no broker"):
         await tiers.write([letter(record(1), 2)])
     assert (broker.delivered, broker.logs) == ([], {})
+
+
+async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
+    """After a crash it comes again; delivered now, it would come after the one that waits."""
+    broker, clock = Broker(), ManualClock()
+    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
+    assert broker.parked
+    order = KeyOrder(broker, broker.parked, tiers.write)
+    await tiers.write([letter(record(1), 2)])
+    await order.deliver(delivery(record(2)))
+    await broker.parked.unblock(record(1))
+    assert await order.deliver(delivery(record(1))) == [DELEGATED]
+    assert await order.deliver(delivery(record(2))) == [DELEGATED]
+    assert broker.delivered == []
+    assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
+    assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]

@@ -20,36 +20,6 @@ def offset_of(tracker: AckTracker) -> int:
     return tracker.commit.offset
 
 
-def test_nothing_is_committed_before_anything_is_known() -> None:
-    """A fresh tracker has no commit offset."""
-    assert AckTracker(1).commit is None
-
-
-def test_a_delivered_record_holds_the_commit_offset() -> None:
-    """Until a record ends, its own offset is what may be committed."""
-    tracker = AckTracker(1)
-    tracker.delivered([5, 6, 9])
-    assert offset_of(tracker) == 5
-
-
-def test_a_gap_ends_with_the_next_record() -> None:
-    """Offsets that were never delivered do not hold the frontier."""
-    tracker = AckTracker(1)
-    tracker.delivered([5, 9, 12])
-    assert tracker.done([5], 1)
-    assert offset_of(tracker) == 9
-
-
-def test_a_later_success_does_not_pass_an_unfinished_record() -> None:
-    """Records that end out of order wait for the first one."""
-    tracker = AckTracker(1)
-    tracker.delivered([1, 2, 3])
-    assert not tracker.done([2, 3], 1)
-    assert offset_of(tracker) == 1
-    assert tracker.done([1], 1)
-    assert offset_of(tracker) == 4
-
-
 def test_another_epoch_is_ignored_and_counted() -> None:
     """A completion from before a rebalance moves nothing."""
     tracker = AckTracker(2)
@@ -76,17 +46,6 @@ def test_offsets_must_rise() -> None:
         tracker.delivered([3])
 
 
-def test_the_end_of_a_partition_brings_lag_to_zero() -> None:
-    """With nothing open, the end position is committed, past transaction markers."""
-    tracker = AckTracker(1)
-    tracker.delivered([0])
-    tracker.done([0], 1)
-    assert offset_of(tracker) == 1
-    assert tracker.end_reached(3)
-    assert offset_of(tracker) == 3
-    assert not tracker.end_reached(3)
-
-
 def test_an_end_that_is_said_while_a_record_is_open_is_committed_when_it_has_ended() -> None:
     """The client says it once; behind a transaction whose last record is in flight then, nothing more would come."""
     tracker = AckTracker(1)
@@ -99,31 +58,6 @@ def test_an_end_that_is_said_while_a_record_is_open_is_committed_when_it_has_end
     tracker.delivered([3, 4])
     tracker.done([3], 1)
     assert offset_of(tracker) == 4
-
-
-def test_what_ended_above_an_open_record_is_not_open_after_a_restart() -> None:
-    """The map travels beside the committed offset, and the next owner takes it up."""
-    tracker = AckTracker(1)
-    tracker.delivered([1, 2, 4, 7, 9])
-    tracker.done([2, 7], 1)
-    after = AckTracker(2, tracker.commit)
-    assert after.delivered([1, 2, 4, 7, 9]) == {2, 7}
-    assert after.open_records == 3
-    after.done([1], 2)
-    assert offset_of(after) == 4
-
-
-def test_a_map_that_was_not_read_to_its_end_is_kept() -> None:
-    """Two restarts in a row lose nothing, even when the one between them saw a part of the records only."""
-    first = AckTracker(1)
-    first.delivered(range(10))
-    first.done([1, 3, 8], 1)
-    second = AckTracker(2, first.commit)
-    assert second.delivered([0, 1, 2]) == {1}
-    second.done([0, 2], 2)
-    third = AckTracker(3, second.commit)
-    assert offset_of(third) == 3
-    assert third.delivered(range(3, 10)) == {3, 8}
 
 
 def test_what_ended_too_far_ahead_for_a_map_comes_again() -> None:
@@ -141,14 +75,6 @@ def test_without_anything_done_above_the_frontier_there_is_no_map() -> None:
     tracker.delivered([5, 6, 7])
     tracker.done([5, 6], 1)
     assert tracker.commit == Committed(7)
-
-
-def test_an_empty_partition_can_be_committed() -> None:
-    """Where a group stands is written down even before the first record."""
-    tracker = AckTracker(1)
-    assert tracker.end_reached(0)
-    assert tracker.commit == Committed(0)
-    assert not tracker.end_reached(0)
 
 
 class TrackerMachine(RuleBasedStateMachine):

@@ -23,6 +23,7 @@ from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, TopicPartition
 from headrace.testing import ManualClock
+from tests.staged import staged
 
 CONTINUE = ReadPolicy(on_gap="continue")
 BROKEN = confluent_kafka.KafkaError._BAD_MSG
@@ -55,43 +56,37 @@ def cut_off(member: Member) -> None:
 
 
 @pytest.mark.parametrize("happens", [recreated, cut_off])
-def test_a_partition_that_begins_anew_while_it_is_paused_is_read_again(
-    monkeypatch: pytest.MonkeyPatch, happens: Callable[[Member], None]
+@staged(with_member, policy=CONTINUE, flow=FlowControl(max_records=10), fixtures=("monkeypatch",))
+async def test_a_partition_that_begins_anew_while_it_is_paused_is_read_again(
+    member: Member, /, happens: Callable[[Member], None]
 ) -> None:
     """What was held is forgotten, so nothing would ever end and resume it."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.marks[P0] = 0, 50
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(10)))
-        await member.until(lambda: P0 in client.paused, "the pause of a full partition")
-        happens(member)
-        await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
-        await member.turns()
-        assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
-        client.give(Message(P0, 1))
-        await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
-
-    with_member(monkeypatch, test, policy=CONTINUE, flow=FlowControl(max_records=10))
+    client, heard = member.client, member.listener
+    client.marks[P0] = 0, 50
+    client.assign(P0)
+    client.give(*(Message(P0, offset) for offset in range(10)))
+    await member.until(lambda: P0 in client.paused, "the pause of a full partition")
+    happens(member)
+    await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
+    await member.turns()
+    assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
+    client.give(Message(P0, 1))
+    await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
 
 
-def test_a_topic_that_was_created_anew_begins_though_its_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_a_topic_that_was_created_anew_begins_though_its_leader_is_silent(member: Member, /) -> None:
     """The client finds the start by itself; to ask would stop the thread for all partitions, again and again."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.committed_offsets[P0] = 40
-        client.assign(P0)
-        await member.until(lambda: heard.assigned, "the assignment")
-        client.silent.add(P0)
-        recreated(member)
-        await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
-        await member.until(lambda: client.assigned[P0] == confluent_kafka.OFFSET_BEGINNING, "the start")
-        assert client.asked == []
-        await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
-
-    with_member(monkeypatch, test)
+    client, heard = member.client, member.listener
+    client.committed_offsets[P0] = 40
+    client.assign(P0)
+    await member.until(lambda: heard.assigned, "the assignment")
+    client.silent.add(P0)
+    recreated(member)
+    await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
+    await member.until(lambda: client.assigned[P0] == confluent_kafka.OFFSET_BEGINNING, "the start")
+    assert client.asked == []
+    await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "continue"])
@@ -131,61 +126,52 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
     with_member(monkeypatch, test, listener=pump, policy=ReadPolicy(on_gap=on_gap), flow=FlowControl(max_records=40))
 
 
-def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(member: Member, /) -> None:
     """Its room is given back, and a seek that waits is answered."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(10)))
-        await member.until(lambda: len(heard.records) == 10, "the records")
-        client.commits_fail = True
-        seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], Committed(3)))
-        await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
-        client.assign(P0)
-        await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
-        await member.until(seek.done, "the answer of the seek")
-        assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
-
-    with_member(monkeypatch, test)
+    client, heard = member.client, member.listener
+    client.assign(P0)
+    client.give(*(Message(P0, offset) for offset in range(10)))
+    await member.until(lambda: len(heard.records) == 10, "the records")
+    client.commits_fail = True
+    seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], Committed(3)))
+    await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
+    client.assign(P0)
+    await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
+    await member.until(seek.done, "the answer of the seek")
+    assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
 
 
-def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one(member: Member, /) -> None:
     """The loop may be late with it; else more would be held than `flow` says."""
+    client, heard, taken = member.client, member.listener, threading.Event()
+    client.assign(P0)
+    client.give(*(Message(P0, offset) for offset in range(10)))
+    await member.until(lambda: len(heard.records) == 10, "the records")
 
-    async def test(member: Member) -> None:
-        client, heard, taken = member.client, member.listener, threading.Event()
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(10)))
-        await member.until(lambda: len(heard.records) == 10, "the records")
+    def release() -> None:
+        member.consumer.release(P0, 10, 20)
+        taken.set()
 
-        def release() -> None:
-            member.consumer.release(P0, 10, 20)
-            taken.set()
-
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(5)))
-        client._todo.put(release)  # type: ignore[arg-type]
-        assert taken.wait(10), "and the loop has not heard of the second assignment"
-        await member.turns()
-        assert member.consumer._flow.records == 5
-
-    with_member(monkeypatch, test)
+    client.assign(P0)
+    client.give(*(Message(P0, offset) for offset in range(5)))
+    client._todo.put(release)  # type: ignore[arg-type]
+    assert taken.wait(10), "and the loop has not heard of the second assignment"
+    await member.turns()
+    assert member.consumer._flow.records == 5
 
 
-def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_over(member: Member, /) -> None:
     """The client names the first offset of the batch; what has come of it would come twice in one assignment."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.marks[P0] = 0, 50
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(5)), Message(P0, 2, BROKEN))
-        await member.until(lambda: client.assigned.get(P0) == 5, "the partition to go on")
-        client.give(Message(P0, 5))
-        await member.until(lambda: len(heard.records) == 6, "the next record")
-
-    with_member(monkeypatch, test)
+    client, heard = member.client, member.listener
+    client.marks[P0] = 0, 50
+    client.assign(P0)
+    client.give(*(Message(P0, offset) for offset in range(5)), Message(P0, 2, BROKEN))
+    await member.until(lambda: client.assigned.get(P0) == 5, "the partition to go on")
+    client.give(Message(P0, 5))
+    await member.until(lambda: len(heard.records) == 6, "the next record")
 
 
 def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,35 +200,29 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
     with_member(monkeypatch, test)
 
 
-def test_a_partition_whose_leader_is_silent_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, policy=ReadPolicy("latest"), fixtures=("monkeypatch",))
+async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member, /) -> None:
     """With `latest` the end of each log is asked for; the others begin, and this one as soon as it answers."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.marks |= {P0: (0, 5), P1: (0, 7)}
-        client.silent.add(P0)
-        client.assign(P0, P1)
-        await member.until(lambda: P1 in heard.epochs, "the partition that answers")
-        assert (P0 in heard.epochs, client.paused, client.assigned[P1]) == (False, {P0}, 7)
-        assert "t-0: where to begin cannot be read" in member.consumer.trouble(P0)
-        client.silent.clear()
-        await member.until(lambda: P0 in heard.epochs, "the other partition")
-        assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, set(), "")
-
-    with_member(monkeypatch, test, policy=ReadPolicy("latest"))
+    client, heard = member.client, member.listener
+    client.marks |= {P0: (0, 5), P1: (0, 7)}
+    client.silent.add(P0)
+    client.assign(P0, P1)
+    await member.until(lambda: P1 in heard.epochs, "the partition that answers")
+    assert (P0 in heard.epochs, client.paused, client.assigned[P1]) == (False, {P0}, 7)
+    assert "t-0: where to begin cannot be read" in member.consumer.trouble(P0)
+    client.silent.clear()
+    await member.until(lambda: P0 in heard.epochs, "the other partition")
+    assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, set(), "")
 
 
-def test_a_partition_whose_committed_offset_cannot_be_read_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_a_partition_whose_committed_offset_cannot_be_read_holds_no_other(member: Member, /) -> None:
     """As one of a topic that the group may not read."""
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.refused[P0] = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
-        client.assign(P0, P1)
-        await member.until(lambda: P1 in heard.epochs, "the partition that may be read")
-        assert (P0 in heard.epochs, client.paused) == (False, {P0})
-
-    with_member(monkeypatch, test)
+    client, heard = member.client, member.listener
+    client.refused[P0] = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    client.assign(P0, P1)
+    await member.until(lambda: P1 in heard.epochs, "the partition that may be read")
+    assert (P0 in heard.epochs, client.paused) == (False, {P0})
 
 
 def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,23 +278,20 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
     with_member(monkeypatch, test)
 
 
-def test_what_has_ended_is_committed_before_the_client_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_what_has_ended_is_committed_before_the_client_closes(member: Member, /) -> None:
     """A closing client takes no part in a rebalance; one that is under way is waited for, as it takes no commits."""
+    client, heard = member.client, member.listener
 
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
+    async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
+        return dict.fromkeys(partitions, Committed(4))
 
-        async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
-            return dict.fromkeys(partitions, Committed(4))
-
-        heard.on_revoked = on_revoked
-        client.assign(P0)
-        await member.until(lambda: heard.assigned, "the assignment")
-        client.refusals = [confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS] * 2
-        await member.consumer.drain(Deadline(member.clock, 10))
-        assert client.log[-2:] == ["commit t-0 4", "close"]
-
-    with_member(monkeypatch, test)
+    heard.on_revoked = on_revoked
+    client.assign(P0)
+    await member.until(lambda: heard.assigned, "the assignment")
+    client.refusals = [confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS] * 2
+    await member.consumer.drain(Deadline(member.clock, 10))
+    assert client.log[-2:] == ["commit t-0 4", "close"]
 
 
 def test_a_store_that_does_not_answer_for_one_partition_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

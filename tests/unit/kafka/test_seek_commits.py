@@ -58,15 +58,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_it_begins_once_the_commit_is_acknowledged(bench: Bench) -> None:
-    """Until then the partition is not open, and afterwards it is yielded once."""
-    start = bench.seek(50, 2)
-    assert (bench.begun(), bench.resolver.is_open(PLACE)) == ([], True)
-    bench.report(PLACE, 50)
-    assert bench.begun() == [(PLACE, start)]
-    assert (bench.begun(), bench.resolver.is_open(PLACE)) == ([], False)
-
-
 def test_it_is_committed_behind_what_was_under_way(bench: Bench) -> None:
     """A report of the epoch before, or of another partition, begins nothing; the old offset is not sent again."""
     bench.want(PLACE, 9, 1)

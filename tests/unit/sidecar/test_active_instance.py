@@ -31,6 +31,7 @@ from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.spec import Topics
 from headrace.web.routes import active_stream
+from tests.staged import staged
 
 Test = Callable[[World, ActiveInstances, ActiveInstance], Coroutine[Any, Any, None]]
 DOWN = confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
@@ -68,282 +69,170 @@ async def delivered(world: World, instance: ActiveInstance, **limits: int) -> di
     return offsets
 
 
-def test_a_question_that_kafka_does_not_answer_leaves_the_instance_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_question_that_kafka_does_not_answer_leaves_the_instance_alive(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """The committed offsets are asked for on the polling thread, which must survive the error."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        world.failure = DOWN
-        with pytest.raises(KafkaError):
-            await world.run(instance.committed([P0]))
-        world.failure = None
-        assert await world.run(instance.committed([P0])) == {}
-        assert len((await delivered(world, instance))[P0]) == 10
-
-    with_instance(monkeypatch, test)
+    world.failure = DOWN
+    with pytest.raises(KafkaError):
+        await world.run(instance.committed([P0]))
+    world.failure = None
+    assert await world.run(instance.committed([P0])) == {}
+    assert len((await delivered(world, instance))[P0]) == 10
 
 
 @pytest.mark.parametrize("call", ["seek", "commit", "committed"])
-def test_a_call_ends_when_the_instance_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_call_ends_when_the_instance_is_deleted_meanwhile(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /, call: str
+) -> None:
     """The thread that should answer is gone."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        calls = {
-            "seek": lambda: instance.seek({P0: 3}),
-            "commit": lambda: instance.commit(),
-            "committed": lambda: instance.committed([P0]),
-        }
-        waiting = asyncio.ensure_future(calls[call]())
-        await world.clock.settle()
-        await instances.delete(instance)
-        with pytest.raises(HeadraceError) as caught:
-            async with asyncio.timeout(1):
-                await waiting
-        assert isinstance(caught.value, (KafkaUnavailable, CommitRefused))
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    calls = {
+        "seek": lambda: instance.seek({P0: 3}),
+        "commit": lambda: instance.commit(),
+        "committed": lambda: instance.committed([P0]),
+    }
+    waiting = asyncio.ensure_future(calls[call]())
+    await world.clock.settle()
+    await instances.delete(instance)
+    with pytest.raises(HeadraceError) as caught:
+        async with asyncio.timeout(1):
+            await waiting
+    assert isinstance(caught.value, (KafkaUnavailable, CommitRefused))
 
 
-def test_a_seek_does_not_drop_a_commit_that_is_not_sent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer of an asynchronous commit has promised it."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        assert len((await delivered(world, instance))[P0]) == 10
-        await instance.commit(wait=False)
-        await world.run(instance.seek({P0: 0}))
-        await world.turns()
-        assert world.committed == {P0: Committed(10), P1: Committed(10)}
-
-    with_instance(monkeypatch, test)
-
-
-@pytest.mark.parametrize("ends", ["delete", "unsubscribe"])
-def test_an_asynchronous_commit_survives_the_end_of_its_instance(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    """The consumer is closed before the commit has begun; the answer has promised it."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        await instance.commit(wait=False)
-        await (instances.delete(instance) if ends == "delete" else instance.unsubscribe())
-        await world.turns()
-        assert instance.death is None
-        assert world.committed == {P0: Committed(10), P1: Committed(10)}
-
-    with_instance(monkeypatch, test)
-
-
-def test_a_seek_moves_all_partitions_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_seek_moves_all_partitions_or_none(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """One of them is not assigned."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        with pytest.raises(InstanceState, match="no position has changed: t-2;"):
-            await world.run(instance.seek({P0: 3, P2: 0, P1: 3}))
-        assert await delivered(world, instance) == {}
-        await world.run(instance.seek({P0: 3, P1: 4}))
-        assert await delivered(world, instance) == {P0: [*range(3, 10)], P1: [*range(4, 10)]}
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    with pytest.raises(InstanceState, match="no position has changed: t-2;"):
+        await world.run(instance.seek({P0: 3, P2: 0, P1: 3}))
+    assert await delivered(world, instance) == {}
+    await world.run(instance.seek({P0: 3, P1: 4}))
+    assert await delivered(world, instance) == {P0: [*range(3, 10)], P1: [*range(4, 10)]}
 
 
-def test_lags_stay_known_while_kafka_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_lags_stay_known_while_kafka_is_asked(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """Until the answer: the new ones, or none after an error."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        world.append(P0, 10)
-        [status] = await instances.monitor.statuses()
-        assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
-        world.answers.clear()
-        asked = asyncio.ensure_future(instances.monitor.statuses())
-        await world.clock.settle()
-        assert [lag for _, _, lag in instances.monitor.lags()] == [1, 0]
-        world.failure = DOWN
-        world.answers.set()
-        assert (await asked)[0].lag is None and [*instances.monitor.lags()] == []
-        world.failure = None
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    world.append(P0, 10)
+    [status] = await instances.monitor.statuses()
+    assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
+    world.answers.clear()
+    asked = asyncio.ensure_future(instances.monitor.statuses())
+    await world.clock.settle()
+    assert [lag for _, _, lag in instances.monitor.lags()] == [1, 0]
+    world.failure = DOWN
+    world.answers.set()
+    assert (await asked)[0].lag is None and [*instances.monitor.lags()] == []
+    world.failure = None
 
 
 @pytest.mark.parametrize("ends", ["delete", "unsubscribe", "drain"])
-def test_a_waiting_read_ends_with_what_its_instance_reads(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_waiting_read_ends_with_what_its_instance_reads(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /, ends: str
+) -> None:
     """At once, with nothing; a wait of half an hour would be in vain."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        began = asyncio.get_running_loop().time()
-        waiting = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
-        await world.clock.settle()
-        calls = {
-            "delete": lambda: instances.delete(instance),
-            "unsubscribe": instance.unsubscribe,
-            "drain": lambda: instances.drain(Deadline(world.clock, 5)),
-        }
-        await calls[ends]()
-        assert (await waiting).records == []
-        assert asyncio.get_running_loop().time() - began < 1
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    began = asyncio.get_running_loop().time()
+    waiting = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
+    await world.clock.settle()
+    calls = {
+        "delete": lambda: instances.delete(instance),
+        "unsubscribe": instance.unsubscribe,
+        "drain": lambda: instances.drain(Deadline(world.clock, 5)),
+    }
+    await calls[ends]()
+    assert (await waiting).records == []
+    assert asyncio.get_running_loop().time() - began < 1
 
 
-def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """It waited for the one before, and would leave a thread or a task that nothing ends."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        late = [
-            asyncio.ensure_future(work)
-            for work in (
-                instance.subscribe(Topics(["t"])),
-                instance.subscribe(Topics(matches=lambda name: True)),
-                instance.committed([P0]),
-            )
-        ]
-        await asyncio.sleep(0)
-        await instances.delete(instance)
-        for each in late:
-            with pytest.raises((InstanceNotFound, KafkaUnavailable)):
-                await each
-        await world.clock.settle()
-        assert (world.clients, {t.get_name() for t in asyncio.all_tasks() if "topics" in t.get_name()}) == ([], set())
-
-    with_instance(monkeypatch, test)
-
-
-def test_two_subscriptions_at_a_time_leave_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them would otherwise look at topics for ever, and take the other's away."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        both = asyncio.gather(
-            instance.subscribe(Topics(matches=lambda name: True)), instance.subscribe(Topics(["other"]))
+    late = [
+        asyncio.ensure_future(work)
+        for work in (
+            instance.subscribe(Topics(["t"])),
+            instance.subscribe(Topics(matches=lambda name: True)),
+            instance.committed([P0]),
         )
-        await world.run(both)
-        await world.clock.advance(20)
-        await world.turns()
-        assert (list(instance.topics), world.clients[-1].topics) == (["other"], ["other"])
-
-    with_instance(monkeypatch, test)
-
-
-def test_records_that_are_delivered_during_the_revoke_are_refused_at_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their client must learn that nothing of them is committed; once, and the other partition is committed."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        found = await read(world, instance)
-        world.clients[-1].rebalance("on_revoke", P1)
-        await world.turns()
-        found.end(len(found.records))
-        with pytest.raises(CommitRefused, match="t-1"):
-            await world.run(instance.commit())
-        assert world.committed == {P0: Committed(10)}
-        assert await world.run(instance.commit()) == {}
-
-    with_instance(monkeypatch, test)
+    ]
+    await asyncio.sleep(0)
+    await instances.delete(instance)
+    for each in late:
+        with pytest.raises((InstanceNotFound, KafkaUnavailable)):
+            await each
+    await world.clock.settle()
+    assert (world.clients, {t.get_name() for t in asyncio.all_tasks() if "topics" in t.get_name()}) == ([], set())
 
 
-def test_a_refusal_is_not_lost_with_the_answer_of_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_two_subscriptions_at_a_time_leave_the_later_one(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """One of them would otherwise look at topics for ever, and take the other's away."""
+    both = asyncio.gather(instance.subscribe(Topics(matches=lambda name: True)), instance.subscribe(Topics(["other"])))
+    await world.run(both)
+    await world.clock.advance(20)
+    await world.turns()
+    assert (list(instance.topics), world.clients[-1].topics) == (["other"], ["other"])
+
+
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_refusal_is_not_lost_with_the_answer_of_kafka(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """The commit of the partitions that are left takes too long; the next one names those that are gone."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        world.clients[-1].rebalance("on_revoke", P1)
-        await world.turns()
-        with pytest.raises(KafkaTimeout):
-            await instance.commit()  # the thread takes no turn
-        with pytest.raises(CommitRefused, match="t-1"):
-            await world.run(instance.commit())
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    world.clients[-1].rebalance("on_revoke", P1)
+    await world.turns()
+    with pytest.raises(KafkaTimeout):
+        await instance.commit()  # the thread takes no turn
+    with pytest.raises(CommitRefused, match="t-1"):
+        await world.run(instance.commit())
 
 
-def test_what_a_lost_assignment_did_not_commit_is_committed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With auto commit, also if the same offset was handed over before."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        for _ in range(2):
-            await delivered(world, instance)
-            await delivered(world, instance)
-            await world.clock.advance(5)
-            world.clients[-1].rebalance("on_lost", P0)  # before the thread takes its commands
-            world.clients[-1].rebalance("on_assign", P0)
-            world.clients[-1].loses_commits = True
-            await world.turns()
-            world.clients[-1].loses_commits = False
-        await delivered(world, instance)
-        await delivered(world, instance)
-        await world.clock.advance(5)
-        await world.turns()
-        assert world.committed[P0] == Committed(10)
-
-    with_instance(monkeypatch, test, auto_commit_seconds=5.0)
-
-
-def test_an_instance_whose_consumer_died_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_an_instance_whose_consumer_died_says_so_at_once(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """Nothing will arrive, however long a read waits."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        world.clients[-1].poll = lambda seconds: 1 / 0  # type: ignore[method-assign,assignment]
-        await world.turns()
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(ReadFailed, match="create it again"):
-            await read(world, instance, wait_seconds=30)
-        with pytest.raises(KafkaUnavailable):
-            await world.run(instance.seek({P0: 1}))
-        assert asyncio.get_running_loop().time() - began < 1
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    world.clients[-1].poll = lambda seconds: 1 / 0  # type: ignore[method-assign,assignment]
+    await world.turns()
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(ReadFailed, match="create it again"):
+        await read(world, instance, wait_seconds=30)
+    with pytest.raises(KafkaUnavailable):
+        await world.run(instance.seek({P0: 1}))
+    assert asyncio.get_running_loop().time() - began < 1
 
 
-def test_a_commit_that_was_answered_early_is_kept_by_a_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka refuses commits for a while; then the partition moves."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        world.clients[-1].loses_commits = True
-        await instance.commit({P0: Committed(4)}, wait=False)
-        await world.turns()
-        world.clients[-1].loses_commits = False
-        world.clients[-1].rebalance("on_revoke", P0)
-        await world.turns()
-        assert world.committed == {P0: Committed(4)}
-
-    with_instance(monkeypatch, test)
-
-
-def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partition was lost, so nothing could be committed."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        world.clients[-1].loses_commits = True
-        await instance.commit(wait=False)
-        await world.turns()
-        world.clients[-1].loses_commits = False
-        world.clients[-1].rebalance("on_lost", P0)
-        await world.turns()
-        with pytest.raises(CommitRefused) as raised:
-            await world.run(instance.commit())
-        assert raised.value.parameters["refused"] == [P0._asdict()]
-
-    with_instance(monkeypatch, test)
-
-
-def test_a_second_read_waits_for_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_second_read_waits_for_a_cancelled_one(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
     """Its client has left, and the server takes a moment to notice; a read that lasts refuses the second."""
-
-    async def test(world: World, instances: ActiveInstances, instance: ActiveInstance) -> None:
-        await delivered(world, instance)
-        first = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
-        await world.clock.settle()
-        with pytest.raises(InstanceBusy):
-            await instance.read(max_bytes=1, max_records=1, wait_seconds=0)
-        second = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=0))
-        await world.clock.settle()
-        first.cancel()
-        (await second).end(0)
-
-    with_instance(monkeypatch, test)
+    await delivered(world, instance)
+    first = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
+    await world.clock.settle()
+    with pytest.raises(InstanceBusy):
+        await instance.read(max_bytes=1, max_records=1, wait_seconds=0)
+    second = asyncio.ensure_future(instance.read(max_bytes=1, max_records=1, wait_seconds=0))
+    await world.clock.settle()
+    first.cancel()
+    (await second).end(0)
 
 
 @pytest.mark.parametrize(("linger", "least", "count"), [(0.0, -1, 1), (60.0, -1, 3), (0.0, 25, 3)])
@@ -439,3 +328,97 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
         assert instance.positions == before and not instance.is_reading
 
     with_instance(monkeypatch, test)
+
+
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_seek_does_not_drop_a_commit_that_is_not_sent_yet(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """The answer of an asynchronous commit has promised it."""
+    assert len((await delivered(world, instance))[P0]) == 10
+    await instance.commit(wait=False)
+    await world.run(instance.seek({P0: 0}))
+    await world.turns()
+    assert world.committed == {P0: Committed(10), P1: Committed(10)}
+
+
+@pytest.mark.parametrize("ends", ["delete", "unsubscribe"])
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_an_asynchronous_commit_survives_the_end_of_its_instance(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /, ends: str
+) -> None:
+    """The consumer is closed before the commit has begun; the answer has promised it."""
+    await delivered(world, instance)
+    await instance.commit(wait=False)
+    await (instances.delete(instance) if ends == "delete" else instance.unsubscribe())
+    await world.turns()
+    assert instance.death is None
+    assert world.committed == {P0: Committed(10), P1: Committed(10)}
+
+
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_records_that_are_delivered_during_the_revoke_are_refused_at_commit(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """Their client must learn that nothing of them is committed; once, and the other partition is committed."""
+    found = await read(world, instance)
+    world.clients[-1].rebalance("on_revoke", P1)
+    await world.turns()
+    found.end(len(found.records))
+    with pytest.raises(CommitRefused, match="t-1"):
+        await world.run(instance.commit())
+    assert world.committed == {P0: Committed(10)}
+    assert await world.run(instance.commit()) == {}
+
+
+@staged(with_instance, auto_commit_seconds=5.0, fixtures=("monkeypatch",))
+async def test_what_a_lost_assignment_did_not_commit_is_committed_by_the_next(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """With auto commit, also if the same offset was handed over before."""
+    for _ in range(2):
+        await delivered(world, instance)
+        await delivered(world, instance)
+        await world.clock.advance(5)
+        world.clients[-1].rebalance("on_lost", P0)  # before the thread takes its commands
+        world.clients[-1].rebalance("on_assign", P0)
+        world.clients[-1].loses_commits = True
+        await world.turns()
+        world.clients[-1].loses_commits = False
+    await delivered(world, instance)
+    await delivered(world, instance)
+    await world.clock.advance(5)
+    await world.turns()
+    assert world.committed[P0] == Committed(10)
+
+
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_commit_that_was_answered_early_is_kept_by_a_revoke(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """Kafka refuses commits for a while; then the partition moves."""
+    await delivered(world, instance)
+    world.clients[-1].loses_commits = True
+    await instance.commit({P0: Committed(4)}, wait=False)
+    await world.turns()
+    world.clients[-1].loses_commits = False
+    world.clients[-1].rebalance("on_revoke", P0)
+    await world.turns()
+    assert world.committed == {P0: Committed(4)}
+
+
+@staged(with_instance, fixtures=("monkeypatch",))
+async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
+    world: World, instances: ActiveInstances, instance: ActiveInstance, /
+) -> None:
+    """The partition was lost, so nothing could be committed."""
+    await delivered(world, instance)
+    world.clients[-1].loses_commits = True
+    await instance.commit(wait=False)
+    await world.turns()
+    world.clients[-1].loses_commits = False
+    world.clients[-1].rebalance("on_lost", P0)
+    await world.turns()
+    with pytest.raises(CommitRefused) as raised:
+        await world.run(instance.commit())
+    assert raised.value.parameters["refused"] == [P0._asdict()]

@@ -344,5 +344,5 @@ class ActiveMachine(RuleBasedStateMachine):
 
 TestActive = ActiveMachine.TestCase
 TestActive.settings = settings(
-    max_examples=500 if settings().max_examples >= 500 else 15, stateful_step_count=25, report_multiple_bugs=False
+    max_examples=500 if settings().max_examples >= 500 else 30, stateful_step_count=25, report_multiple_bugs=False
 )

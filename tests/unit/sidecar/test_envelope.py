@@ -95,14 +95,6 @@ def outcomes(answer: Any, *offsets: int) -> list[Any]:
     return list(replies_of(json.dumps(answer).encode(), sent))
 
 
-@pytest.mark.parametrize("name", ["record", "consumerRecord"])
-def test_results_are_matched_by_coordinates(name: str) -> None:
-    """A backend may answer in any order if it echoes the records, under either name."""
-    found = outcomes([result(8, False, name), result(7, True, name)], 7, 8)
-    assert found[0] is ACK
-    assert found[1].error and not found[1].permanent
-
-
 @given(st.integers(1, 50), st.data())
 def test_any_order_of_echoed_results_gives_each_record_its_own(count: int, data: st.DataObject) -> None:
     """Whatever the order, and under mixed names."""

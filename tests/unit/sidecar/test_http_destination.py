@@ -115,8 +115,7 @@ def test_a_success_that_is_not_as_agreed_ends_nothing(status: int) -> None:
         deliver(destination(FakeClient(status, b'[{"processed":true}]')), TWO)
 
 
-@pytest.mark.parametrize("mode", ["results", "status"])
-@pytest.mark.parametrize("status", [301, 302, 304, 307, 308, 401, 403, 404, 408, 425, 429, 502, 503, 504])
+@pytest.mark.parametrize(("mode", "status"), [("results", 302), ("status", 307), ("results", 401), ("status", 503)])
 def test_statuses_that_speak_of_the_backend_blame_no_record(mode: str, status: int) -> None:
     """Among them every redirect, which is not followed."""
     with pytest.raises(DestinationUnavailable, match=f"http://localhost/: it answers HTTP {status}") as raised:
@@ -132,7 +131,7 @@ def test_a_backend_says_how_long_to_wait() -> None:
     assert raised.value.wait_seconds == 7
 
 
-@pytest.mark.parametrize("status", [400, 409, 413, 422, 500, 501, 599])
+@pytest.mark.parametrize("status", [400, 500])
 def test_any_other_failure_is_one_of_each_record(status: int) -> None:
     """With its status and the beginning of what was said, for the policy to judge."""
     outcomes = deliver(destination(FakeClient(status, b"\xffno" + b"x" * 9999)), TWO)
@@ -140,14 +139,6 @@ def test_any_other_failure_is_one_of_each_record(status: int) -> None:
         (False, f"HTTP {status}", status, "\ufffdno")
     ] * 2
     assert len(outcomes[0].reason) == 2000
-
-
-def test_the_policy_decides_whom_a_status_blames() -> None:
-    """A written line wins over the default, both ways."""
-    written = {"statuses": {"500": "unavailable", "503": "retry"}}
-    with pytest.raises(DestinationUnavailable):
-        deliver(destination(FakeClient(500), **written), TWO)
-    assert (deliver(destination(FakeClient(503), **written), TWO))[0].status == 503
 
 
 def test_records_that_cannot_be_read_do_not_keep_the_others_back() -> None:

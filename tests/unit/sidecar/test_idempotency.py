@@ -68,11 +68,11 @@ def read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 class Keys:
     """The service on that, one request after another."""
 
-    def __init__(self, kafka: Kafka, clock: ManualClock) -> None:
-        self.kafka, self.clock = kafka, clock
+    def __init__(self, kafka: Kafka, clock: ManualClock | None = None) -> None:
+        self.kafka, self.clock = kafka, clock or ManualClock()
         produce = ProduceService(ProducerConfig(), None, None, None)  # type: ignore[arg-type]  # not asked
         self.transactions = Transactions(ProducerConfig(delivery_timeout_seconds=0.5), produce, kafka)  # type: ignore[arg-type]
-        self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, clock)  # type: ignore[arg-type]
+        self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, self.clock)  # type: ignore[arg-type]
 
     async def __aenter__(self) -> Keys:
         await self.service.start()
@@ -97,16 +97,15 @@ class Keys:
 
 def run(kafka: Kafka, test: Any, clock: ManualClock | None = None) -> None:
     async def main() -> None:
-        async with Keys(kafka, clock or ManualClock()) as keys:
+        async with Keys(kafka, clock) as keys:
             await test(keys)
 
     asyncio.run(main())
 
 
-def test_a_key_that_comes_again_has_the_same_answer() -> None:
+async def test_a_key_that_comes_again_has_the_same_answer() -> None:
     """And writes nothing; the entry holds a hash of the request, not the request."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         first, replayed = await keys.write(request=b"a secret")
         assert (first.status, replayed, len(keys.kafka.written)) == (200, False, 2)
         again, replayed = await keys.send(request=b"a secret")
@@ -116,13 +115,10 @@ def test_a_key_that_comes_again_has_the_same_answer() -> None:
         assert first.body in (entry.value or b"")
         assert b"secret" not in (entry.value or b"") + (entry.key or b"")
 
-    run(Kafka(), test)
 
-
-def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
+async def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
     """Others may take the same word; another request under it is a conflict, also while the first one runs."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         await keys.write()
         with pytest.raises(errors.IdempotencyKeyReused):
             await keys.send(request=b"other")
@@ -139,25 +135,19 @@ def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
         await running
         assert (await keys.send(key=b"k2"))[1]
 
-    run(Kafka(), test)
 
-
-def test_a_request_that_failed_is_not_remembered() -> None:
+async def test_a_request_that_failed_is_not_remembered() -> None:
     """It may be sent again, also with another body."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         assert (await keys.write(errors.TransactionAborted()))[0].status == 503
         answer, replayed = await keys.write(request=b"other")
         assert (answer.status, replayed) == (200, False)
 
-    run(Kafka(), test)
 
-
-def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """504 and unknown; then busy; then the answer it should have had."""
     monkeypatch.setattr("headrace.sidecar.transactions._GRACE_SECONDS", 0)
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         keys.transactions._settings = ProducerConfig(delivery_timeout_seconds=0.1, linger_seconds=0)
         unknown, _ = await keys.send()
         assert (unknown.status, b'"outcome":"unknown"' in unknown.body) == (504, True)
@@ -168,13 +158,10 @@ def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch
         answer, replayed = await keys.send()
         assert (answer.status, replayed) == (200, True)
 
-    run(Kafka(), test)
 
-
-def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """No callback fails, and the key stays in use."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         problems: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
         sent = keys.send()
@@ -185,8 +172,6 @@ def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(errors.IdempotencyKeyBusy):
             await keys.send()
         assert problems == []
-
-    run(Kafka(), test)
 
 
 def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
@@ -210,24 +195,20 @@ def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
         run(Kafka(kept, odd), read, clock)
 
 
-def test_the_topic_of_keys_is_made_with_the_first_key() -> None:
+async def test_the_topic_of_keys_is_made_with_the_first_key() -> None:
     """Like the topic of that request; nobody who uses no keys gets one."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka(there=False)) as keys:
         assert not keys.kafka.there
         assert (await keys.write())[0].status == 200
         assert keys.kafka.there
 
-    run(Kafka(there=False), test)
 
-
-def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written, and the answer says what is waited for."""
     monkeypatch.setattr("headrace.sidecar.idempotency._WAIT_SECONDS", 0.01)
     kafka = Kafka()
     kafka.failure = errors.KafkaUnavailable("no broker")
-
-    async def test(keys: Keys) -> None:
+    async with Keys(kafka) as keys:
         with pytest.raises(errors.KafkaUnavailable, match="no broker"):
             await keys.send()
         assert keys.kafka.written == []
@@ -235,18 +216,13 @@ def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPat
         await keys.clock.advance(1)
         assert (await keys.write())[0].status == 200
 
-    run(kafka, test)
-
 
 @pytest.mark.parametrize("key", [b"", b"x" * 256, b"\xe9"])
-def test_a_key_is_visible_ascii(key: bytes) -> None:
+async def test_a_key_is_visible_ascii(key: bytes) -> None:
     """1 to 255 characters."""
-
-    async def test(keys: Keys) -> None:
+    async with Keys(Kafka()) as keys:
         with pytest.raises(errors.InvalidRequest):
             await keys.send(key=key)
-
-    run(Kafka(), test)
 
 
 def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:

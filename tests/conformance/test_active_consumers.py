@@ -26,8 +26,8 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 
 
 @pytest.fixture
-def url(site: Scene, headrace: Callable[..., Any]) -> str:
-    return headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}}).url
+def url(site: Scene, module_headrace: Callable[..., Any]) -> str:
+    return module_headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}}).url
 
 
 @pytest.fixture

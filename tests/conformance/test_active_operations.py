@@ -31,8 +31,8 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 
 
 @pytest.fixture
-def url(site: Scene, headrace: Callable[..., Any]) -> str:
-    return headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
+def url(site: Scene, module_headrace: Callable[..., Any]) -> str:
+    return module_headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
 
 
 @pytest.fixture
@@ -203,8 +203,9 @@ def value_of(url: str, metric: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
 
 
-def test_operators_see_instances_their_lag_and_their_reads(url: str, site: Scene, name: str) -> None:
+def test_operators_see_instances_their_lag_and_their_reads(site: Scene, headrace: Any, name: str) -> None:
     """In `/adm/consumers`, in the command, in metrics and in the audit."""
+    url = headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
     site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, 0) for n in range(7)))
     path = reading(url, site, name)
     site.wait_until(lambda: site.ask(f"{path}/records?max_records=2&timeout=5000").body, "the first records")

@@ -25,8 +25,8 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 
 
 @pytest.fixture
-def url(site: Scene, headrace: Callable[..., Any]) -> str:
-    return headrace({**site.config, "active_consumers": SETTINGS}).url
+def url(site: Scene, module_headrace: Callable[..., Any]) -> str:
+    return module_headrace({**site.config, "active_consumers": SETTINGS}).url
 
 
 class Worker:

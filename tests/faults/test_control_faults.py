@@ -11,7 +11,6 @@ import itertools
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,12 @@ from headrace.cli.api import Api
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import HeadraceError
-from headrace.kafka import Admin, Producer
+from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import (
-    Answer,
-    Fault,
-    HeadraceProcess,
-    Operation,
-    PauseSpan,
-    RecordingBackend,
-    Seek,
-    Skip,
-    check_pushed,
-)
-from headrace.testing.evidence import gather
+from headrace.testing import Answer, HeadraceProcess, Operation, PauseSpan, Seek, Skip, check_pushed
+from tests.faults.push_scene import PushScene, write
 
 CONSUMER = "/adm/reactive-consumers/push"
-PATIENCE_SECONDS = 200.0
 
 
 class Feeder(threading.Thread):
@@ -74,109 +62,44 @@ class Feeder(threading.Thread):
         self.join(120)
 
 
-class Scene:
+class Scene(PushScene):
     """A topic, a backend with a journal, and processes of one deployment that push to it."""
 
-    def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path) -> None:
-        self.topic, self._start = f"steer-{uuid.uuid4().hex[:8]}", start
-        self.group, self.journal = f"{self.topic}-push", folder / "journal"
-        self.backend = RecordingBackend(journal=self.journal)
+    def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path, partitions: int) -> None:
+        super().__init__(cluster, start, folder, partitions=partitions)
         self.backend.answer = Answer(delay_seconds=0.02)
-        self.kafka = KafkaConfig(bootstrap_servers=cluster.bootstrap_servers)
-        self.admin = Admin(self.kafka)
-        self.cluster = cluster
-        self.partitions = 0
-        self.faults: list[Fault] = []
-        self.operations: dict[int, list[Operation]] = {}
-
-    def create(self, partitions: int) -> None:
-        """Create the topics."""
-        self.partitions = partitions
-        self.operations = {number: [] for number in range(partitions)}
-        self.cluster.create_topic(self.topic, partitions, {})
-        self.cluster.create_topic(f"{self.topic}.dlq", partitions, {"message.timestamp.type": "LogAppendTime"})
-
-    def run(self, failpoints: str = "", *, wait: bool = True) -> HeadraceProcess:
-        """Start a process of the deployment."""
-        consumer = {
-            "topics": [self.topic],
-            "group": self.group,
-            "backend": {"url": self.backend.url, "timeout_seconds": 600},
-            "key_format": "string",
-            "value_format": "string",
+        self.settings = {
             "ordering": "key",
             "batch": {"max_records": 10},
             "max_in_flight": 8,
             "consumer": {"session_timeout_seconds": 3},
         }
-        config = {
-            "kafka": {"bootstrap_servers": self.kafka.bootstrap_servers},
-            "control": {"topic": f"_headrace-control-{self.topic}"},
-            "reactive_consumers": {"push": consumer},
-        }
-        return self._start(config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints})
+        self.operations: dict[int, list[Operation]] = {number: [] for number in range(partitions)}
 
-    def write(self, records: int, keys: int = 7) -> None:
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of a process of the deployment."""
+        return {**super().config, "control": {"topic": f"_headrace-control-{self.topic}"}}
+
+    def fill(self, records: int, keys: int = 7) -> None:
         """Write so many records of so many keys to each partition."""
+        made = (
+            OutgoingRecord(self.topic, b"k%d" % (n % keys), b"%d-%d" % (p, n), None, p)
+            for n in range(records)
+            for p in self.operations
+        )
+        write(self.kafka, [*made])
 
-        async def produce() -> None:
-            producer = Producer(self.kafka, ProducerConfig())
-            await producer.start()
-            batch = [
-                OutgoingRecord(self.topic, b"k%d" % (n % keys), b"%d-%d" % (p, n), None, p)
-                for n in range(records)
-                for p in range(self.partitions)
-            ]
-            assert not [result for result in await producer.produce(batch) if isinstance(result, Exception)]
-            await producer.stop()
-
-        asyncio.run(produce())
-
-    @contextlib.contextmanager
-    def fault(self) -> Iterator[None]:
-        """Until this ends, what no commit had ended when it began may be delivered again."""
-        begin = time.time()
-        yield
-        self.faults.append(Fault(begin, time.time()))
-
-    def wait_handled(self, more: int) -> None:
+    def wait_more(self, records: int) -> None:
         """Wait until the backend has handled so many more records than now."""
-        wanted = self.backend.accepted_records + more
-        wait_for(lambda: self.backend.accepted_records >= wanted, f"{more} more records at the backend")
+        self.wait_handled(self.backend.accepted_records + records)
 
-    def committed(self) -> dict[TopicPartition, int]:
-        """Return what the group has committed."""
-        return asyncio.run(self.admin.committed(self.group))
-
-    def members(self) -> int:
-        """Return how many members the group has."""
-        groups = asyncio.run(self.admin.list_groups())
-        return next((group.members for group in groups if group.name == self.group), 0)
-
-    def wait_done(self) -> None:
-        """Wait until the group has committed the end of every partition."""
-
-        async def left() -> int:
-            offsets, committed = await self.admin.topic_offsets(self.topic), await self.admin.committed(self.group)
-            return sum(abs(end - committed.get(partition, 0)) for partition, (_, end) in offsets.items())
-
-        wait_for(lambda: asyncio.run(left()) == 0, "the commits to reach the end")
-
-    def check(self) -> None:
+    def check(self) -> list[str]:
         """Ask the ledger."""
-        runs = asyncio.run(gather(self.kafka, self.admin, self.group, self.topic, self.journal))
-        assert [run.log[0].partition for run in runs] == list(range(self.partitions))
-        for run in runs:
-            found = check_pushed(run, "key", self.faults, self.operations[run.log[0].partition])
-            assert found == [], f"partition {run.log[0].partition}"
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
+        runs = self.evidence()
+        assert [run.log[0].partition for run in runs] == [*self.operations]
+        judged = zip(runs, self.operations.values(), strict=True)
+        return [text for run, done in judged for text in check_pushed(run, "key", self.faults, done)]
 
 
 def ask(process: HeadraceProcess, action: str, **body: Any) -> None:
@@ -193,15 +116,15 @@ def details(process: HeadraceProcess) -> dict[str, Any]:
         return {"commands": [{}], "partitions": [], "paused": None}
 
 
-def wait_obeyed(process: HeadraceProcess) -> None:
+def wait_obeyed(scene: Scene, process: HeadraceProcess) -> None:
     """Wait until no command waits for a process any more."""
-    wait_for(lambda: not details(process)["commands"], "every command to be done")
+    scene.wait_for(lambda: not details(process)["commands"], "every command to be done")
 
 
 @pytest.fixture
-def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[Scene]:
-    """A backend, and what starts processes; the topics are still to be created."""
-    made = Scene(kafka, headrace, tmp_path)
+def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A topic of one partition, or as many as the test asks for, a backend, and what starts processes."""
+    made = Scene(kafka, headrace, tmp_path, getattr(request, "param", 1))
     made.backend.start()
     yield made
     made.backend.stop()
@@ -218,63 +141,61 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[Scene]:
 )
 def test_a_process_dies_of_a_seek(scene: Scene, point: str) -> None:
     """Before the new offset is committed, before it begins there, or before it says so: the next process goes on."""
-    scene.create(1)
     process = scene.run(f"{point}=crash")
-    scene.write(300)
-    scene.wait_handled(120)
+    scene.fill(300)
+    scene.wait_more(120)
     begin = time.time()
     with scene.fault():
         ask(process, "seek", partitions=[0], offset=30)
-        wait_for(lambda: process.exit_code is not None, f"the crash at {point}")
+        scene.wait_for(lambda: process.exit_code is not None, f"the crash at {point}")
         assert process.exit_code == -signal.SIGKILL
         if point != "seek.before":
             assert scene.committed() == {TopicPartition(scene.topic, 0): 30}
         process = scene.run()
-        wait_obeyed(process)
+        wait_obeyed(scene, process)
         scene.operations[0].append(Seek(begin, time.time(), 30))
     scene.wait_done()
-    scene.check()
+    assert scene.check() == []
     assert process.terminate() == 0
 
 
 @pytest.mark.timeout(500)
 def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
-    scene.create(1)
     scene.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
-    scene.write(60, keys=1)  # first, because the end of an empty partition would be committed
+    scene.fill(60, keys=1)  # first, because the end of an empty partition would be committed
     process = scene.run("commit.before=crash")
-    wait_for(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
+    scene.wait_for(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
     begin = time.time()
     with scene.fault():
         ask(process, "skip", partition=0, offset=0, reason="the handler hangs on it")
-        wait_for(lambda: process.exit_code is not None, "the crash at the first commit")
+        scene.wait_for(lambda: process.exit_code is not None, "the crash at the first commit")
         assert process.exit_code == -signal.SIGKILL
         process = scene.run()
         scene.operations[0].append(Skip(begin, time.time(), 0))
     scene.wait_done()
-    scene.check()
+    assert scene.check() == []
     assert process.terminate() == 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
+@pytest.mark.parametrize("scene", [4], indirect=True)
 @pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> None:
     """Each change one process dies while a partition is sought, another is paused, and a record of that is skipped."""
-    scene.create(4)
     feeder = Feeder(scene.kafka, scene.topic, 4, per_round=20)
     processes = [scene.run(), scene.run()]
-    wait_for(lambda: scene.members() == 2, "both to be members")
+    scene.wait_for(lambda: scene.members() == 2, "both to be members")
     feeder.start()
     for change in range(changes):
         one, other = processes[change % 2], processes[1 - change % 2]
-        scene.wait_handled(1500)
+        scene.wait_more(1500)
         sought, paused = change % 4, (change + 1) % 4
         ask(other, "pause", partitions=[paused], reason="test")
-        wait_for(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
+        scene.wait_for(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
         paused_at, coming = time.time(), feeder.written[paused]
-        wait_for(lambda: feeder.written[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
+        scene.wait_for(lambda: feeder.written[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
         begin = time.time()
         with scene.fault():
             place = scene.committed().get(TopicPartition(scene.topic, sought), 0)
@@ -284,15 +205,15 @@ def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> 
             one.kill()
             one.start()
             one.wait_ready()
-            wait_for(lambda: scene.members() == 2, "both to be members")
-            wait_obeyed(other)
+            scene.wait_for(lambda: scene.members() == 2, "both to be members")
+            wait_obeyed(scene, other)
             scene.operations[sought].append(Seek(begin, time.time(), target))
             scene.operations[paused].append(Skip(begin, time.time(), coming))
         scene.operations[paused].append(PauseSpan(paused_at, time.time()))
         ask(other, "resume", partitions=[paused])
     feeder.stop()
     scene.wait_done()
-    scene.check()
+    assert scene.check() == []
     assert [process.terminate() for process in processes] == [0, 0]
 
 

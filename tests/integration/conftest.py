@@ -1,18 +1,23 @@
-"""The fixture of tests on running processes."""
+"""The fixtures of tests on running processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.devcluster.ports import free_ports
+from headrace.testing import Answer, HeadraceProcess, RecordingBackend
 from headrace.testing.scene import Scene
+from tests.active_client import send
 from tests.function_workers import Running, running_function, write_function
 
 __all__ = ["write_function"]
+QUICK = {"attempts": 3, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2}
 
 
 @pytest.fixture
@@ -25,3 +30,65 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 def running() -> Callable[..., AbstractAsyncContextManager[Running]]:
     """A factory of started functions whose workers are processes, stopped at the end of the block."""
     return running_function
+
+
+@pytest.fixture(scope="module")
+def registrations() -> dict[str, Any]:
+    """The sections of a process where the tests of a module register consumers, and the port of their backends."""
+    port = free_ports(1)[0]
+    table = f"_headrace-control-{uuid.uuid4().hex[:12]}"
+    return {"control": {"topic": table}, "registrations": {"backends": [f"http://127.0.0.1:{port}/"]}}
+
+
+@pytest.fixture
+def backend(registrations: dict[str, Any]) -> Iterator[RecordingBackend]:
+    """A backend of the test, where the process of its module may push to."""
+    [url] = registrations["registrations"]["backends"]
+    backend = RecordingBackend(int(url.rstrip("/").rpartition(":")[2]))
+    backend.start()
+    yield backend
+    backend.stop()
+
+
+@pytest.fixture
+def push(
+    site: Scene, backend: RecordingBackend, headrace: Any, module_headrace: Any, registrations: dict[str, Any]
+) -> Iterator[Callable[..., HeadraceProcess]]:
+    """Push a topic to the backend: `push(topic, **settings of the consumer)`, by the process of the module.
+
+    The consumer has the name of its topic. With `alone=True`, and whenever `more` has other sections of the file, it
+    has a process of its own.
+    """
+    registered: list[str] = []
+
+    def start(
+        topic: str, *, alone: bool = False, wait: bool = True, more: Any = None, env: Any = None, **settings: Any
+    ) -> HeadraceProcess:
+        consumer = {
+            "topics": [topic],
+            "group": f"{topic}-push",
+            **settings,
+            "retry": {**QUICK, **settings.get("retry", {})},
+            "backend": {"url": backend.url, **settings.get("backend", {})},
+        }
+        if alone or more or env or not wait:
+            config = {**site.config, **(more or {}), "reactive_consumers": {topic: consumer}}
+            return headrace(config, wait=wait, env=env)  # type: ignore[no-any-return]
+        process: HeadraceProcess = module_headrace({**site.config, **registrations})
+        answer = send("PUT", f"{process.url}/reactive-consumers/{topic}", consumer)
+        assert answer.status == 201, answer
+        registered.append(f"{process.url}/reactive-consumers/{topic}")
+        site.wait_until(lambda: send("GET", registered[-1]).body["state"] == "running", f"{topic} to be consumed")
+        return process
+
+    yield start
+    if registered:
+        backend.stop()  # ends what hangs
+        backend.answer = Answer()
+        backend.start()
+    for place in registered:
+        assert send("DELETE", place).status == 200
+        url, _, name = place.rpartition("/reactive-consumers/")
+        site.wait_until(
+            lambda url=url, name=name: send("GET", f"{url}/adm/reactive-consumers/{name}").status == 404, "its end"
+        )

@@ -50,8 +50,8 @@ def read(kafka: Any, topic: str, partition: int, count: int) -> list[Message]:
 
 
 @pytest.fixture
-def url(kafka: Any, schema_registry: Any, headrace: Callable[..., Any]) -> str:
-    return headrace(
+def url(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any]) -> str:
+    return module_headrace(
         {
             "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
             "schema_registry": {"url": schema_registry.url, "latest_seconds": 0, "timeout_seconds": 60},

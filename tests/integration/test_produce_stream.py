@@ -82,10 +82,12 @@ def test_every_receipt_is_where_its_line_is(site: Any, topic: Callable[..., str]
         assert offsets == [*range(len(offsets))]
 
 
-def test_a_client_that_does_not_read_is_not_read_from(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(
+    site: Any, topic: Callable[..., str], module_headrace: Any
+) -> None:
     """What it sends waits on its own side, memory stays bounded; it goes, and nothing of it is left."""
     name = topic()
-    process = headrace(site.config)
+    process = module_headrace(site.config)
     asyncio.run(exchange(process.url, name, [{"value": 0}] * 1000))  # what the process needs once is there
     before = resident_bytes(process.server.id.pid)
 
@@ -150,11 +152,11 @@ def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
 
 
 def test_a_client_that_is_gone_leaves_a_prefix_of_its_lines(
-    site: Any, topic: Callable[..., str], headrace: Any
+    site: Any, topic: Callable[..., str], module_headrace: Any
 ) -> None:
     """At least what it has receipts for, nothing after a gap, and the process goes on."""
     name = topic()
-    process = headrace(site.config)
+    process = module_headrace(site.config)
 
     async def main() -> int:
         async with Stream.open(process.url, name) as stream:

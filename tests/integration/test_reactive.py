@@ -5,33 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from headrace.records import Header, OutgoingRecord, TopicPartition
-from headrace.testing import Answer, HeadraceProcess
+from headrace.testing import Answer
 
 NOTHING = Answer(body=[])
 EVENT = {"specversion": b"1.0", "id": b"e 1", "source": b"/shop", "type": b"sold"}
-
-
-@pytest.fixture
-def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
-    """Start a process that pushes a topic to the backend: `push(topic, **settings of the consumer)`."""
-
-    def start(topic: str, *, wait: bool = True, more: Any = None, **settings: Any) -> HeadraceProcess:
-        consumer = {
-            "topics": [topic],
-            "group": f"{topic}-push",
-            "retry": {"attempts": 3, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
-            **settings,
-            "backend": {"url": backend.url, **settings.get("backend", {})},
-        }
-        return headrace({**site.config, **(more or {}), "reactive_consumers": {"push": consumer}}, wait=wait)
-
-    return start
 
 
 def offsets(records: list[dict[str, Any]]) -> list[int]:
@@ -133,7 +113,7 @@ def test_consumption_waits_for_the_backends_health(site: Any, topic: Any, push: 
     backend.answer = lambda request: Answer(status=503 if request.path == "/ready" else 200)
     process = push(name, backend={"health": {"path": "/ready", "interval_seconds": 0.05}}, wait=False)
     said = f"waiting for 2xx of GET /ready: {backend.url} answers HTTP 503"
-    site.wait_until(lambda: site.reasons(process.url).get("reactive push consumer") == said, "the reason")
+    site.wait_until(lambda: site.reasons(process.url).get(f"reactive {name} consumer") == said, "the reason")
     assert backend.accepted == []
     backend.answer = Answer()
     site.wait_committed(f"{name}-push", name, 2)
@@ -172,7 +152,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     own = [("trace", b"\x00\xff"), ("trace", None), ("a", b"")]
     site.write(name, *(OutgoingRecord(name, b"k\xfe%d" % n, b'{"n": %d}' % n, own) for n in range(5)))
     backend.answer = Answer(fails=lambda record: record["value"]["n"] in (1, 3))
-    process = push(name, key_format="binary", retry={"attempts": 3, "first_delay_seconds": 0.05})
+    push(name, key_format="binary", retry={"attempts": 3, "first_delay_seconds": 0.05})
     site.wait_committed(f"{name}-push", name, 5)
     assert offsets(backend.accepted) == [0, 2, 4]
     tries = [(entry["offset"], entry["attempt"]) for entry in backend.records if entry["offset"] in (1, 3)]
@@ -202,7 +182,6 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     assert [entry["deliveryId"] for entry in again] == [f"{name}-push:{name}:0:{first}" for first in (1, 3)]
     assert [entry["attempt"] for entry in again] == [1, 1]
     assert site.cli("groups", "lag", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
-    assert process.terminate() == 0
 
 
 def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: Any, backend: Any) -> None:
@@ -210,9 +189,9 @@ def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: A
     name = topic()
     backend.stop()
     site.write_json(name, *range(10))
-    process = push(name, retry={"attempts": 1, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1})
+    process = push(name, alone=True, retry={"attempts": 1, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1})
     reason = f"waiting for the backend {backend.url}"
-    site.wait_until(lambda: reason in site.reasons(process.url).get("reactive push delivery", ""), "the reason")
+    site.wait_until(lambda: reason in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason")
     assert site.ask(f"{process.url}/health/liveness").status == 200
     site.wait_until(lambda: reason in process.output, "the log to say it")
     backend.start()
@@ -312,7 +291,7 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
     name = topic()
     site.write_json(name, *range(20))
     backend.answer = Answer(delay_seconds=600)
-    process = push(name, batch={"max_records": 5})
+    process = push(name, alone=True, batch={"max_records": 5})
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.ask_to_stop()
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
@@ -322,7 +301,7 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
     assert process.exit_code == 0
     assert site.committed(f"{name}-push") == {TopicPartition(name, 0): len(backend.accepted)}
     assert "abandoned" not in process.output
-    push(name)
+    push(name, alone=True)
     backend.wait_for(lambda b: len(b.accepted) == 20)
     assert offsets(backend.accepted) == list(range(20))
 
@@ -332,7 +311,7 @@ def test_a_second_sigterm_stops_now(site: Any, topic: Any, push: Any, backend: A
     name = topic()
     site.write_json(name, 1)
     backend.answer = Answer(delay_seconds=600)
-    process = push(name)
+    process = push(name, alone=True)
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.signal(signal.SIGTERM)
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
@@ -360,11 +339,11 @@ def test_a_partition_that_stands_still_leaves_the_others_room(site: Any, topic: 
     name = topic(2)
     site.write(name, *(OutgoingRecord(name, None, b"1", partition=0) for _ in range(3000)))
     backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["partition"] == 0 else 0)
-    process = push(name, flow={"max_records": 1000})
+    process = push(name, alone=True, flow={"max_records": 1000})
 
     def taken() -> int:
         text = site.ask(f"{process.url}/metrics").body
-        found = re.search(r'headrace_received_records_total\{consumer="push",kind="reactive"\} (\d+)', text)
+        found = re.search(rf'headrace_received_records_total\{{consumer="{name}",kind="reactive"\}} (\d+)', text)
         return int(found[1]) if found else 0
 
     site.wait_until(lambda: taken() > 700, "a full house")
@@ -384,7 +363,7 @@ def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, ba
 
     def held() -> float:
         text = site.ask(f"{process.url}/metrics").body
-        found = re.search(r'headrace_open_records\{consumer="push",kind="reactive"\} (\S+)', text)
+        found = re.search(rf'headrace_open_records\{{consumer="{name}",kind="reactive"\}} (\S+)', text)
         return float(found[1]) if found else -1
 
     site.wait_until(lambda: held() >= 100, "records to be held")

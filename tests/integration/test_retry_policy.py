@@ -15,28 +15,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.devcluster import Received
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, Produced, Record
-from headrace.testing import Answer, HeadraceProcess
-
-QUICK = {"first_delay_seconds": 0.02, "max_delay_seconds": 0.1}
-
-
-@pytest.fixture
-def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
-    """Start a process that pushes a topic to the backend: `push(topic, more, **settings of the consumer)`."""
-
-    def start(topic: str, more: Any = None, **settings: Any) -> HeadraceProcess:
-        consumer = {
-            "topics": [topic],
-            "group": f"{topic}-push",
-            **settings,
-            "retry": {"attempts": 3, **QUICK, **settings.get("retry", {})},
-            "backend": {"url": backend.url, **settings.get("backend", {})},
-        }
-        config = {**site.config, "reactive_consumers": {"push": consumer}}
-        config["kafka"] = {**config["kafka"], **(more or {})}
-        return headrace(config)  # type: ignore[no-any-return]
-
-    return start
+from headrace.testing import Answer
 
 
 def spoiled_by(status: int, *offsets: int) -> Callable[[Received], Answer]:
@@ -127,7 +106,7 @@ def test_statuses_and_errors_mean_what_the_file_says(site: Any, topic: Any, push
     (letter,) = site.records(f"{name}.dlq")
     assert (history(letter)["offset"], history(letter)["attempts"]) == ("1", "1")
     metrics = site.ask(f"{process.url}/metrics").body
-    assert 'headrace_ended_records_total{consumer="push",kind="reactive",outcome="skipped"} 2.0' in metrics
+    assert f'headrace_ended_records_total{{consumer="{name}",kind="reactive",outcome="skipped"}} 2.0' in metrics
 
 
 def test_a_batch_with_too_many_failures_is_rolled_back_until_its_attempts_are_over(
@@ -163,9 +142,9 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
     name = topic()
     site.write_json(name, *range(3))
     backend.answer = spoiled_by(422, 1)
-    process = push(name, {"create_topics": False}, backend={"mode": "status"})
+    process = push(name, more={"kafka": {**site.config["kafka"], "create_topics": False}}, backend={"mode": "status"})
     site.wait_until(
-        lambda: "dead letters" in site.reasons(process.url).get("reactive push delivery", ""), "the reason", 60
+        lambda: "dead letters" in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason", 60
     )
     site.wait_until(lambda: f"group {name}-push, {name}-0 waits" in process.output, "the log", 60)
     site.wait_committed(f"{name}-push", name, 1)
@@ -184,9 +163,9 @@ def test_a_dead_letter_topic_that_refuses_holds_its_partition_until_it_takes(
     site.write(name, OutgoingRecord(name, b"a", value, None, 0), OutgoingRecord(name, b"b", b"1", None, 0))
     kafka.create_topic(f"{name}.dlq", 1, {"max.message.bytes": "2000"})
     backend.answer = Answer(status=422)
-    process = push(name, backend={"mode": "status"})
+    process = push(name, alone=True, backend={"mode": "status"})
     reason = f"are not written to {name}.dlq"
-    site.wait_until(lambda: reason in site.reasons(process.url).get("reactive push delivery", ""), "the reason", 60)
+    site.wait_until(lambda: reason in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason", 60)
     assert site.committed(f"{name}-push").get(site.records(name)[0].topic_partition, 0) == 0
     resource = ConfigResource(ResourceType.TOPIC, f"{name}.dlq")
     resource.add_incremental_config(

@@ -7,29 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from headrace.control.lag import lag_of
 from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer, HeadraceProcess
-
-
-@pytest.fixture
-def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
-    """Start a process with retry tiers: `push(topic, retry, **settings of the consumer)`."""
-
-    def start(topic: str, retry: dict[str, Any], **settings: Any) -> HeadraceProcess:
-        consumer = {
-            "topics": [topic],
-            "group": f"{topic}-push",
-            "backend": {"url": backend.url},
-            "retry": {"attempts": 1, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2, **retry},
-            **settings,
-        }
-        return headrace({**site.config, "reactive_consumers": {"push": consumer}})
-
-    return start
+from headrace.testing import Answer
 
 
 def fail(backend: Any, fails: Callable[[dict[str, Any]], bool]) -> None:
@@ -50,7 +31,7 @@ def test_a_failed_record_comes_back_from_its_tiers_as_it_was(site: Any, topic: A
     """Each delivery has the same identity, and the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["value"]["n"] == 1 and entry["attempt"] < 3)
-    push(name, {"tiers": [1, 2]})
+    push(name, retry={"attempts": 1, "tiers": [1, 2]})
     write(site, name, b"k", 0, 1, 2)
     backend.wait_for(lambda b: len(b.accepted) == 3)
     deliveries = seen(backend, 1)
@@ -70,7 +51,7 @@ def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, 
     """A dead letter tells the history of the record from its origin on, and nothing of the tiers."""
     name = topic()
     fail(backend, lambda entry: entry["value"]["n"] == 1)
-    process = push(name, {"attempts": 2, "tiers": [1, 2]})
+    process = push(name, retry={"attempts": 2, "tiers": [1, 2]})
     write(site, name, b"k", 0, 1, 2)
     group = f"{name}-push"
     site.wait_committed(f"{group}.retry", f"{group}.retry.2s", 1)
@@ -87,8 +68,8 @@ def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, 
     assert headers["headrace.dlq.first_failure"] < headers["headrace.dlq.last_failure"]
     assert not [header for header in headers if header.startswith("headrace.retry.")]
     metrics = site.ask(f"{process.url}/metrics").body
-    assert 'consumer="push",kind="reactive",outcome="retry_topic"} 2.0' in metrics
-    assert 'consumer="push",kind="reactive",outcome="dead_letter"} 1.0' in metrics
+    assert f'consumer="{name}",kind="reactive",outcome="retry_topic"}} 2.0' in metrics
+    assert f'consumer="{name}",kind="reactive",outcome="dead_letter"}} 1.0' in metrics
 
 
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
@@ -98,7 +79,7 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
     small, large = topic(max_message_bytes=20_000), topic()
     kafka.create_topic(f"{small}-push.retry.1s", 1, {"max.message.bytes": "20000"})
     fail(backend, lambda entry: entry["topic"] == large and entry["value"]["n"] < 2)
-    push(small, {"tiers": [1]}, topics=[small, large])
+    push(small, retry={"attempts": 1, "tiers": [1]}, topics=[small, large])
     big = OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000))
     site.write(large, big, *(OutgoingRecord(large, b"k", b'{"n":%d}' % n) for n in range(1, 5)))
     group = f"{small}-push"
@@ -114,7 +95,7 @@ def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
     """It is made with the largest limit of them."""
     small, large = topic(max_message_bytes=20_000), topic()
     fail(backend, lambda entry: entry["topic"] == large and entry["attempt"] == 1)
-    push(small, {"tiers": [1]}, topics=[small, large])
+    push(small, retry={"attempts": 1, "tiers": [1]}, topics=[small, large])
     site.write(large, OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000)))
     backend.wait_for(lambda b: b.accepted)
     assert [record["attempt"] for record in seen(backend, 0)] == [1, 2]
@@ -124,13 +105,13 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
     """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["attempt"] == 1)
-    process = push(name, {"tiers": [3]})
+    process = push(name, alone=True, retry={"attempts": 1, "tiers": [3]})
     write(site, name, b"k", 0)
     group = f"{name}-push"
     site.wait_committed(group, name, 1)
     assert process.terminate() == 0
     (waiting,) = site.records(f"{group}.retry.3s")
-    push(name, {"tiers": [3]})
+    push(name, alone=True, retry={"attempts": 1, "tiers": [3]})
     backend.wait_for(lambda b: b.accepted)
     site.wait_committed(f"{group}.retry", f"{group}.retry.3s", 1)
     assert {record["attempt"] for record in seen(backend, 0)} == {1, 2}
@@ -143,16 +124,16 @@ def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
     """Two processes; a key waits in the tier, others go on; one process dies, more records come; none overtakes."""
     name = topic(2)
     fail(backend, lambda entry: entry["value"]["n"] == 0 and entry["attempt"] <= 3)
-    settings = {"ordering": "key", "batch": {"max_records": 4}}
-    retry = {"attempts": 3, "tiers": [4], "keep_key_order": True}
-    first, _second = push(name, retry, **settings), push(name, retry, **settings)
+    settings: dict[str, Any] = {"ordering": "key", "batch": {"max_records": 4}}
+    settings["retry"] = {"attempts": 3, "tiers": [4], "keep_key_order": True}
+    first, _second = (push(name, alone=True, **settings) for _ in range(2))
     write(site, name, b"a", *range(4))
     write(site, name, b"b", *range(100, 104))
     group = f"{name}-push"
     site.wait_until(lambda: len(site.records(f"{group}.retry.4s")) >= 4, "records of the key to wait")
     first.kill()
     write(site, name, b"a", *range(4, 8))
-    push(name, retry, **settings)
+    push(name, alone=True, **settings)
     wanted = {*range(8), *range(100, 104)}
     backend.wait_for(lambda b: {record["value"]["n"] for record in b.accepted} == wanted, 240)
     site.wait_until(lambda: not waiting_in(site, group), "no key to wait")
@@ -169,13 +150,13 @@ def test_a_seek_back_delivers_what_lies_before_a_record_that_waits(
     """The key is unblocked first; else the earlier record would count as ended, because a later one waits."""
     name = topic()
     fail(backend, lambda entry: entry["value"]["n"] == 1)
-    process = push(name, {"tiers": [60], "keep_key_order": True}, ordering="key")
+    process = push(name, retry={"attempts": 1, "tiers": [60], "keep_key_order": True}, ordering="key")
     write(site, name, b"a", 0, 1, 2)
     group = f"{name}-push"
     site.wait_until(lambda: len(site.records(f"{group}.retry.60s")) == 2, "records of the key to wait")
     fail(backend, lambda entry: False)
     body = {"topic": name, "partitions": [0], "offset": 0}
-    answer = site.ask(f"{process.url}/adm/reactive-consumers/push/seek", body)
+    answer = site.ask(f"{process.url}/adm/reactive-consumers/{name}/seek", body)
     assert answer.body["results"][0]["outcome"] == "sought"
     backend.wait_for(lambda b: [record["value"]["n"] for record in b.accepted] == [0, 0, 1, 2])
     assert waiting_in(site, group) == []

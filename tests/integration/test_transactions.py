@@ -6,7 +6,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAborted
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
-from headrace.testing import HeadraceProcess
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
@@ -41,17 +40,9 @@ def values(site: Any, topic: str, count: int) -> list[Any]:
     return [json.loads(record.value) for record in site.records(topic)]
 
 
-@pytest.fixture(scope="module")
-def url(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One process for all tests that do not end it."""
-    config = {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}}
-    process = HeadraceProcess(config, tmp_path_factory.mktemp("headrace"))
-    process.start()
-    try:
-        process.wait_ready()
-        yield process.url
-    finally:
-        process.kill()
+@pytest.fixture
+def url(kafka: Any, module_headrace: Callable[..., Any]) -> str:
+    return str(module_headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}}).url)
 
 
 def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[..., str], url: str) -> None:

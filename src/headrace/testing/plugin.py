@@ -6,6 +6,7 @@ Installed with Headrace; name a fixture and it is there. Everything starts on fi
 import asyncio
 import contextlib
 import itertools
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -120,13 +121,12 @@ def backend() -> Iterator[RecordingBackend]:
     backend.stop()
 
 
-@pytest.fixture
-def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
-    """Start Headrace processes: `headrace(config, wait=True, env=None) -> HeadraceProcess`; killed after the test."""
+@contextlib.contextmanager
+def _processes(folder: Path) -> Iterator[Callable[..., HeadraceProcess]]:
     started: list[HeadraceProcess] = []
 
     def start(config: Mapping[str, Any], *, wait: bool = True, env: Mapping[str, str] | None = None) -> HeadraceProcess:
-        process = ForkedHeadrace(config, tmp_path / f"headrace-{len(started)}", env)
+        process = ForkedHeadrace(config, folder / f"headrace-{len(started)}", env)
         started.append(process)
         process.start()
         if wait:
@@ -137,3 +137,28 @@ def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
+    """Start Headrace processes: `headrace(config, wait=True, env=None) -> HeadraceProcess`; killed after the test."""
+    with _processes(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def module_headrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., HeadraceProcess]]:
+    """The Headrace process that a module's tests share: `module_headrace(config) -> HeadraceProcess`, one a config.
+
+    Each test uses topics and groups of its own.
+    """
+    shared: dict[str, HeadraceProcess] = {}
+    with _processes(tmp_path_factory.mktemp("shared")) as start:
+
+        def running(config: Mapping[str, Any]) -> HeadraceProcess:
+            key = json.dumps(config, sort_keys=True)
+            if key not in shared or shared[key].exit_code is not None:
+                shared[key] = start(config)
+            return shared[key]
+
+        yield running

@@ -240,7 +240,7 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path) -> Iterator[PushScene]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With `--long` run every short fault test several times: each time the fault hits another moment."""
+    """With `--all` run every short fault test several times: each time the fault hits another moment."""
     if metafunc.config.getoption("--all") and not metafunc.definition.get_closest_marker("long"):
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(1, _LONG_REPETITIONS + 1))

@@ -163,11 +163,11 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 @pytest.mark.parametrize(
     ("fault", "ordering"),
     [
-        (ABORTS.format(aborts="count % 10 == 0"), "partition"),
+        pytest.param(ABORTS.format(aborts="count % 10 == 0"), "partition", marks=pytest.mark.long),
         (ABORTS.format(aborts="count % 10 == 0"), "key"),
-        (ABORTS.format(aborts="count % 10 == 0"), "none"),
-        (UNCONFIRMED, "partition"),
-        (UNCONFIRMED, "key"),
+        pytest.param(ABORTS.format(aborts="count % 10 == 0"), "none", marks=pytest.mark.long),
+        pytest.param(UNCONFIRMED, "partition", marks=pytest.mark.long),
+        pytest.param(UNCONFIRMED, "key", marks=pytest.mark.long),
     ],
     ids=["aborts-partition", "aborts-key", "aborts-none", "unconfirmed-partition", "unconfirmed-key"],
 )
@@ -190,6 +190,7 @@ def test_transactions_that_fail_lose_and_repeat_nothing(
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("mutant", "wrong", "is_killed"),
@@ -225,6 +226,7 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
     process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "answer-lost"])

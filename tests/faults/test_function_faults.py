@@ -132,7 +132,7 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     assert alive(workers) == []
 
 
-@pytest.mark.parametrize("workers", ["workers-run", "workers-freeze"])
+@pytest.mark.parametrize("workers", ["workers-run", pytest.param("workers-freeze", marks=pytest.mark.long)])
 def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any, tmp_path: Path, workers: str) -> None:
     """In the middle of its frames; what it then says of them counts for nothing, and it takes part again."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
@@ -157,6 +157,7 @@ def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any
     assert (frozen.terminate(), peer.terminate()) == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restarts", [3, pytest.param(6, marks=pytest.mark.long)])
 def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path, restarts: int) -> None:
     """Three processes are replaced one after the other, once or twice; every call is the only one of its record."""
@@ -194,6 +195,7 @@ def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_pa
     assert peer.terminate() == 0
 
 
+@pytest.mark.long
 def test_many_topics_and_a_thousand_partitions_over_few_workers(
     kafka: Any, headrace: Any, topic: Any, tmp_path: Path
 ) -> None:
@@ -222,6 +224,7 @@ def test_many_topics_and_a_thousand_partitions_over_few_workers(
     assert "Traceback" not in process.output
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(
     kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path

@@ -33,7 +33,7 @@ def world(
     "member",
     [
         pytest.param({}, id="member"),
-        pytest.param({"instance_id": "one"}, id="static"),
+        pytest.param({"instance_id": "one"}, id="static", marks=pytest.mark.long),
         pytest.param({"group_protocol": "consumer"}, id="kip-848", marks=pytest.mark.long),
     ],
 )

@@ -80,7 +80,7 @@ def reader(
     )
 
 
-@pytest.mark.parametrize("how", ["subscriptions", "assignments"])
+@pytest.mark.parametrize("how", ["subscriptions", pytest.param("assignments", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["group", "topic"])
 def test_a_missing_right_is_answered_until_it_is_given(reader: Reader, kind: str, how: str) -> None:
     """At the start, and later while partitions are assigned; the same instance reads on."""
@@ -98,7 +98,7 @@ def test_a_missing_right_is_answered_until_it_is_given(reader: Reader, kind: str
         reader.receives(instance)
 
 
-@pytest.mark.parametrize("kind", ["group", "topic"])
+@pytest.mark.parametrize("kind", [pytest.param("group", marks=pytest.mark.long), "topic"])
 def test_an_instance_without_a_partition_forgets_the_refusal_too(reader: Reader, kind: str) -> None:
     """The topic has one partition, so one of two instances gets none."""
     row = reader.rights[kind]

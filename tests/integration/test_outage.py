@@ -87,7 +87,9 @@ def scene(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Sc
 @pytest.mark.parametrize(
     ("break_it", "mend", "why", "limit_seconds"),
     [
-        (Cluster.kill, Cluster.restart, "connection refused by 127.0.0.1", SOON_SECONDS),
+        pytest.param(
+            Cluster.kill, Cluster.restart, "connection refused by 127.0.0.1", SOON_SECONDS, marks=pytest.mark.long
+        ),
         (Cluster.pause, Cluster.resume, "neither an answer nor an error arrived", 2 * SOON_SECONDS),
     ],
     ids=["killed", "hanging"],

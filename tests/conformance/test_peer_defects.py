@@ -5,8 +5,7 @@
 | 1 | Karapace | a byte limit in a fetched block drops the rest of the block | `test_01` |
 | 2 | Karapace | an undecodable record drops its block | `test_02` |
 | 3 | Karapace | null, 0, false and "" are written as an empty value | `tests/unit/sidecar/test_produce_use_case.py`: \
-`test_null_and_absent_are_null_bytes`, `test_an_empty_string_is_not_null`; `tests/unit/web/test_http_edge.py`: \
-`test_values_are_not_touched_on_their_way` |
+`test_what_is_stored_of_a_request`; `tests/unit/web/test_strict_json.py`: `test_values_are_written_byte_for_byte` |
 | 4 | Karapace | a read with records waits for nearly its whole time | `test_04` |
 | 5 | Strimzi | an answer above the limit moves the position and loses the batch | `test_05` |
 | 6 | Strimzi | a record that is not JSON loses its batch | `test_06` |
@@ -17,9 +16,8 @@
 | 10 | Strimzi | `Accept` is compared as a whole | `test_10` |
 | 11 | Confluent | a commit without a body commits what was cut off | `test_11` |
 | 12 | Confluent | a record above the limit gives empty answers without end | `test_12` |
-| 13 | Dapr | the next success skips a failed record | `tests/unit/delivery/test_pump.py`: \
-`test_a_failed_record_is_retried_alone_and_holds_the_commit`, \
-`test_lost_partitions_commit_nothing_and_late_results_mean_nothing` |
+| 13 | Dapr | the next success skips a failed record | `tests/unit/delivery/test_delivery_machine.py`; \
+`tests/unit/delivery/test_attempts.py`: `test_one_bad_record_costs_its_hundred_neighbours_nothing` |
 | 14 | Dapr | a dead letter that cannot be written is ignored | `tests/unit/delivery/test_attempts.py`: \
 `test_a_letter_that_fails_is_said_at_once_and_once`; `tests/faults/test_dead_letter_faults.py` |
 | 15 | Redpanda | overlapping reads crash the process | `test_15` |

@@ -110,6 +110,7 @@ def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_thre
     assert set(seen) == {str(number) for number in range(6)}
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 async def test_one_dead_broker_of_three_is_no_outage(kafka_three: Any, bed: Any) -> None:
     """Whichever it is, also the one that was asked last: the others answer, and that is known."""

@@ -9,6 +9,7 @@ from headrace.testing.forked import run_command
 from headrace.testing.scene import Scene
 
 
+@pytest.mark.long
 def test_a_broker_that_is_down_is_named_until_it_is_back(kafka_three: Any, headrace: Any, tmp_path: Any) -> None:
     """The doctor warns of it; the log has a line at its start and at its end, and a gauge counts it."""
     kafka_three.create_topic("missing")

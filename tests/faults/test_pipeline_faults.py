@@ -284,6 +284,7 @@ def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path:
     assert found.total() == len(found)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_checkpoint_that_is_one_batch_old_is_refused(copying: Callable[..., Copying], tmp_path: Path) -> None:
     """Spark plans that batch again with what has arrived since, and the topic has its number: nothing is left out."""

@@ -134,13 +134,13 @@ def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[i
 def check_writing(api: Any, topics: list[str], path: str, count: int) -> None:
     statuses = send_all(writing_cases(api[path]["POST"], topics), count)
     assert sum(statuses.values()) >= count
-    assert sum(n for status, n in statuses.items() if status < 300) >= 0.3 * count, statuses
+    assert sum(n for status, n in statuses.items() if status < 300) >= 0.25 * count, statuses
     assert sum(n for status, n in statuses.items() if status >= 400) >= 0.1 * count, statuses
 
 
 @pytest.mark.parametrize("path", WRITING)
 def test_writing_is_as_documented(api: Any, topics: list[str], path: str) -> None:
-    """150 requests to produce, half as many to its relatives, of which three in ten at least are served."""
+    """150 requests to produce, half as many to its relatives, of which a quarter at least is served."""
     check_writing(api, topics, path, 150 if path == POST else 75)
 
 

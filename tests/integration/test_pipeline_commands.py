@@ -31,6 +31,7 @@ flows:
 LIMIT_SECONDS = 180.0
 
 
+@pytest.mark.long
 def test_a_file_runs_once_and_its_rows_are_shown_again_when_it_changes(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """A run with `once` ends by itself; a change of an SQL file shows its rows by the same Spark session."""
     source, target = topic(2), topic()

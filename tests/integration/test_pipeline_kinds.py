@@ -174,7 +174,8 @@ async def test_what_shall_fail_fails_for_good(
     assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
 
 
-@pytest.mark.parametrize("mode", ["append", pytest.param("update", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["append", "update"])
 async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
     """Each row is in a window or in the topic of late rows, with key and headers, over several micro-batches."""
     source, out, late = topic(1), topic(), topic()

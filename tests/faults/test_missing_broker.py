@@ -5,6 +5,8 @@ from __future__ import annotations
 import urllib.request
 from typing import Any
 
+import pytest
+
 from headrace.testing.forked import run_command
 from headrace.testing.scene import Scene
 

@@ -58,7 +58,7 @@ _AUTHORITY_FILES = (
     "/etc/ssl/cert.pem",
 )
 """Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
-_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* broker down|FATAL.* authorization failed")
+_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _STARTING = re.compile("GETPID .*: retrying")
 """Every new cluster causes it once, and the client tries again at once."""

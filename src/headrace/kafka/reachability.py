@@ -57,6 +57,9 @@ class _Unanswered(NamedTuple):
     began_at: float
     remind_at: float
     pause_seconds: float
+    """Until the reminder after the next."""
+    named_refusal: bool
+    """Whether it was reported that the brokers refuse the client."""
 
 
 class Reachability(Service):
@@ -221,11 +224,12 @@ class Reachability(Service):
             self._refused_requests = 0
         elif self._answered_at <= started_at or outage:  # else another client has had an answer meanwhile
             problem, known = self._errors.find() or _SILENT, self._unanswered
-            if known and now < known.remind_at:
+            named_refusal = problem.refused or bool(known and known.named_refusal)
+            if known and now < known.remind_at and named_refusal == known.named_refusal:
                 self._unanswered = known._replace(problem=problem)
                 return
             pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
-            self._unanswered = _Unanswered(problem, known.began_at if known else now, now + pause, pause)
+            self._unanswered = _Unanswered(problem, known.began_at if known else now, now + pause, pause, named_refusal)
             self._report(self.outage.why if self.outage else "")
 
     def _ask(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:

@@ -47,7 +47,7 @@ def test_the_client_does_not_repeat_itself() -> None:
     assert passes("GETPID 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 31)
     assert not passes("FAIL 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 100)
     assert not passes("REQTMOUT 127.0.0.1:1/2: Timed out 1 in-flight requests", 100)
-    metadata = "METADATA [c#consumer-13] [thrd:main]: sasl_ssl://b:1/1: Metadata request failed: broker down: Local: x"
+    metadata = "METADATA [c#consumer-13] [thrd:main]: sasl_ssl://b:1/1: Metadata request failed: connected: Local: x"
     assert not passes(metadata, 100)
     loading = "GETPID [p#producer-4] [thrd:main]: Failed to acquire idempotence PID from broker b:1/1: x: retrying"
     assert [passes(loading, seconds, 30) for seconds in (200, 205, 231)] == [False, False, True]

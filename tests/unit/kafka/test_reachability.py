@@ -70,6 +70,19 @@ def test_an_outage_is_told_again_after_growing_pauses() -> None:
     assert len(bed.said) < 15
 
 
+def test_a_refusal_is_told_at_once_and_once() -> None:
+    """The first report may have another reason; the one with the fix does not wait for the reminder."""
+    bed = Bed()
+    bed.asked(True)
+    bed.asked(False)
+    for _ in range(5):
+        bed.seen.failed(error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: bad password"))
+        bed.asked(False)
+        bed.seen.failed(REFUSED)
+        bed.asked(False)
+    assert ["login refused" in line for line in bed.said] == [False, True]
+
+
 def test_an_outage_without_an_error_says_one_time_only() -> None:
     """A question may end before its limit, so the limit is not said beside the time since the last answer."""
     bed = Bed()

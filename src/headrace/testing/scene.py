@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import confluent_kafka
+
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
@@ -82,8 +84,20 @@ class Scene:
 
     def wait_committed(self, group: str, topic: str, offset: int, partition: int = 0) -> None:
         """Wait until the group has committed an offset."""
-        where = TopicPartition(topic, partition)
-        self.wait_until(lambda: self.committed(group).get(where) == offset, f"{group} to commit {offset} of {where}")
+        where = confluent_kafka.TopicPartition(topic, partition)
+        servers = {"bootstrap.servers": self.kafka.bootstrap_servers}
+        client = confluent_kafka.Consumer({**servers, "group.id": group, "isolation.level": "read_uncommitted"})
+
+        def committed() -> int:
+            try:
+                return client.committed([where], timeout=1)[0].offset  # type: ignore[no-any-return]
+            except confluent_kafka.KafkaException:
+                return -1  # not yet: a broker may be away
+
+        try:
+            self.wait_until(lambda: committed() == offset, f"{group} to commit {offset} of {topic}-{partition}")
+        finally:
+            client.close()
 
     def cli(self, *words: str, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command as a user who has named the cluster, and check its exit code."""

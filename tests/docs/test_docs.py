@@ -42,6 +42,7 @@ from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.telemetry.metrics import BY_NAME
 from headrace.testing.secured import SecuredCluster
+from tests.docs.forked_commands import forked_commands
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -325,6 +326,13 @@ def background() -> Iterator[Any]:
         server.kill()
 
 
+@pytest.fixture
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the start of a `PATH` for the commands of the pages."""
+    with forked_commands(tmp_path_factory.mktemp("bin")) as folder:
+        yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """Return the variables of the servers that a page's examples use; a secured cluster has its files in the folder."""
     kafka = request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka"))
@@ -342,7 +350,14 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
 ALWAYS = ("README.md", "docs/when-something-fails.md")
 """The pages whose examples run in every test run."""
 RUN = [
-    pytest.param(page, marks=() if name_of(page) in ALWAYS else pytest.mark.long, id=name_of(page))
+    pytest.param(
+        page,
+        marks=[
+            pytest.mark.usefixtures(CLUSTERS.get(name_of(page), "kafka")),
+            *([] if name_of(page) in ALWAYS else [pytest.mark.long]),
+        ],
+        id=name_of(page),
+    )
     for page in PAGES
     if any(block.language == "sh" for block in blocks(page))
 ]
@@ -352,7 +367,13 @@ RUN = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", RUN)
 def test_commands_shown_do_what_the_page_says(
-    page: Path, tmp_path: Path, headrace: Any, backend: Any, background: Any, request: pytest.FixtureRequest
+    page: Path,
+    tmp_path: Path,
+    headrace: Any,
+    backend: Any,
+    background: Any,
+    programs: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Every shell block is run in a folder with the page's files; a text block behind it is what it prints."""
     if not any(runs(command) for block in blocks(page) if block.language == "sh" for command in commands(block)):
@@ -366,7 +387,7 @@ def test_commands_shown_do_what_the_page_says(
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")},
         **services,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": programs,
     }
     printed, skipped = "", set()
     for block in blocks(page):

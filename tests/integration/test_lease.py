@@ -21,6 +21,7 @@ from headrace.kafka import Admin, Lease
 from headrace.lifecycle import SystemClock
 from headrace.testing.secured import kafka_section, kafka_settings
 
+pytestmark = pytest.mark.secured
 _PATIENCE_SECONDS = 150.0
 _HOLDER = """
 import asyncio, sys

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
+pytestmark = pytest.mark.secured
 FLIGHT = {
     "type": "record",
     "name": "Flight",

@@ -18,6 +18,8 @@ from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAbor
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
 
+pytestmark = pytest.mark.secured
+
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
     """Return status, body and headers of an answer."""

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from headrace.records import OutgoingRecord
+from headrace.testing.scene import Scene
+
 _LIMIT_SECONDS = 60.0
 
 
@@ -68,6 +71,16 @@ class Instance:
                 break
         assert len(found) == count
         return found
+
+    def subscribe(self, topic: str) -> Instance:
+        """Subscribe, and wait for partitions."""
+        self.ok("POST", "/subscriptions", {"topics": [topic]})
+        wait_for(lambda: self.ok("GET", "/assignments")["partitions"], "the assignment")
+        return self
+
+    def wait_reading(self) -> None:
+        """Wait until a read waits."""
+        wait_for(lambda: self("GET", "/records?timeout=1").code == "ERR40067", "the read to wait")
 
     def first(self, query: str = "") -> list[Any]:
         """Read until there are records, once."""
@@ -145,6 +158,11 @@ class Connection:
         """Close with a reset, so that nothing more is received."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+def write(site: Scene, topic: str, *values: bytes | None, partition: int = 0) -> None:
+    """Write values with the key `k`."""
+    site.write(topic, *(OutgoingRecord(topic, b"k", value, None, partition) for value in values))
 
 
 def offsets_of(records: list[Any], partition: int = 0) -> list[int]:

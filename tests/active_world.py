@@ -10,7 +10,7 @@ import selectors
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import confluent_kafka
 import pytest
@@ -25,43 +25,12 @@ from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.spec import InstanceSpec
 from headrace.testing import ManualClock
+from tests.group_client import ConsumerClient, Message, plain, where
 
 T = TypeVar("T")
 
 P0, P1, P2 = (TopicPartition("t", n) for n in range(3))
 GROUP = "g"
-
-
-class Stored(NamedTuple):
-    """A record of the log, as the client gives it."""
-
-    partition_: TopicPartition
-    offset_: int
-    bytes_: bytes
-
-    def error(self) -> None:
-        return None
-
-    def topic(self) -> str:
-        return self.partition_.topic
-
-    def partition(self) -> int:
-        return self.partition_.partition
-
-    def offset(self) -> int:
-        return self.offset_
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1000 + self.offset_
-
-    def key(self) -> None:
-        return None
-
-    def value(self) -> bytes:
-        return self.bytes_
-
-    def headers(self) -> None:
-        return None
 
 
 class World:
@@ -72,7 +41,7 @@ class World:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
-        self.logs: dict[TopicPartition, list[Stored]] = {p: [] for p in (P0, P1, P2)}
+        self.logs: dict[TopicPartition, list[Message]] = {p: [] for p in (P0, P1, P2)}
         self.committed: dict[TopicPartition, Committed] = {}
         self.on_commit: Callable[[TopicPartition, Committed], None] = lambda partition, at: None
         self.clients: list[Client] = []
@@ -82,6 +51,9 @@ class World:
         self.answers.set()
         self.failure: confluent_kafka.KafkaException | None = None
         """Raised by questions to the coordinator while it is set."""
+        self.instances = self.process()
+        self.instance: ActiveInstance
+        """One of them, which the test makes."""
         patch.setattr(confluent_kafka, "Consumer", lambda settings: Client(self, settings))
         patch.setattr("headrace.kafka.loop_proxy.CommandQueue.wait", lambda queue, seconds: None)
         patch.setattr("headrace.kafka.consumer.OwnedThread", Steps)
@@ -91,10 +63,10 @@ class World:
         """Append records: JSON strings of so many bytes."""
         log = self.logs[partition]
         for size in sizes:
-            log.append(Stored(partition, len(log), b'"%s"' % (b"x" * max(0, size - 2))))
+            log.append(Message(partition, len(log), key=None, value=b'"%s"' % (b"x" * max(0, size - 2))))
 
-    def instances(self, **settings: Any) -> ActiveInstances:
-        """Return a process's instances, not started."""
+    def process(self, **settings: Any) -> ActiveInstances:
+        """Return the instances of a process, not started."""
         codecs: Any = Codecs(None)  # type: ignore[arg-type]
         return ActiveInstances(ActiveConsumersConfig(**settings), self, codecs, self.clock)  # type: ignore[arg-type]
 
@@ -147,22 +119,19 @@ class World:
         await self.turns()
 
 
-class Client:
-    """Kafka's client as one consumer uses it. Rebalances happen in its next poll."""
+class Client(ConsumerClient):
+    """The client of one consumer. Rebalances happen in its next poll."""
 
     newest: Client
 
     def __init__(self, world: World, settings: Mapping[str, Any]) -> None:
+        super().__init__()
         self.world = world
         self.steps: Steps
-        self.positions: dict[TopicPartition, int] = {}
-        self.paused: set[TopicPartition] = set()
-        self.topics: list[str] = []
         self.loses_commits = False
         """Whether commits fail."""
         self._events: deque[tuple[str, list[TopicPartition]]] = deque()
         self._reports: deque[tuple[confluent_kafka.KafkaError | None, list[Any]]] = deque()
-        self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
         self._on_commit = settings["on_commit"]
         world.clients.append(self)
         Client.newest = self
@@ -176,15 +145,9 @@ class Client:
         """Whether an event waits for the next poll."""
         return bool(self._events)
 
-    def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
-        self.topics, self._callbacks = list(topics), callbacks
-
     def unsubscribe(self) -> None:
         self.topics = []
-        self.rebalance("on_revoke", *self.positions)
-
-    def assignment(self) -> list[Any]:
-        return [plain(partition) for partition in self.positions]
+        self.rebalance("on_revoke", *self.assigned)
 
     def poll(self, seconds: float) -> Any:
         while self._reports:
@@ -197,11 +160,11 @@ class Client:
 
     def consume(self, most: int, seconds: float) -> list[Any]:
         found: list[Any] = []
-        for partition, position in self.positions.items():
+        for partition, position in self.assigned.items():
             if partition not in self.paused:
                 records = self.world.logs[partition][position : position + most - len(found)]
                 found += records
-                self.positions[partition] += len(records)
+                self.assigned[partition] += len(records)
         return found
 
     def incremental_assign(self, items: Sequence[Any]) -> None:
@@ -212,45 +175,24 @@ class Client:
                 )
             end = len(self.world.logs[where(item)])
             marks = {confluent_kafka.OFFSET_BEGINNING: 0, confluent_kafka.OFFSET_END: end}
-            self.positions[where(item)] = marks.get(item.offset, item.offset)
+            self.assigned[where(item)] = marks.get(item.offset, item.offset)
 
-    def incremental_unassign(self, items: Sequence[Any]) -> None:
-        for item in items:
-            del self.positions[where(item)]
+    def partitions(self) -> Iterable[TopicPartition]:
+        return self.world.logs
 
-    def pause(self, items: Sequence[Any]) -> None:
-        self.paused |= {where(item) for item in items}
-
-    def resume(self, items: Sequence[Any]) -> None:
-        self.paused -= {where(item) for item in items}
-
-    def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
+    def stored(self, partition: TopicPartition) -> tuple[Committed | None, Any]:
         if self.world.failure:
             raise self.world.failure
-        known = {where(item): self.world.committed.get(where(item)) for item in items}
-        return [
-            SimpleNamespace(
-                topic=p.topic,
-                partition=p.partition,
-                offset=at.offset if at else confluent_kafka.OFFSET_INVALID,
-                metadata=at.metadata if at else "",
-                error=None,
-            )
-            for p, at in known.items()
-        ]
+        return self.world.committed.get(partition), None
 
     def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
         return 0, len(self.world.logs[where(item)])
-
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        partitions = {p.partition: SimpleNamespace(leader=1) for p in self.world.logs}
-        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
 
     def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
         if self.world.failure:
             raise self.world.failure
         for item in [] if self.loses_commits else offsets:
-            assert where(item) in self.positions, f"a commit of {where(item)}, which is not assigned"
+            assert where(item) in self.assigned, f"a commit of {where(item)}, which is not assigned"
             at = Committed(item.offset, item.metadata or "")
             self.world.on_commit(where(item), at)
             self.world.committed[where(item)] = at
@@ -261,8 +203,7 @@ class Client:
             self._reports.append((failure, [plain(where(item), item.offset) for item in offsets]))
 
     def close(self) -> None:
-        if self.positions and self._callbacks:
-            self._callbacks["on_revoke"](self, [plain(p) for p in list(self.positions)])
+        super().close()
         self.world.clients.remove(self)
 
 
@@ -376,23 +317,13 @@ def spec_of(name: str = "one", **given: Any) -> InstanceSpec:
     return InstanceSpec(**values)
 
 
-async def read(world: World, instance: ActiveInstance, wait_seconds: float = 0.5, **limits: int) -> Any:
+async def read(world: World, wait_seconds: float = 0.5, **limits: int) -> Any:
     """Read what is there."""
     given = {"max_bytes": 200_000, "max_records": 10_000, **limits}
-    return await world.run(instance.read(wait_seconds=wait_seconds, **given))
+    return await world.run(world.instance.read(wait_seconds=wait_seconds, **given))
 
 
 def run_virtual(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in a loop with virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(work)
-
-
-def where(item: Any) -> TopicPartition:
-    """Return the partition of the client's object."""
-    return TopicPartition(item.topic, item.partition)
-
-
-def plain(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
-    """Return the client's object of a partition."""
-    return confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)

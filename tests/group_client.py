@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +29,16 @@ _TRUNCATED = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 class Message:
     """A record, or an error about a partition."""
 
-    def __init__(self, partition: TopicPartition, offset: int | None, error: int | None = None) -> None:
-        self._partition, self._offset = partition, offset
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: int | None,
+        error: int | None = None,
+        *,
+        key: bytes | None = b"k",
+        value: bytes = b"v",
+    ) -> None:
+        self._partition, self._offset, self._key, self._value = partition, offset, key, value
         self._error = None if error is None else SimpleNamespace(code=lambda: error, str=lambda: f"error {error}")
 
     def error(self) -> Any:
@@ -48,11 +56,11 @@ class Message:
     def timestamp(self) -> tuple[int, int]:
         return 1, 1000
 
-    def key(self) -> bytes:
-        return b"k"
+    def key(self) -> bytes | None:
+        return self._key
 
     def value(self) -> bytes:
-        return b"v"
+        return self._value
 
     def headers(self) -> None:
         return None
@@ -63,12 +71,67 @@ def truncated(partition: TopicPartition) -> Message:
     return Message(partition, None, _TRUNCATED)
 
 
-class GroupClient:
-    """Does on the polling thread what tests want, one thing per poll."""
+class ConsumerClient:
+    """Kafka's client as one consumer uses it: what is assigned and paused, and the callbacks of a rebalance."""
 
     def __init__(self) -> None:
         self.assigned: dict[TopicPartition, int] = {}
+        """Positions."""
         self.paused: set[TopicPartition] = set()
+        self.topics: list[str] = []
+        self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
+        self._on_commit: Callable[[Any, Any], None] = lambda *_: None
+
+    def partitions(self) -> Iterable[TopicPartition]:
+        """Return the partitions of the topic."""
+        raise NotImplementedError
+
+    def stored(self, partition: TopicPartition) -> tuple[Committed | None, Any]:
+        """Return what the group has committed, or an error in its place."""
+        raise NotImplementedError
+
+    def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
+        self.topics, self._callbacks = list(topics), callbacks
+
+    def assignment(self) -> list[Any]:
+        return [plain(partition) for partition in self.assigned]
+
+    def incremental_assign(self, items: Sequence[Any]) -> None:
+        self.assigned |= {where(item): item.offset for item in items}
+
+    def incremental_unassign(self, items: Sequence[Any]) -> None:
+        for item in items:
+            del self.assigned[where(item)]
+
+    def pause(self, items: Sequence[Any]) -> None:
+        self.paused |= {where(item) for item in items}
+
+    def resume(self, items: Sequence[Any]) -> None:
+        self.paused -= {where(item) for item in items}
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        partitions = {p.partition: SimpleNamespace(leader=1) for p in self.partitions()}
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
+
+    def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
+        found = []
+        for item in items:
+            at, error = self.stored(where(item))
+            at = at or Committed(confluent_kafka.OFFSET_INVALID)
+            kept = {"offset": at.offset, "metadata": at.metadata, "error": error}
+            found.append(SimpleNamespace(topic=item.topic, partition=item.partition, **kept))
+        return found
+
+    def close(self) -> None:
+        if self.assigned and self._callbacks:
+            self._callbacks["on_revoke"](self, [plain(p) for p in list(self.assigned)])
+
+
+class GroupClient(ConsumerClient):
+    """Does on the polling thread what tests want, one thing per poll."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.committed_offsets: dict[TopicPartition, int] = {}
         self.commits: list[tuple[TopicPartition, int]] = []
         self.marks: dict[TopicPartition, tuple[int, int]] = {}
@@ -85,16 +148,14 @@ class GroupClient:
         """Partitions whose marks were asked for."""
         self._todo: queue.Queue[Callable[[], Message | None]] = queue.Queue()
         self._reports: list[list[Any]] = []
-        self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
-        self._on_commit: Callable[[Any, Any], None] = lambda *_: None
 
     # What tests say --------------------------------------------------------------------------------------------------
 
     def assign(self, *partitions: TopicPartition) -> None:
-        self._todo.put(lambda: self._callbacks["on_assign"](self, [_plain(p) for p in partitions]))  # type: ignore[func-returns-value]
+        self._todo.put(lambda: self._callbacks["on_assign"](self, [plain(p) for p in partitions]))  # type: ignore[func-returns-value]
 
     def revoke(self, *partitions: TopicPartition) -> None:
-        self._todo.put(lambda: self._callbacks["on_revoke"](self, [_plain(p) for p in partitions]))  # type: ignore[func-returns-value]
+        self._todo.put(lambda: self._callbacks["on_revoke"](self, [plain(p) for p in partitions]))  # type: ignore[func-returns-value]
 
     def give(self, *messages: Message) -> None:
         for message in messages:
@@ -106,14 +167,8 @@ class GroupClient:
         self._on_commit = settings["on_commit"]
         return self
 
-    def subscribe(self, topics: Sequence[str], **callbacks: Callable[[Any, Any], None]) -> None:
-        self._callbacks = callbacks
-
     def unsubscribe(self) -> None:
         self._callbacks = {}
-
-    def assignment(self) -> list[Any]:
-        return [_plain(partition) for partition in self.assigned]
 
     def poll(self, seconds: float) -> Message | None:
         while self._reports:
@@ -126,53 +181,30 @@ class GroupClient:
     def consume(self, most: int, seconds: float) -> list[Message]:
         return []
 
-    def incremental_assign(self, items: Sequence[Any]) -> None:
-        self.assigned |= {TopicPartition(item.topic, item.partition): item.offset for item in items}
+    def partitions(self) -> Iterable[TopicPartition]:
+        return self.marks
 
-    def incremental_unassign(self, items: Sequence[Any]) -> None:
-        for item in items:
-            del self.assigned[TopicPartition(item.topic, item.partition)]
-
-    def pause(self, items: Sequence[Any]) -> None:
-        self.paused |= {TopicPartition(item.topic, item.partition) for item in items}
-
-    def resume(self, items: Sequence[Any]) -> None:
-        self.paused -= {TopicPartition(item.topic, item.partition) for item in items}
-
-    def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
-        return [
-            SimpleNamespace(
-                topic=item.topic,
-                partition=item.partition,
-                offset=self.committed_offsets.get(_place(item), confluent_kafka.OFFSET_INVALID),
-                metadata="",
-                error=self.refused.get(_place(item)),
-            )
-            for item in items
-        ]
+    def stored(self, partition: TopicPartition) -> tuple[Committed | None, Any]:
+        offset = self.committed_offsets.get(partition)
+        return None if offset is None else Committed(offset), self.refused.get(partition)
 
     def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
-        self.asked.append(_place(item))
-        if _place(item) in self.silent:
+        self.asked.append(where(item))
+        if where(item) in self.silent:
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
-        return self.marks[_place(item)]
-
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        partitions = {p.partition: SimpleNamespace(leader=1) for p in self.marks}
-        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
+        return self.marks[where(item)]
 
     def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
         if self.refusals and not asynchronous:
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(self.refusals.pop()))
-        self.commits += [(_place(item), item.offset) for item in offsets]
-        self.log += [f"commit {_place(item)} {item.offset}" for item in offsets]
+        self.commits += [(where(item), item.offset) for item in offsets]
+        self.log += [f"commit {where(item)} {item.offset}" for item in offsets]
         if asynchronous and not self.commits_fail:
-            self._reports.append([_plain(_place(item), item.offset) for item in offsets])
+            self._reports.append([plain(where(item), item.offset) for item in offsets])
 
     def close(self) -> None:
         self.log.append("close")
-        if self.assigned:
-            self._callbacks["on_revoke"](self, [_plain(p) for p in self.assigned])
+        super().close()
 
 
 class Heard:
@@ -268,9 +300,11 @@ def with_member(
     asyncio.run(main())
 
 
-def _place(item: Any) -> TopicPartition:
+def where(item: Any) -> TopicPartition:
+    """Return the partition of the client's object."""
     return TopicPartition(item.topic, item.partition)
 
 
-def _plain(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
+def plain(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
+    """Return the client's object of a partition."""
     return confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import uuid
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
-from active_client import Instance, offsets_of, send
+from active_client import Instance, offsets_of, send, write
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
@@ -20,106 +17,50 @@ from headrace.testing.scene import Scene
 pytestmark = pytest.mark.xdist_group("active")
 
 
-@pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    return Scene(kafka.bootstrap_servers, tmp_path)
+def written(site: Scene, source: str, count: int, partition: int = 0) -> None:
+    write(site, source, *(b'{"n":%d}' % n for n in range(count)), partition=partition)
 
 
-@pytest.fixture
-def url(site: Scene, module_headrace: Callable[..., Any]) -> str:
-    return module_headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}}).url
-
-
-@pytest.fixture
-def topic(kafka: Any) -> Iterator[str]:
-    name = f"active-{uuid.uuid4().hex[:12]}"
-    kafka.create_topic(name, 2, {})
-    return name
-
-
-def written(site: Scene, topic: str, count: int, partition: int = 0) -> None:
-    site.write(topic, *(OutgoingRecord(topic, b"k", b'{"n":%d}' % n, None, partition) for n in range(count)))
-
-
-def test_a_life_from_creation_to_deletion(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 3)
-    instance = Instance(url, topic, name="one")
+def test_a_life_from_creation_to_deletion(url: str, site: Scene, source: str) -> None:
+    written(site, source, 3)
+    instance = Instance(url, source, name="one")
     assert instance.created.body["instanceId"] == instance.created.body["instance_id"] == "one"
-    assert instance.created.body["baseUri"] == f"/consumers/{topic}/instances/one"
+    assert instance.created.body["baseUri"] == f"/consumers/{source}/instances/one"
     assert instance("GET", "/records").code == "ERR40066"
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.ok("POST", "/subscriptions", {"topics": [source]})
     records = instance.read(3)
     assert [(r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in records] == [
-        (topic, 0, n, "k", {"n": n}) for n in range(3)
+        (source, 0, n, "k", {"n": n}) for n in range(3)
     ]
-    assert instance.ok("GET", "/subscriptions") == {"topics": [topic]}
-    assert instance.ok("GET", "/assignments") == {"partitions": [{"topic": topic, "partition": p} for p in (0, 1)]}
+    assert instance.ok("GET", "/subscriptions") == {"topics": [source]}
+    assert instance.ok("GET", "/assignments") == {"partitions": [{"topic": source, "partition": p} for p in (0, 1)]}
     assert instance.ok("POST", "/offsets") == []
-    place = {"topic": topic, "partition": 0}
+    place = {"topic": source, "partition": 0}
     for name in ("offsets", "partitions"):
         found = instance.ok("PUT", "/offsets", {name: [place, {**place, "partition": 1}]})
         assert found == {"offsets": [{**place, "offset": 3, "metadata": ""}]}
     instance.ok("DELETE")
     assert instance("GET", "/records").code == "ERR12200"
-    assert site.committed(topic)
+    assert site.committed(source)
 
 
-def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 5)
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, site: Scene, source: str) -> None:
+    written(site, source, 5)
+    instance = Instance(url, source).subscribe(source)
     instance.read(5)
-    offset = {"topic": topic, "partition": 0, "offset": 2, "metadata": "mine"}
+    offset = {"topic": source, "partition": 0, "offset": 2, "metadata": "mine"}
     assert instance.ok("POST", "/offsets?offsets=true", {"offsets": [offset]}) == [{**offset, "offset": 3}]
     instance.ok("DELETE")
-    again = Instance(url, topic)
-    again.ok("POST", "/subscriptions", {"topics": [topic]})
+    again = Instance(url, source).subscribe(source)
     assert offsets_of(again.read(2)) == [3, 4]
 
 
-def test_what_was_not_delivered_is_not_committed(url: str, site: Scene, topic: str) -> None:
-    site.write(topic, *(OutgoingRecord(topic, None, b'"%s"' % (b"x" * 2000), None, 0) for _ in range(20)))
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    while not (first := instance.ok("GET", "/records?max_bytes=6100&timeout=2000")):
-        pass
-    assert offsets_of(first) == [0, 1, 2]
-    instance.ok("POST", "/offsets")
-    assert site.committed(topic) == {(topic, 0): 3}
-    assert offsets_of(instance.read(17, "&maxBytes=6100")) == list(range(3, 20))
-
-
-def test_a_record_above_the_limit_is_read_alone(url: str, site: Scene, topic: str) -> None:
-    site.write(topic, *(OutgoingRecord(topic, None, b'"%s"' % (b"x" * size), None, 0) for size in (3, 50_000, 3)))
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    reads = []
-    while sum(map(len, reads)) < 3:
-        reads.append(offsets_of(instance.ok("GET", "/records?max_bytes=1000&timeout=2000")))
-    assert [read for read in reads if read] == [[0], [1], [2]]
-
-
-def test_an_undecodable_record_is_shown_raw_and_blocks_nothing(url: str, site: Scene, topic: str) -> None:
-    values = [b'{"a":1}', b"\xff{", None, b"0"]
-    headers = [("a", b"1"), ("a", b"2"), ("none", None)]
-    site.write(topic, *(OutgoingRecord(topic, None, value, headers, 0, 1_700_000_000_000) for value in values))
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    good, broken, tombstone, zero = instance.read(4)
-    assert good["value"] == {"a": 1} and good["timestamp"] == 1_700_000_000_000 and "key" not in good
-    assert base64.b64decode(broken["rawValue"]) == b"\xff{" and broken["errorCode"] == "ERR40009"
-    assert "value" not in tombstone and zero["value"] == 0
-    assert good["headers"] == {"a": "2", "none": None, "X-Correlation-Id": f"{topic}:{topic}:0:0"}
-    assert good["headerList"][:2] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": "Mg=="}]
-
-
-def test_positions_are_sought_exactly(url: str, site: Scene, topic: str) -> None:
+def test_positions_are_sought_exactly(url: str, site: Scene, source: str) -> None:
     for partition in (0, 1):
-        records = (OutgoingRecord(topic, None, b"%d" % n, None, partition, 1_000_000 + n) for n in range(10))
-        site.write(topic, *records)
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    one, other = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 1}
+        records = (OutgoingRecord(source, None, b"%d" % n, None, partition, 1_000_000 + n) for n in range(10))
+        site.write(source, *records)
+    instance = Instance(url, source).subscribe(source)
+    one, other = {"topic": source, "partition": 0}, {"topic": source, "partition": 1}
     instance.ok(
         "POST", "/positions", {"offsets": [{**one, "offset": 4}], "timestamps": [{**other, "timestamp": 1_000_007}]}
     )
@@ -135,57 +76,56 @@ def test_positions_are_sought_exactly(url: str, site: Scene, topic: str) -> None
     instance.read(0)
 
 
-def test_partitions_are_assigned_without_membership(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 2)
-    written(site, topic, 3, 1)
-    instance = Instance(url, topic)
-    other = {"topic": topic, "partition": 1}
+def test_partitions_are_assigned_without_membership(url: str, site: Scene, source: str) -> None:
+    written(site, source, 2)
+    written(site, source, 3, 1)
+    instance = Instance(url, source)
+    other = {"topic": source, "partition": 1}
     instance.ok("POST", "/assignments", {"partitions": [other]})
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
     assert instance.ok("GET", "/assignments") == {"partitions": [other]}
-    assert instance("POST", "/subscriptions", {"topics": [topic]}).code == "ERR40066"
+    assert instance("POST", "/subscriptions", {"topics": [source]}).code == "ERR40066"
     refused = instance(
         "POST", "/positions", {"offsets": [{**other, "offset": 0}, {**other, "partition": 0, "offset": 0}]}
     )
-    assert refused.code == "ERR40066" and f"no position has changed: {topic}-0;" in refused.body["description"]
+    assert refused.code == "ERR40066" and f"no position has changed: {source}-0;" in refused.body["description"]
     assert instance.ok("GET", "/records?timeout=300") == []
-    instance.ok("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    instance.ok("POST", "/assignments", {"partitions": [{"topic": source, "partition": 0}]})
     assert offsets_of(instance.read(2)) == [0, 1]
     instance.ok("POST", "/offsets")
     instance.ok("DELETE", "/subscriptions")
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.ok("POST", "/subscriptions", {"topics": [source]})
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
 
 
-def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scene, topic: str, kafka: Any) -> None:
-    written(site, topic, 1)
-    kafka.create_topic(f"x{topic}", 1, {})
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topic_pattern": f"{topic}(-new)?"})
+def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scene, source: str, kafka: Any) -> None:
+    written(site, source, 1)
+    kafka.create_topic(f"x{source}", 1, {})
+    instance = Instance(url, source)
+    instance.ok("POST", "/subscriptions", {"topic_pattern": f"{source}(-new)?"})
     instance.read(1)
-    assert instance.ok("GET", "/subscriptions") == {"topics": [topic]}
-    kafka.create_topic(f"{topic}-new", 1, {})
-    written(site, f"{topic}-new", 2)
+    assert instance.ok("GET", "/subscriptions") == {"topics": [source]}
+    kafka.create_topic(f"{source}-new", 1, {})
+    written(site, f"{source}-new", 2)
     site.wait_until(lambda: len(instance.ok("GET", "/subscriptions")["topics"]) == 2, "the new topic is read")
-    assert [record["topic"] for record in instance.read(2)] == [f"{topic}-new"] * 2
+    assert [record["topic"] for record in instance.read(2)] == [f"{source}-new"] * 2
     assert instance("POST", "/subscriptions", {"topic_pattern": "("}).status == 400
 
 
-def test_with_auto_commit_the_next_read_confirms(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 4)
-    instance = Instance(url, topic, autoCommitEnable="true")
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_with_auto_commit_the_next_read_confirms(url: str, site: Scene, source: str) -> None:
+    written(site, source, 4)
+    instance = Instance(url, source, autoCommitEnable="true").subscribe(source)
     while not (first := instance.ok("GET", "/records?timeout=2000&max_records=2")):
         pass
     second = instance.ok("GET", "/records?timeout=2000&max_records=1")
     assert (offsets_of(first), offsets_of(second)) == ([0, 1], [2])
     instance.ok("DELETE")
-    assert site.committed(topic) == {(topic, 0): 2}
+    assert site.committed(source) == {(source, 0): 2}
 
 
-def test_illegal_requests_have_codes(url: str, topic: str) -> None:
-    instance = Instance(url, topic, id="mine")
-    create = f"{url}/consumers/{topic}"
+def test_illegal_requests_have_codes(url: str, source: str) -> None:
+    instance = Instance(url, source, id="mine")
+    create = f"{url}/consumers/{source}"
     assert send("POST", create, {"id": "mine"}).code == "ERR12202"
     assert send("POST", create, {"format": "xml"}).status == 400
     assert send("POST", create, {"autoOffsetReset": "sometimes"}).status == 400
@@ -194,33 +134,37 @@ def test_illegal_requests_have_codes(url: str, topic: str) -> None:
     )
     assert send("POST", create, {"name": "../x"}).code == "ERR12201"
     assert instance("GET", "/records?timeout=x").status == 400
-    assert instance("POST", "/offsets", {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}).code == "ERR12207"
+    assert (
+        instance("POST", "/offsets", {"offsets": [{"topic": source, "partition": 0, "offset": 1}]}).code == "ERR12207"
+    )
     assert instance("POST", "/subscriptions", {}).status == 204
     assert send("DELETE", f"{create}/instances/other").code == "ERR12200"
 
 
-def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scene, topic: str) -> None:
+def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scene, source: str) -> None:
+    headers = [("a", b"1"), ("a", b"2"), ("none", None)]
     pairs = [(b"\xff", b'{"a":1}'), (b"good", b"{"), (b"\xff", b"{"), (b"good", b"null"), (b"", b'""'), (b"null", None)]
-    site.write(topic, *(OutgoingRecord(topic, key, value, None, 0) for key, value in pairs))
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    site.write(source, *(OutgoingRecord(source, key, value, headers, 0, 1_000) for key, value in pairs))
+    instance = Instance(url, source).subscribe(source)
     bad_key, bad_value, bad, null, empty, tombstone = instance.read(6)
     assert base64.b64decode(bad_key["rawKey"]) == b"\xff" and bad_key["value"] == {"a": 1} and "key" not in bad_key
     assert bad_value["key"] == "good" and base64.b64decode(bad_value["rawValue"]) == b"{"
     assert bad["error"].startswith("key: ") and "; value: " in bad["error"] and {"rawKey", "rawValue"} < bad.keys()
     assert null["value"] is None and (empty["key"], empty["value"]) == ("", "")
     assert tombstone["key"] == "null" and "value" not in tombstone and "error" not in tombstone
+    assert bad_key["timestamp"] == 1_000 and bad_value["errorCode"] == "ERR40009"
+    assert bad_key["headers"] == {"a": "2", "none": None, "X-Correlation-Id": f"{source}:{source}:0:0"}
+    assert bad_key["headerList"][:2] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": "Mg=="}]
 
 
-def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 3)
-    instance = Instance(url, topic, autoOffsetReset="none")
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scene, source: str) -> None:
+    written(site, source, 3)
+    instance = Instance(url, source, autoOffsetReset="none").subscribe(source)
     refused = instance("GET", "/records?timeout=20000")
     assert refused.code == "ERR40068", refused
-    assert {"topic": topic, "partition": 0} in refused.body["metadata"]["partitions"]
+    assert {"topic": source, "partition": 0} in refused.body["metadata"]["partitions"]
     assert "seek it, with POST .../positions" in refused.body["description"]
-    both = [{"topic": topic, "partition": n} for n in (0, 1)]
+    both = [{"topic": source, "partition": n} for n in (0, 1)]
     assert instance.ok("GET", "/assignments") == {"partitions": both}
     instance.ok("POST", "/positions", {"offsets": [{**both[0], "offset": 1}]})
     found: list[Any] = []
@@ -234,13 +178,12 @@ def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str,
     assert offsets_of(instance.read(3)) == [0, 1, 2]
 
 
-def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 3)
-    written(site, topic, 3, 1)
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scene, source: str) -> None:
+    written(site, source, 3)
+    written(site, source, 3, 1)
+    instance = Instance(url, source).subscribe(source)
     instance.read(6)
-    one, other = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 1}
+    one, other = {"topic": source, "partition": 0}, {"topic": source, "partition": 1}
     instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 1_000}, {**other, "offset": 0}]})
     answers = []
     while sum(len(answer.body) for answer in answers if answer.status == 200) < 3 or len(answers) < 2:
@@ -250,7 +193,7 @@ def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, 
     assert refused.body["metadata"]["partitions"] == [one]
     assert "offsets 3 to 999 (997)" in refused.body["description"]
     admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
-    for future in admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 2)]).values():
+    for future in admin.delete_records([confluent_kafka.TopicPartition(source, 0, 2)]).values():
         future.result()
     instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 0}]})
     assert "removed before they were read" in instance("GET", "/records?timeout=20000").body["description"]
@@ -258,9 +201,9 @@ def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, 
     assert offsets_of(instance.read(1)) == [2]
 
 
-def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene, topic: str, kafka: Any) -> None:
-    instance = Instance(url, topic)
-    again = f"{topic}-again"
+def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene, source: str, kafka: Any) -> None:
+    instance = Instance(url, source)
+    again = f"{source}-again"
     instance.ok("POST", "/subscriptions", {"topics": [again]})
     site.wait_until(lambda: instance("GET", "/records?timeout=10").code == "ERR40006", "the topic is missing")
     kafka.create_topic(again, 1, {})
@@ -292,9 +235,9 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene,
     assert offsets_of(found) == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 2)
-    create = f"{url}/consumers/{topic}"
+def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, source: str) -> None:
+    written(site, source, 2)
+    create = f"{url}/consumers/{source}"
     settings = {
         "name": "named",
         "format": "BINARY",
@@ -310,11 +253,11 @@ def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, topic: 
     }
     created = send("POST", create, settings)
     assert created.status == 200 and "more than a third" in created.body["warnings"][0]
-    instance = Instance(url, topic, name="other", **{"group.protocol": "consumer"})
+    instance = Instance(url, source, name="other", **{"group.protocol": "consumer"})
     assert "warnings" not in instance.created.body
     instance.ok("DELETE")
     instance.url = url + created.body["base_uri"]
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+    instance.ok("POST", "/subscriptions", {"topics": [source]})
     assert [record["value"] for record in instance.read(2)] == [
         base64.b64encode(b'{"n":%d}' % n).decode() for n in range(2)
     ]
@@ -332,8 +275,8 @@ def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, topic: 
     assert "did you mean isolation.level?" in send("POST", create, {"isolation_level": 1}).body["description"]
 
 
-def test_a_creation_that_is_sent_again_makes_no_second_instance(url: str, topic: str) -> None:
-    create, key = f"{url}/consumers/{topic}", {"Idempotency-Key": "a"}
+def test_a_creation_that_is_sent_again_makes_no_second_instance(url: str, source: str) -> None:
+    create, key = f"{url}/consumers/{source}", {"Idempotency-Key": "a"}
     first = send("POST", create, {"format": "json"}, key)
     assert first.status == 200 and send("POST", create, {"format": "json"}, key) == first
     assert send("POST", create, {"format": "string"}, key).code == "ERR40043"
@@ -341,50 +284,31 @@ def test_a_creation_that_is_sent_again_makes_no_second_instance(url: str, topic:
     assert send("DELETE", url + first.body["base_uri"]).status == 204
 
 
-def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 1)
-    slow = Instance(url, topic, name="slow", lingerMs=3000, requestWaitMs=20_000)
-    slow.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scene, source: str) -> None:
+    written(site, source, 1)
+    slow = Instance(url, source, name="slow", lingerMs=3000, requestWaitMs=20_000).subscribe(source)
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(slow, "GET", "/records?timeout=20000&max_records=2")
-        site.wait_until(lambda: slow("GET", "/records?timeout=0").code == "ERR40067", "the first read waits")
-        written(site, topic, 1)
+        slow.wait_reading()
+        written(site, source, 1)
         assert offsets_of(reading.result().body) == [0, 1]  # both are there, so the linger ends
-    least = Instance(url, f"{topic}-2", responseMinBytes=20)
-    least.ok("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 1}]})
+    least = Instance(url, f"{source}-2", responseMinBytes=20)
+    least.ok("POST", "/assignments", {"partitions": [{"topic": source, "partition": 1}]})
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(least, "GET", "/records?timeout=20000")
-        written(site, topic, 1, 1)
-        written(site, topic, 3, 1)
+        written(site, source, 1, 1)
+        written(site, source, 3, 1)
         assert len(reading.result().body) >= 3
     assert least("GET", "/records?timeout=-1&maxBytes=-1&max_bytes=-1").status == 200
 
 
-def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scene, topic: str) -> None:
-    written(site, topic, 1)
-    instance = Instance(url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
+def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scene, source: str) -> None:
+    written(site, source, 1)
+    instance = Instance(url, source).subscribe(source)
     instance.read(1)
-    one, strange = {"topic": topic, "partition": 0}, {"topic": topic, "partition": 9}
+    one, strange = {"topic": source, "partition": 0}, {"topic": source, "partition": 9}
     refused = instance("POST", "/offsets", {"offsets": [{**one, "offset": 0}, {**strange, "offset": 0}]})
     assert (refused.status, refused.code) == (409, "ERR12207")
     assert refused.body["metadata"]["refused"] == [strange]
     assert refused.body["metadata"]["committed"] == [{**one, "offset": 1}]
-    assert site.committed(topic) == {(topic, 0): 1}
-
-
-def test_sigterm_ends_a_waiting_read_and_commits_nothing(site: Scene, topic: str, headrace: Callable[..., Any]) -> None:
-    written(site, topic, 2)
-    process = headrace({**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
-    instance = Instance(process.url, topic)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    instance.read(2)
-    with ThreadPoolExecutor() as pool:
-        unread = pool.submit(instance, "GET", "/records?timeout=30000")
-        site.wait_until(lambda: instance("GET", "/records?timeout=0").code == "ERR40067", "the read waits")
-        assert process.terminate() == 0
-        assert unread.result() == (200, [])
-    assert site.committed(topic) == {}
-    other = Instance(headrace(site.config).url, topic)
-    other.ok("POST", "/subscriptions", {"topics": [topic]})
-    assert offsets_of(other.read(2)) == [0, 1]
+    assert site.committed(source) == {(source, 0): 1}

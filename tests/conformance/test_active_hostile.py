@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from active_client import Instance, offsets_of, send, wait_for
+from active_client import Instance, offsets_of, send, wait_for, write
 
-from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
 from headrace.testing.scene import Scene
 
@@ -21,36 +19,13 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    return Scene(kafka.bootstrap_servers, tmp_path)
-
-
-@pytest.fixture
 def process(site: Scene, headrace: Callable[..., HeadraceProcess]) -> HeadraceProcess:
     return headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}})
 
 
-@pytest.fixture
-def topic(kafka: Any) -> str:
-    name = f"hostile-{uuid.uuid4().hex[:12]}"
-    kafka.create_topic(name, 2, {})
-    return name
-
-
-def write(site: Scene, topic: str, *values: bytes, partition: int = 0) -> None:
-    site.write(topic, *(OutgoingRecord(topic, None, value, None, partition) for value in values))
-
-
-def subscribed(url: str, topic: str, **settings: Any) -> Instance:
-    instance = Instance(url, topic, **settings)
-    instance.ok("POST", "/subscriptions", {"topics": [topic]})
-    wait_for(lambda: instance.ok("GET", "/assignments")["partitions"], "the assignment")
-    return instance
-
-
-def test_json_of_several_lines_is_one_line_of_a_stream(process: HeadraceProcess, site: Scene, topic: str) -> None:
-    write(site, topic, b'{\n  "a":\r\n [1,\n\n2]}', b'"\\n"')
-    instance = subscribed(process.url, topic)
+def test_json_of_several_lines_is_one_line_of_a_stream(url: str, site: Scene, source: str) -> None:
+    write(site, source, b'{\n  "a":\r\n [1,\n\n2]}', b'"\\n"')
+    instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
     assert [data["value"] for _, data in stream.events(2)] == [{"a": [1, 2]}, "\n"]
     stream.cut()
@@ -63,14 +38,14 @@ def test_json_of_several_lines_is_one_line_of_a_stream(process: HeadraceProcess,
 
 
 def test_a_stream_resumes_exactly_also_where_its_client_has_received_nothing(
-    process: HeadraceProcess, site: Scene, topic: str
+    url: str, site: Scene, source: str
 ) -> None:
     """The records of the second partition are sent behind the event that the client has read last."""
-    write(site, topic, b"0", b"1")
-    instance = subscribed(process.url, topic)
+    write(site, source, b"0", b"1")
+    instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
     (first, _), *_ = stream.events(2)
-    write(site, topic, b"0", b"1", b"2", partition=1)
+    write(site, source, b"0", b"1", b"2", partition=1)
     stream.events(5)
     stream.cut()
     again = instance.open(EVENTS, Last_Event_ID=first)
@@ -83,25 +58,25 @@ def test_a_stream_resumes_exactly_also_where_its_client_has_received_nothing(
     again.cut()
 
 
-def test_a_second_stream_does_not_move_the_first(process: HeadraceProcess, site: Scene, topic: str) -> None:
-    write(site, topic, b"0", b"1")
-    instance = subscribed(process.url, topic)
+def test_a_second_stream_does_not_move_the_first(url: str, site: Scene, source: str) -> None:
+    write(site, source, b"0", b"1")
+    instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
     (first, _), *_ = stream.events(2)
     answer = send("GET", f"{instance.url}/records", headers={"Accept": EVENTS, "Last-Event-ID": first})
     assert (answer.status, answer.code) == (409, "ERR40067")
-    write(site, topic, b"2")
+    write(site, source, b"2")
     assert offsets_of([data for _, data in stream.events(3)]) == [0, 1, 2]
     stream.cut()
 
 
 @pytest.mark.parametrize("forged", ['{"t":{"0":-1}}', '{"t":{"0":1e30}}', '{"t":{"-1":0}}', "[]", "x", '{"t":9}'])
-def test_a_forged_id_of_an_event_is_refused(process: HeadraceProcess, topic: str, forged: str) -> None:
-    instance = subscribed(process.url, topic)
+def test_a_forged_id_of_an_event_is_refused(url: str, source: str, forged: str) -> None:
+    instance = Instance(url, source).subscribe(source)
     answer = send(
         "GET",
         f"{instance.url}/records",
-        headers={"Accept": EVENTS, "Last-Event-ID": forged.replace('"t"', f'"{topic}"')},
+        headers={"Accept": EVENTS, "Last-Event-ID": forged.replace('"t"', f'"{source}"')},
     )
     assert answer.status == 400
     assert instance.ok("GET", "/records") == []
@@ -125,43 +100,42 @@ def test_a_forged_id_of_an_event_is_refused(process: HeadraceProcess, topic: str
     ],
 )
 def test_what_kafka_cannot_take_is_refused_and_the_instance_lives(
-    process: HeadraceProcess, site: Scene, topic: str, method: str, path: str, body: Any
+    url: str, site: Scene, source: str, method: str, path: str, body: Any
 ) -> None:
-    instance = subscribed(process.url, topic)
+    instance = Instance(url, source).subscribe(source)
     entries = {
-        name: [{"topic": topic, **one} if isinstance(one, dict) else one for one in given]
+        name: [{"topic": source, **one} if isinstance(one, dict) else one for one in given]
         for name, given in body.items()
     }
     assert instance(method, path, entries).status == 400
-    write(site, topic, b"1")
+    write(site, source, b"1")
     assert offsets_of(instance.first()) == [0]
 
 
-def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess, site: Scene, topic: str) -> None:
+def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess, site: Scene, source: str) -> None:
     """At once and with whole answers; nothing is committed that no client has confirmed."""
-    write(site, topic, b"0")
-    reading = subscribed(process.url, topic, requestWaitMs=30_000, autoCommitEnable=True)
+    write(site, source, b"0")
+    reading = Instance(process.url, source, requestWaitMs=30_000, autoCommitEnable=True).subscribe(source)
     assert offsets_of(reading.first()) == [0]
-    streaming = Instance(process.url, f"{topic}-stream")
-    streaming.ok("POST", "/subscriptions", {"topics": [topic]})
+    streaming = Instance(process.url, f"{source}-stream").subscribe(source)
     stream, waiting = streaming.open(EVENTS), reading.open()
     stream.events(1)
-    wait_for(lambda: reading("GET", "/records").code == "ERR40067", "the read")
+    reading.wait_reading()
     process.server.signal(signal.SIGTERM)
     assert waiting.until(lambda data: data.endswith(b"[]")).startswith(b"HTTP/1.1 200")
     assert stream.rest().endswith(b"0\r\n\r\n")
     wait_for(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
-    assert site.committed(f"{topic}-stream") == {}
+    assert site.committed(f"{source}-stream") == {}
     waiting.cut()
     stream.cut()
 
 
-def test_an_answer_that_is_cut_is_read_again(process: HeadraceProcess, site: Scene, topic: str) -> None:
+def test_an_answer_that_is_cut_is_read_again(url: str, site: Scene, source: str) -> None:
     """The answer is larger than all buffers between the two, so it is not written when its client leaves."""
     values = [b"\x01" * 20_000] * 90  # six times as long in JSON
-    write(site, topic, *values)
-    instance = subscribed(process.url, topic, format="string")
+    write(site, source, *values)
+    instance = Instance(url, source, format="string").subscribe(source)
     limit = "?timeout=20000&max_bytes=2000000"
     for _ in range(3):
         cut = instance.open(query=limit, receive_bytes=4096)
@@ -172,27 +146,26 @@ def test_an_answer_that_is_cut_is_read_again(process: HeadraceProcess, site: Sce
         records += instance.first("&max_bytes=2000000")
     assert offsets_of(records) == list(range(90))
     instance.ok("POST", "/offsets")
-    assert site.committed(topic) == {(topic, 0): 90}
+    assert site.committed(source) == {(source, 0): 90}
 
 
-def test_a_reader_that_left_frees_its_instance_at_once(process: HeadraceProcess, topic: str) -> None:
-    instance = subscribed(process.url, topic, requestWaitMs=30_000)
+def test_a_reader_that_left_frees_its_instance_at_once(url: str, source: str) -> None:
+    instance = Instance(url, source, requestWaitMs=30_000).subscribe(source)
     for accept in ("*/*", EVENTS, LINES):
         waiting = instance.open(accept)
-        wait_for(lambda: instance("GET", "/records?timeout=1").code == "ERR40067", "the read to wait")
+        instance.wait_reading()
         waiting.cut()
         wait_for(lambda: instance("GET", "/records?timeout=1").status == 200, "the instance to be free")
 
 
-def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProcess, site: Scene, topic: str) -> None:
+def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProcess, site: Scene, source: str) -> None:
     """The buffer is bounded, others read meanwhile, and nothing that waits is committed."""
     values = [b'"%s"' % (b"x" * 1000)] * 5000
     for _ in range(4):
-        write(site, topic, *values)
-    stuck = subscribed(process.url, topic)
+        write(site, source, *values)
+    stuck = Instance(process.url, source).subscribe(source)
     stream = stuck.open(EVENTS, receive_bytes=4096)
-    other = Instance(process.url, f"{topic}-other")
-    other.ok("POST", "/subscriptions", {"topics": [topic]})
+    other = Instance(process.url, f"{source}-other").subscribe(source)
     assert len(other.read(20_000, "&max_bytes=2000000")) == 20_000
     gauge = next(
         line
@@ -201,10 +174,10 @@ def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProc
     )
     assert float(gauge.split()[-1]) <= 2 * 2_097_152
     stream.cut()
-    assert site.committed(topic) == {}
+    assert site.committed(source) == {}
 
 
-def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site: Scene, topic: str) -> None:
+def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site: Scene, source: str) -> None:
     """Threads and file descriptors are those of before."""
     folder = Path(f"/proc/{process.server.id.pid}")
 
@@ -212,8 +185,8 @@ def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site
         return len(list((folder / "task").iterdir())), len(list((folder / "fd").iterdir()))
 
     def live(number: int) -> None:
-        instance = Instance(process.url, f"{topic}-{number % 3}")
-        instance.ok("POST", "/subscriptions", {"topics": [topic]})
+        instance = Instance(process.url, f"{source}-{number % 3}")
+        instance.ok("POST", "/subscriptions", {"topics": [source]})
         instance.ok("GET", "/records?timeout=50")
         if number % 2:
             instance.ok("DELETE", "/subscriptions")

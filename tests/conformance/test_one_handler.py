@@ -74,11 +74,6 @@ class Function(NamedTuple):
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    return Scene(kafka.bootstrap_servers, tmp_path)
-
-
-@pytest.fixture
 def backend(site: Scene, tmp_path: Path) -> Iterator[Callable[[Path], str]]:
     """Start `headrace function serve FILE`, and return its URL."""
     started: list[subprocess.Popen[str]] = []

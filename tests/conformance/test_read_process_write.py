@@ -5,64 +5,38 @@ from __future__ import annotations
 import json
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from active_client import Answer, Instance, send
 
-from headrace.testing.scene import JsonAnswer, Scene
+from headrace.testing.scene import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 SETTINGS = {"wait_seconds": 0.2, "auto_offset_reset": "earliest", "consumer": {"session_timeout_seconds": 3}}
 
 
-@pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    return Scene(kafka.bootstrap_servers, tmp_path)
-
-
-@pytest.fixture
-def url(site: Scene, module_headrace: Callable[..., Any]) -> str:
-    return module_headrace({**site.config, "active_consumers": SETTINGS}).url
-
-
-class Worker:
+class Worker(Instance):
     """Reads one topic, and writes to another in the transaction that commits what was read."""
 
-    def __init__(self, url: str, source: str, target: str, name: str = "one", **settings: Any) -> None:
-        self.url, self.source, self.target, self.name = url, source, target, name
-        self.path = f"{url}/consumers/{source}/instances/{name}"
-        Scene.ask(f"{url}/consumers/{source}", {"name": name, **settings})
+    def __init__(self, url: str, source: str, target: str, name: str = "one") -> None:
+        super().__init__(url, source, name=name)
+        self.process, self.source, self.target, self.name = url, source, target, name
 
-    def subscribe(self) -> Worker:
-        assert Scene.ask(f"{self.path}/subscriptions", {"topics": [self.source]}).status == 204
-        return self
-
-    def read(self, count: int) -> list[Any]:
-        found: list[Any] = []
-        Scene.wait_until(lambda: len(found.__iadd__(Scene.ask(f"{self.path}/records").body)) >= count, "the records")
-        assert len(found) == count
-        return found
-
-    def write(self, values: list[Any], offsets: dict[int, int], **changes: Any) -> JsonAnswer:
+    def write(self, values: list[Any], offsets: dict[int, int], **changes: Any) -> Answer:
         """Write a transaction: the offset of the last processed record by partition."""
         entries = [{"topic": self.source, "partition": p, "offset": offset} for p, offset in offsets.items()]
         consumer = {"group": self.source, "instanceId": self.name, "offsets": entries, **changes}
         part = {"topic": self.target, "records": [{"value": value} for value in values]}
-        return Scene.ask(f"{self.url}/transactions", {"topics": [part], "consumer": consumer})
-
-    def commit(self) -> JsonAnswer:
-        return Scene.ask(f"{self.path}/offsets?offsets=true", b"")
+        return send("POST", f"{self.process}/transactions", {"topics": [part], "consumer": consumer})
 
 
 def test_records_and_offsets_are_committed_together(url: str, site: Scene, topic: Any) -> None:
     """The instance knows what was committed, so committing what was delivered sets nothing back."""
     source, target = topic(), topic()
     site.write_json(source, *range(6))
-    worker = Worker(url, source, target).subscribe()
+    worker = Worker(url, source, target).subscribe(source)
     worker.read(6)
     answer = worker.write(["a", "b"], {0: 3})
     assert (answer.status, len(answer.body["topics"][0]["offsets"])) == (200, 2)
@@ -70,8 +44,8 @@ def test_records_and_offsets_are_committed_together(url: str, site: Scene, topic
     site.wait_until(lambda: [json.loads(r.value) for r in site.records(target)] == ["a", "b"], "the records")
     again = worker.write(["a", "b"], {0: 3})
     assert (again.status, again.body["code"]) == (409, "ERR40066")
-    assert worker.commit().body == [{"topic": source, "partition": 0, "offset": 6, "metadata": ""}]
-    assert worker.commit().body == []
+    entry = {"topic": source, "partition": 0, "offset": 6, "metadata": ""}
+    assert [worker.ok("POST", "/offsets?offsets=true") for _ in range(2)] == [[entry], []]
     assert worker.write(["c"], {0: 5}).body["code"] == "ERR40066"
     assert site.committed(source) == {(source, 0): 6}
     assert len(site.records(target)) == 2
@@ -81,18 +55,18 @@ def test_a_repeated_key_is_answered_as_before(url: str, site: Scene, topic: Any)
     """Also when the instance is gone meanwhile: the transaction was committed."""
     source, target = topic(), topic()
     site.write_json(source, 1)
-    worker = Worker(url, source, target).subscribe()
+    worker = Worker(url, source, target).subscribe(source)
     worker.read(1)
     entry = {"topic": source, "partition": 0, "offset": 0}
     body = {
         "topics": [{"topic": target, "records": [{"value": 1}]}],
         "consumer": {"group": source, "instanceId": "one", "offsets": [entry]},
     }
-    first, again = (post(f"{url}/transactions", body, "k") for _ in range(2))
-    assert first == again and first[0] == 200
-    delete(worker.path)
-    assert post(f"{url}/transactions", body, "k") == first
-    assert post(f"{url}/transactions", body, "other")[1]["code"] == "ERR12200"
+    first, again = (send("POST", f"{url}/transactions", body, {"Idempotency-Key": "k"}) for _ in range(2))
+    assert first == again and first.status == 200
+    worker.ok("DELETE")
+    assert send("POST", f"{url}/transactions", body, {"Idempotency-Key": "k"}) == first
+    assert send("POST", f"{url}/transactions", body, {"Idempotency-Key": "other"}).code == "ERR12200"
     site.wait_committed(source, source, 1)
     assert len(site.records(target)) == 1
 
@@ -101,7 +75,7 @@ def test_an_aborted_transaction_moves_neither(url: str, site: Scene, topic: Any)
     """A record that Kafka refuses takes the offsets with it; the next attempt commits both."""
     source, target = topic(), topic(1, max_message_bytes=2000)
     site.write_json(source, 1, 2)
-    worker = Worker(url, source, target).subscribe()
+    worker = Worker(url, source, target).subscribe(source)
     worker.read(2)
     assert worker.write(["small", "x" * 5000], {0: 1}).body["code"] == "ERR40017"
     assert (site.committed(source), site.records(target)) == ({}, [])
@@ -114,16 +88,12 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scene, topic: 
     """Not what is beyond it, not of another partition, not without membership, and not where reads commit."""
     source, target = topic(2), topic()
     site.write_json(source, *range(4))
-    worker = Worker(url, source, target).subscribe()
-    while not (records := Scene.ask(f"{worker.path}/records?max_records=2").body):
-        pass
-    assert len(records) == 2
-    entry = {"topic": source, "partition": 0, "offset": 0}
-    Scene.ask(f"{url}/consumers/{source}", {"name": "other"})
-    Scene.ask(f"{url}/consumers/{source}-x", {"name": "auto", "autoCommitEnable": True})
-    Scene.ask(f"{url}/consumers/{source}-x/instances/auto/subscriptions", {"topics": [source]})
-    Scene.ask(f"{url}/consumers/{source}-y", {"name": "by-hand"})
-    Scene.ask(f"{url}/consumers/{source}-y/instances/by-hand/assignments", {"partitions": [entry]})
+    worker = Worker(url, source, target).subscribe(source)
+    assert len(worker.first("&max_records=2")) == 2
+    Instance(url, source, name="other")
+    Instance(url, f"{source}-x", name="auto", autoCommitEnable=True).subscribe(source)
+    by_hand = Instance(url, f"{source}-y", name="by-hand")
+    by_hand.ok("POST", "/assignments", {"partitions": [{"topic": source, "partition": 0}]})
     for answer, status, code in (
         (worker.write([1], {0: 2}), 409, "ERR40066"),
         (worker.write([1], {1: 0}), 409, "ERR40066"),
@@ -145,12 +115,11 @@ def test_a_revoked_partition_aborts_the_whole_transaction(url: str, site: Scene,
     """Another member has one of two partitions: nothing is written or committed for the other either."""
     source, target = topic(2), topic()
     site.write_json(source, 1)
-    worker = Worker(url, source, target).subscribe()
+    worker = Worker(url, source, target).subscribe(source)
     worker.read(1)
-    other = Worker(url, source, target, "two").subscribe()
-    assigned = f"{worker.path}/assignments"
-    site.wait_until(lambda: len(Scene.ask(assigned).body["partitions"]) == 1, "one partition to be revoked")
-    [kept] = (entry["partition"] for entry in Scene.ask(assigned).body["partitions"])
+    other = Worker(url, source, target, "two").subscribe(source)
+    site.wait_until(lambda: len(worker.ok("GET", "/assignments")["partitions"]) == 1, "one partition to be revoked")
+    [kept] = (entry["partition"] for entry in worker.ok("GET", "/assignments")["partitions"])
     answer = worker.write(["a"], {0: 0, 1: 0})
     assert (answer.status, answer.body["code"]) == (409, "ERR12207")
     assert f"{source}-{1 - kept}" in answer.body["description"]
@@ -167,11 +136,11 @@ def test_an_instance_whose_process_was_away_is_fenced(site: Scene, topic: Any, h
     source, target = topic(), topic()
     site.write_json(source, 1, 2)
     zombie, heir = (headrace({**site.config, "active_consumers": SETTINGS}) for _ in range(2))
-    worker = Worker(zombie.url, source, target).subscribe()
+    worker = Worker(zombie.url, source, target).subscribe(source)
     worker.read(2)
     zombie.server.signal(signal.SIGSTOP)
     try:
-        other = Worker(heir.url, source, target, "two").subscribe()
+        other = Worker(heir.url, source, target, "two").subscribe(source)
         other.read(2)
     finally:
         zombie.server.signal(signal.SIGCONT)
@@ -198,25 +167,7 @@ def test_an_instance_of_another_principal_is_not_there(site: Scene, topic: Any, 
         "topics": [{"topic": target, "records": [{"value": 1}]}],
         "consumer": {"group": source, "instanceId": "one", "offsets": [{"topic": source, "partition": 0, "offset": 0}]},
     }
-    assert post(f"{url}/consumers/{source}", {"name": "one"}, token=tokens["first"])[0] == 200
-    own, foreign = (post(f"{url}/transactions", body, token=token)[1]["code"] for token in tokens.values())
+    first, second = ({"Authorization": f"Bearer {token}"} for token in tokens.values())
+    assert send("POST", f"{url}/consumers/{source}", {"name": "one"}, first).status == 200
+    own, foreign = (send("POST", f"{url}/transactions", body, who).code for who in (first, second))
     assert (own, foreign) == ("ERR40066", "ERR12200")
-
-
-def post(url: str, body: Any, key: str = "", token: str = "") -> tuple[int, Any]:
-    headers = {"Content-Type": "application/json"}
-    headers |= {"Idempotency-Key": key} if key else {}
-    headers |= {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=120
-        ) as got:
-            return got.status, json.load(got)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
-def delete(url: str) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=120) as answer:
-        assert answer.status == 204

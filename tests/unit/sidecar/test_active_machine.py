@@ -51,7 +51,7 @@ class ActiveMachine(RuleBasedStateMachine):
         self.auto = auto
         self.world = World(self.patch)
         self.world.on_commit = self.check_commit
-        self.instances = self.world.instances(idle_seconds=IDLE_SECONDS)
+        self.instances = self.world.process(idle_seconds=IDLE_SECONDS)
         self.do(self.instances.start())
         self.created = 0
         self.reset()

@@ -1,4 +1,4 @@
-"""One record per request: every byte of it survives, and no byte of it breaks the request."""
+"""One record per request, also as a CloudEvent: every byte of it survives, and no byte of it breaks the request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,8 @@ from headrace.sidecar.reactive.single import safe, single
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CODECS = Codecs(None)  # type: ignore[arg-type]
+EVENT = {"specversion": "1.0", "id": "e 1", "source": "/shop/\u00e4", "type": "sold", "level": "7"}
+STRUCTURED: list[Header] = [("content-type", b"application/cloudevents+json; charset=UTF-8")]
 VISIBLE = re.compile(r"[!-~][ -~]*")
 
 
@@ -33,9 +35,9 @@ def stored(key_format: str = "string", value_format: str = "json") -> PayloadDec
 
 
 def record(
-    value: bytes | None = b"{}", key: bytes | None = None, headers: list[Header] | None = None, timestamp: int = 1234
+    value: bytes | None = b"{}", headers: list[Header] | None = None, key: bytes | None = None, at: int = 1234
 ) -> Record:
-    return Record("orders", 3, 7, timestamp, key, value, lambda: headers)
+    return Record("orders", 3, 7, at, key, value, lambda: headers)
 
 
 def headers_of(sent: Record, read: PayloadDecoder | None = None, write: Any = single) -> dict[str, str]:
@@ -134,7 +136,7 @@ def test_any_record_makes_a_sound_request(
     """Line breaks, zeros and whatever else of a record never reach a header as they are; no byte gets lost."""
     ids = [("X-Correlation-Id", b"\r\nEvil: 1"), ("X-Traceability-Id", b"\xff\x00"), ("traceparent", PARENT + b"\r\n")]
     for own in (headers, [*ids, *headers], [("\x7f\r\n", b"")]):
-        found = headers_of(record(value, key, own), stored("binary", "binary"), write)
+        found = headers_of(record(value, own, key), stored("binary", "binary"), write)
         pairs = json.loads(found.get("X-Headrace-Headers", "[]"))
         assert [(name, None if data is None else base64.b64decode(data)) for name, data in pairs] == own
 
@@ -179,3 +181,216 @@ def test_values_of_headers_are_encoded_as_cloudevents_says() -> None:
     assert safe("".join(map(chr, range(0x21, 0x7F)))) == "".join(map(chr, range(0x21, 0x7F))).replace(
         "%", "%25"
     ).replace('"', "%22")
+
+
+def as_binary(content_type: bytes | None = b"application/json") -> list[Header]:
+    attributes: list[Header] = [(f"ce_{name}", text.encode()) for name, text in EVENT.items()]
+    return [*attributes, *([("content-type", content_type)] if content_type else [])]
+
+
+def event(sent: Record, read: PayloadDecoder | None = None) -> Any:
+    body, lines = structured(read or stored(), DELIVERY, [sent])
+    assert lines[0] == ("Content-Type", "application/cloudevents+json")
+    return json.loads(body)
+
+
+def request(sent: Record, read: PayloadDecoder | None = None) -> tuple[bytes, dict[str, str]]:
+    body, lines = binary(read or stored(), DELIVERY, [sent])
+    return body, {name: value for name, value in lines if name.startswith("ce-") or name == "Content-Type"}
+
+
+WRAPPED = {
+    "specversion": "1.0",
+    "id": "g:orders:3:7",
+    "source": "/topics/orders/partitions/3",
+    "type": "headrace.record",
+    "time": "2026-01-01T00:00:00.001Z",
+    "offset": "7",
+    "attempt": 2,
+    "epoch": 5,
+    "partitionkey": "k",
+}
+
+
+def test_a_record_is_wrapped_into_an_event() -> None:
+    """Its id is the delivery's, its data the value, digits and all."""
+    sent = record(b'{"n": 1.00}', [("a", b"\xff")], b"k", 1767225600001)
+    expected = {**WRAPPED, "recordheaders": '[["a","/w=="]]', "datacontenttype": "application/json", "data": {"n": 1.0}}
+    assert event(sent) == expected
+    assert b'"data":{"n": 1.00}' in structured(stored(), DELIVERY, [sent])[0]
+    body, found = request(sent)
+    assert body == b'{"n": 1.00}'
+    assert found["Content-Type"] == "application/json"
+    assert {name: found[f"ce-{name}"] for name in WRAPPED} == {name: str(value) for name, value in WRAPPED.items()}
+
+
+@pytest.mark.parametrize(
+    ("value_format", "value", "data"),
+    [
+        ("string", b"<\xc3\xa4>", {"datacontenttype": "text/plain; charset=utf-8", "data": "<\u00e4>"}),
+        ("string", b"", {"datacontenttype": "text/plain; charset=utf-8", "data": ""}),
+        ("binary", b"\xff", {"datacontenttype": "application/octet-stream", "data_base64": "/w=="}),
+        ("binary", b"", {"datacontenttype": "application/octet-stream", "data_base64": ""}),
+        ("json", b"null", {"datacontenttype": "application/json", "data": None}),
+        ("json", None, {}),
+    ],
+)
+def test_data_is_written_by_the_value_format(value_format: str, value: bytes | None, data: dict[str, Any]) -> None:
+    """Bytes as base64; a tombstone has no data, which is not the same as empty or `null` data."""
+    found = event(record(value), stored(value_format=value_format))
+    assert {name: found[name] for name in ("datacontenttype", "data", "data_base64") if name in found} == data
+    assert request(record(value), stored(value_format=value_format))[0] == (value or b"")
+
+
+@pytest.mark.parametrize("at", [-1, 10**18, 253_402_300_800_000])
+def test_a_time_that_no_calendar_has_is_left_out(at: int) -> None:
+    """The attribute is optional, and a wrong one makes an event invalid."""
+    assert "time" not in event(record(b"1", at=at))
+
+
+def test_an_event_of_the_binary_mode_is_passed_on() -> None:
+    """Attributes and data as they came, and nothing of ours among them."""
+    sent = record(b"[1, 2]", as_binary())
+    assert event(sent) == {**EVENT, "datacontenttype": "application/json", "data": [1, 2]}
+    attributes = {**{f"ce-{name}": text for name, text in EVENT.items()}, "ce-id": "e%201", "ce-source": "/shop/%C3%A4"}
+    assert request(sent) == (b"[1, 2]", {**attributes, "Content-Type": "application/json"})
+    assert event(record(None, as_binary())) == EVENT
+    assert "Content-Type" not in request(record(None, as_binary()))[1]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "value", "data"),
+    [
+        (b"application/vnd.x+json", b'{"a":1}', {"data": {"a": 1}}),
+        (b"text/csv", b"a,b", {"data": "a,b"}),
+        (b"application/xml; charset=utf-8", b"<a/>", {"data": "<a/>"}),
+        (b"text/plain", b"\xff", {"data_base64": "/w=="}),
+        (b"application/avro", b"\x00", {"data_base64": "AA=="}),
+    ],
+)
+def test_the_data_of_an_event_is_what_its_content_type_says(content_type: bytes, value: bytes, data: Any) -> None:
+    """The consumer's `value_format` is for records that are no events."""
+    found = event(record(value, as_binary(content_type)))
+    assert found == {**EVENT, "datacontenttype": content_type.decode(), **data}
+    assert request(record(value, as_binary(content_type)))[0] == value
+
+
+@pytest.mark.parametrize("content_type", [None, b"", b"a\r\nEvil: 1", b"\xff"])
+def test_an_event_without_a_usable_content_type_has_that_of_the_format(content_type: bytes | None) -> None:
+    """And no byte of it comes into a header."""
+    sent = record(b"1", as_binary(content_type))
+    assert event(sent) == {**EVENT, "datacontenttype": "application/json", "data": 1}
+    assert request(sent)[1]["Content-Type"] == "application/json"
+
+
+def test_what_is_no_attribute_does_not_become_one() -> None:
+    """Names that CloudEvents does not know or keeps for itself, and attributes without a value."""
+    names = ("ce_no name", "ce_Upper", "ce_data", "ce_datacontenttype", "ce_" + "a" * 101)
+    assert event(record(None, [*as_binary(), *((name, b"1") for name in names), ("ce_empty", b"")])) == EVENT
+
+
+def test_data_that_is_not_the_json_it_says_is_not_sent() -> None:
+    """It would break the request."""
+    with pytest.raises(DecodeError):
+        structured(stored(), DELIVERY, [record(b'1, "x": 2', as_binary())])
+
+
+@pytest.mark.parametrize("missing", ["ce_specversion", "ce_id", "ce_source", "ce_type"])
+def test_a_record_that_lacks_a_required_attribute_is_no_event(missing: str) -> None:
+    """It is wrapped, and its headers go along."""
+    found = event(record(b"1", [(name, data) for name, data in as_binary() if name != missing]))
+    assert found["type"] == "headrace.record"
+    assert len(json.loads(found["recordheaders"])) == len(EVENT)
+
+
+def test_an_event_of_another_version_is_wrapped() -> None:
+    """What its attributes mean is for another specification to say."""
+    headers = [(name, b"0.3" if name == "ce_specversion" else data) for name, data in as_binary()]
+    assert event(record(b"1", headers))["specversion"] == "1.0"
+
+
+def test_an_event_of_the_structured_mode_is_passed_on() -> None:
+    """Every attribute with its type; numbers in the data keep their digits."""
+    value = json.dumps({**EVENT, "count": 3, "flag": True, "gone": None, "data": {"n": 1}}).encode()
+    sent = record(value.replace(b"1}", b"1.00}"), STRUCTURED)
+    more = {"count": 3, "flag": True, "datacontenttype": "application/json"}
+    assert event(sent) == {**EVENT, **more, "data": {"n": 1.0}}
+    body, found = request(sent)
+    assert body == b'{"n": 1.00}'
+    assert (found["ce-count"], found["ce-flag"], found["ce-id"]) == ("3", "true", "e%201")
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        ({"data": "<a/>", "datacontenttype": "text/xml"}, b"<a/>"),
+        ({"data_base64": "/w==", "datacontenttype": "application/avro"}, b"\xff"),
+        ({"data_base64": "", "datacontenttype": "application/avro"}, b""),
+        ({"data": "text"}, b'"text"'),
+        ({}, b""),
+        ({"data": None}, b""),
+    ],
+)
+def test_the_data_of_a_structured_event_is_unpacked(data: dict[str, Any], body: bytes) -> None:
+    """The body of the binary mode is the data itself."""
+    sent = record(json.dumps({**EVENT, **data}).encode(), STRUCTURED)
+    assert request(sent)[0] == body
+    found = event(sent)
+    if "data_base64" in found:
+        assert base64.b64decode(found["data_base64"]) == body
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"{}",
+        json.dumps({**EVENT, "id": ""}).encode(),
+        json.dumps({**EVENT, "specversion": "0.3"}).encode(),
+        json.dumps({**EVENT, "more": {}}).encode(),
+        json.dumps({**EVENT, "Upper": "x"}).encode(),
+        json.dumps({**EVENT, "a\r\nb": "x"}).encode(),
+        json.dumps({**EVENT, "n": 1.5}).encode(),
+        json.dumps({**EVENT, "data_base64": "%"}).encode(),
+        json.dumps({**EVENT, "datacontenttype": "a\r\nEvil: 1"}).encode(),
+        json.dumps({**EVENT, "datacontenttype": 1, "data": 1}).encode(),
+        json.dumps({**EVENT, "data_base64": "\u00e4"}).encode(),
+        json.dumps({**EVENT, "data_base64": "\u00e4"}, ensure_ascii=False).encode(),
+        json.dumps(EVENT).encode()[:-1] + b',"more":' + b"[" * 60_000,
+    ],
+)
+def test_what_says_to_be_an_event_and_is_none_is_not_sent(value: bytes) -> None:
+    """The reason names no value."""
+    for write in (structured, binary):
+        with pytest.raises(DecodeError, match="content-type says application/cloudevents") as raised:
+            write(stored(), DELIVERY, [record(value, STRUCTURED)])
+        assert "shop" not in raised.value.description
+
+
+def test_a_tombstone_among_structured_events_is_wrapped() -> None:
+    """It has no attributes of its own."""
+    assert event(record(None, STRUCTURED, b"k"))["partitionkey"] == "k"
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=20).filter(
+    lambda name: name not in (*EVENT, "data", "datacontenttype")
+)
+
+
+@given(st.dictionaries(NAMES, TEXTS), st.fixed_dictionaries(dict.fromkeys(("id", "source", "type"), TEXTS)), TEXTS)
+def test_an_event_is_the_same_however_it_is_stored(more: dict[str, str], own: dict[str, str], data: str) -> None:
+    """From either mode of Kafka it becomes the same requests, and every attribute can be read back."""
+    attributes = {**more, **own, "specversion": "1.0"}
+    value = json.dumps(data).encode()
+    one = record(
+        value, [*((f"ce_{n}", t.encode()) for n, t in attributes.items()), ("content-type", b"application/json")]
+    )
+    other = record(json.dumps({**attributes, "data": data}).encode(), STRUCTURED)
+    assert event(one) == event(other) == {**attributes, "datacontenttype": "application/json", "data": data}
+    (body, found), (second, _) = request(one), request(other)
+    assert json.loads(body) == json.loads(second) == data
+    assert {f"ce-{n}": t for n, t in attributes.items()} == {
+        n: unquote(t) for n, t in found.items() if n != "Content-Type"
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +16,8 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce import ProduceService, RequestIds
-from headrace.sidecar.produce_answer import ProduceAnswer
+from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, answer_of
+from headrace.sidecar.produce_request import ProduceRequest, choice_of
 from headrace.testing import ManualClock
 
 NO_IDS = RequestIds()
@@ -92,8 +93,6 @@ DIGITS = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400
         pytest.param(
             {"valueFormat": "String", "records": [{"key": "", "value": ""}]}, b"", b"", id="empty is not null"
         ),
-        pytest.param({"valueFormat": 0, "records": [{"value": "YWI="}]}, None, b"ab", id="binary by its code"),
-        pytest.param({"valueFormat": 2, "records": [{"value": "YWI="}]}, None, b'"YWI="', id="json by its code"),
         pytest.param({"keyFormat": 5, "records": [{"key": "k"}]}, b"k", None, id="string by its code"),
     ],
 )
@@ -134,7 +133,7 @@ def test_a_body_with_too_many_records_is_refused_before_it_is_decoded(unknown_fi
 
 
 @pytest.mark.parametrize(
-    ("count", "headers", "slices"), [(1000, 0, 1), (1001, 0, 2), (9999, 0, 10), (16, 256, 2), (15, 256, 1)]
+    ("count", "headers", "slices"), [(1000, 0, 1), (1001, 0, 2), (2001, 0, 3), (16, 256, 2), (15, 256, 1)]
 )
 async def test_long_requests_are_worked_on_in_slices(count: int, headers: int, slices: int) -> None:
     """One slice of all requests per pass of the loop, so that others are served between; headers count too."""
@@ -175,57 +174,50 @@ def test_a_misfit_in_a_later_slice_is_named_by_its_number_in_the_request() -> No
         assert "ecord 2500" in str(raised.value)
 
 
-def test_record_headers_have_the_order_of_the_original() -> None:
-    """authorization, traceability, correlation, the record's own; the two names are not repeated; null is a null."""
-    record = {
-        "value": 1,
-        "traceabilityId": "t",
-        "correlationId": "c",
-        "headers": {"b": "\u00e9", "x-correlation-id": "no", "X-TRACEABILITY-ID": "no", "a": None},
-    }
-    ids = RequestIds(b"http-c", b"http-t", b"Bearer x")
-    found = sent({"records": [record]}, ids, forward_authorization=True)[0].headers
-    assert found == [
-        ("authorization", b"Bearer x"),
-        ("X-Traceability-Id", b"t"),
-        ("X-Correlation-Id", b"c"),
-        ("b", "\u00e9".encode()),
-        ("a", None),
-    ]
+IDS = RequestIds(b"http-c", b"http-t", b"Bearer x")
+TRACED = RequestIds(b"c", traceparent=b"00-http")
+ORDERED = {
+    "value": 1,
+    "traceabilityId": "t",
+    "correlationId": "c",
+    "headers": {"b": "\u00e9", "x-correlation-id": "no", "X-TRACEABILITY-ID": "no", "a": None},
+}
+LISTED = {"value": 1, "correlationId": "c", "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]]}
+TOKEN, TRACE, CORRELATION = ("authorization", b"Bearer x"), ("traceparent", b"00-http"), ("X-Correlation-Id", b"c")
+OF_HTTP = [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
 
 
-def test_headers_as_a_list_keep_order_repeats_and_nulls() -> None:
-    """Beside the object, which cannot."""
-    record = {
-        "value": 1,
-        "correlationId": "c",
-        "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]],
-    }
-    assert sent({"records": [record]})[0].headers == [("X-Correlation-Id", b"c"), ("b", b"1"), ("a", None), ("b", b"")]
+@pytest.mark.parametrize(
+    ("record", "ids", "settings", "headers"),
+    [
+        (
+            ORDERED,
+            IDS,
+            {"forward_authorization": True},
+            [TOKEN, ("X-Traceability-Id", b"t"), CORRELATION, ("b", "\u00e9".encode()), ("a", None)],
+        ),
+        (LISTED, NO_IDS, {}, [CORRELATION, ("b", b"1"), ("a", None), ("b", b"")]),
+        (
+            {"value": 1},
+            IDS,
+            {"forward_authorization": True, "caller_id": "me"},
+            [TOKEN, ("caller_id", b"me"), *OF_HTTP],
+        ),
+        ({"value": 1}, IDS, {}, OF_HTTP),
+        ({"value": 1}, TRACED, {}, [CORRELATION, TRACE]),
+        ({"value": 1, "headers": {"a": "1"}}, TRACED, {}, [CORRELATION, TRACE, ("a", b"1")]),
+        ({"value": 1, "headers": {"TraceParent": "00-own"}}, TRACED, {}, [CORRELATION, ("TraceParent", b"00-own")]),
+    ],
+    ids=["all", "a list", "caller id", "ids of HTTP", "trace", "trace and headers", "own trace"],
+)
+def test_record_headers_have_the_order_of_the_original(
+    record: Any, ids: RequestIds, settings: Any, headers: Any
+) -> None:
+    """Token, caller, ids, trace, the record's own; ids are not repeated, null is a null, and a list keeps repeats.
 
-
-def test_a_caller_id_goes_second_when_it_is_configured() -> None:
-    """As the original's order of headers."""
-    ids = RequestIds(b"c", b"t", b"x")
-    found = sent({"records": [{"value": 1}]}, ids, forward_authorization=True, caller_id="me")[0].headers
-    assert [name for name, _ in found or []] == ["authorization", "caller_id", "X-Traceability-Id", "X-Correlation-Id"]
-    assert (found or [])[1] == ("caller_id", b"me")
-
-
-def test_the_http_ids_stand_in_for_the_records_own() -> None:
-    """Record field, then HTTP header; the token of the request stays out of Kafka unless asked for."""
-    found = sent({"records": [{"value": 1}]}, RequestIds(b"http-c", b"http-t", b"Bearer x"))[0].headers
-    assert found == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
-
-
-def test_the_trace_context_of_the_request_is_passed_on() -> None:
-    """To every record, whatever else it has; a record that names its own keeps it."""
-    ids = RequestIds(b"c", traceparent=b"00-http")
-    own = {"value": 1, "headers": {"TraceParent": "00-own"}}
-    plain, headed, named = sent({"records": [{"value": 1}, {"value": 1, "headers": {"a": "1"}}, own]}, ids)
-    assert plain.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http")]
-    assert headed.headers == [("X-Correlation-Id", b"c"), ("traceparent", b"00-http"), ("a", b"1")]
-    assert named.headers == [("X-Correlation-Id", b"c"), ("TraceParent", b"00-own")]
+    A record's id goes before that of the request. The token stays out of Kafka unless it is asked for.
+    """
+    assert sent({"records": [record]}, ids, **settings)[0].headers == headers
 
 
 def test_without_any_id_every_record_gets_its_own() -> None:
@@ -391,3 +383,36 @@ def test_an_error_does_not_contradict_itself(results: list[Any]) -> None:
     assert body["metadata"]["retriable"] is again
     kept = json.loads(produce({"records": [{"value": 1}, {"value": 2}]}, Kafka(*results), always_200=True).body)
     assert kept["requestStatus"] == "OK"
+
+
+DOCUMENTED = ["binary", "avro", "json", "jsonschema", "protobuf", "string"]
+LIGHT_4J = ["binary", "json", "avro", "jsonschema", "protobuf", "string"]
+
+
+@pytest.mark.parametrize(("codes", "names"), [("documented", DOCUMENTED), ("light-4j", LIGHT_4J)])
+def test_numbers_mean_what_the_switch_says(codes: Literal["documented", "light-4j"], names: list[str]) -> None:
+    """The documented order, or that of the light-4j sidecar's code; a name means the same in both."""
+    for number, name in enumerate(names):
+        request = ProduceRequest(records=[], key_format=number, value_format=name.upper())
+        assert choice_of(request, "key", codes).format == name
+        assert choice_of(request, "value", codes).format == name.upper()
+    with pytest.raises(errors.InvalidRequest, match="format 6 is not served: as a number, 0 to 5 are"):
+        choice_of(ProduceRequest(records=[], key_format=6), "key", codes)
+
+
+PLACE = {"partition": 2, "offset": 7}
+
+
+@pytest.mark.parametrize(("acks", "offsets", "said"), [("all", [PLACE], None), (1, [PLACE], 1), (0, [PLACE], 0)])
+def test_an_answer_that_is_weaker_than_ok_says_so(acks: Literal["all", 1, 0], offsets: object, said: object) -> None:
+    """And one that is not, does not."""
+    answer = answer_of(Prepared([]), [Produced(2, 7)], False, acks)
+    body = json.loads(answer.body)
+    assert (body["offsets"], body.get("acks"), answer.status) == (offsets, said, 200)
+
+
+def test_what_is_unknown_stays_unknown_with_weak_acks() -> None:
+    """Beside a record that was sent."""
+    body = json.loads(answer_of(Prepared([]), [Produced(0, -1), errors.KafkaTimeout("late")], False, 0).body)
+    assert [entry.get("outcome") for entry in body["offsets"]] == [None, "unknown"]
+    assert body["offsets"][0]["offset"] == -1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -23,14 +25,14 @@ from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterStatist
 from headrace.control.jobs import JobView
 from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.control.registrations import Registration
-from headrace.control.replays import DryRun, ReplayMetadata
+from headrace.control.replays import DryRun
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
 from headrace.lifecycle import Readiness, SystemClock
-from headrace.pipelines.status import FlowStatus, PipelineStatus, State
-from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.pipelines.status import FlowStatus, PipelineStatus
+from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.security import Authenticator, TlsFiles
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.idempotency import Idempotency
@@ -69,24 +71,6 @@ class Answer(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-class PipelineOfTests:
-    """A run that does what it is asked."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
-        self.state: State = "running"
-
-    def report(self) -> PipelineStatus:
-        self._kafka.fail()
-        return PipelineStatus("t", self.state, "", 1, 7, {"f": FlowStatus(batch_id=3, lag_records=4)})
-
-    async def hold(self, state: State) -> None:
-        self.state = state
-
-    def resume(self) -> None:
-        self.state = "running"
 
 
 class Kafka:
@@ -162,211 +146,150 @@ class Kafka:
         return 3
 
 
-class Failing:
-    """Fails as Kafka does."""
+def said(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Return a call that has this answer, or makes it of its arguments, and fails as Kafka does."""
 
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
+    def call(*given: Any, **_: Any) -> Any:
+        kafka.fail()
+        return value(*given) if callable(value) else value
 
-    def fail(self) -> None:
-        self._kafka.fail()
+    return call
 
 
-class DeadLetterFake(Failing):
-    """Has no dead letters, and fails as Kafka does."""
+def later(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Return such a call that is awaited."""
+    call = said(kafka, value)
 
-    def __init__(self, kafka: Kafka) -> None:
-        super().__init__(kafka)
-        self.topics = self
-        self.requests: list[RedeliveryRequest] = []
+    async def awaited(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
 
-    async def counts(self) -> list[Any]:
-        self.fail()
-        return []
+    return awaited
 
-    async def page(self, topic: str, *_: Any) -> DeadLetterPage:
-        self.fail()
-        if not topic.isprintable() or topic == "..":
-            raise errors.TopicNotFound()
+
+def check_name(name: str) -> None:
+    """Refuse names that nothing has."""
+    if not name.isprintable() or name == "..":
+        raise errors.NotFound(topic=name)
+
+
+def dead_letters_of(kafka: Kafka) -> Any:
+    """Return a stand-in without dead letters, which keeps what is asked of it."""
+    requests: list[RedeliveryRequest] = []
+
+    def page(topic: str, *_: Any) -> DeadLetterPage:
+        check_name(topic)
         return DeadLetterPage(topic, [], 0, 0, 0, "")
 
-    async def statistics(self, topic: str, *_: Any) -> DeadLetterStatistics:
-        self.fail()
-        return DeadLetterStatistics(topic, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)
-
-    def chosen(self, request: RedeliveryRequest) -> list[tuple[str, Any]]:
-        self.fail()
-        group = "another" if request.group == "another" else "g"
+    def chosen(request: RedeliveryRequest) -> list[tuple[str, Any]]:
         owner = "writer" if request.group == "writers" else ""
-        consumer = SimpleNamespace(group=group, owner=owner)
+        consumer = SimpleNamespace(group="another" if request.group == "another" else "g", owner=owner)
         return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
-    async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
-        self.requests.append(request)
+    async def run(request: RedeliveryRequest) -> RedeliveryAnswer:
+        requests.append(request)
         if request.group == "away":
             raise errors.ReadFailed("away")
         return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
+
+    topics = SimpleNamespace(
+        counts=later(kafka, []),
+        page=later(kafka, page),
+        statistics=later(kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)),
+    )
+    return SimpleNamespace(**vars(topics), topics=topics, chosen=said(kafka, chosen), run=run, requests=requests)
 
 
 VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
 
 
-class Work(Failing):
-    """Has one job; stands for jobs and replays."""
+def work_of(kafka: Kafka) -> Any:
+    """Return a stand-in for jobs and replays, which has one job."""
 
-    def show(self, name: str) -> JobView:
-        self.fail()
-        if not name.isprintable() or name == "..":
-            raise errors.NotFound()
+    def show(name: str, *_: Any) -> JobView:
+        check_name(name)
         return VIEW
 
-    def list(self) -> list[JobView]:
-        return [self.show("j")]
-
-    def entry_of(self, name: str) -> int:
-        return 7
-
-    async def change(self, name: str, wish: str, by: str) -> JobView:
-        return self.show(name)
-
-    async def begin(self, jobs: Any, *asked: Any) -> JobView | DryRun:
-        view = self.show("j")
-        return DryRun(3, {}) if asked[-2].dry_run else view
-
-    async def begin_by_metadata(self, jobs: Any, asked: ReplayMetadata, by: str) -> JobView:
-        return self.show("j")
+    return SimpleNamespace(
+        show=said(kafka, show),
+        list=said(kafka, [VIEW]),
+        entry_of=lambda name: 7,
+        change=later(kafka, show),
+        begin=later(kafka, lambda jobs, *asked: DryRun(3, {}) if asked[-2].dry_run else VIEW),
+        begin_by_metadata=later(kafka, VIEW),
+    )
 
 
-class Notes(Failing):
-    """Takes notes of nothing, and fails as Kafka does; stands for the audit."""
-
-    service_id = "t"
-
-    def __init__(self, kafka: Kafka) -> None:
-        super().__init__(kafka)
-        self.controls: list[tuple[str, str, str, str]] = []
-
-    def control(self, action: str, target: str, *, reason: str, outcome: str) -> None:
-        self.controls.append((action, target, reason, outcome))
-
-    def produced(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept."""
-
-    refused = produced
-
-    def not_sent(self, *told: Any) -> None:
-        self._kafka.not_sent.append(told)
-
-    def reported(self, _: Any) -> list[Any]:
-        self.fail()
-        return []
+def audit_of(kafka: Kafka) -> Any:
+    """Return a stand-in for the audit, which keeps what was controlled and refused."""
+    controls: list[tuple[str, str, str, str]] = []
+    return SimpleNamespace(
+        service_id="t",
+        controls=controls,
+        control=lambda action, target, *, reason, outcome: controls.append((action, target, reason, outcome)),
+        produced=lambda *_, **__: None,
+        refused=lambda *_, **__: None,
+        not_sent=lambda *told: kafka.not_sent.append(told),
+        reported=said(kafka, []),
+    )
 
 
-class ControlFake(Failing):
-    """Has one consumer, `t`, and fails as Kafka does; stands for steering, statuses and commands."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        super().__init__(kafka)
-        self.consumers = {"t": SimpleNamespace(name="t", kind="reactive", owner="")}
-
-    async def details(self, consumer: Any) -> Details:
-        await self.pause()
-        return Details(
-            **{name: getattr(self.summary(consumer), name) for name in Summary.__struct_fields__},
-            partitions=[],
-            commands=[],
-        )
-
-    def summary(self, consumer: Any) -> Summary:
-        settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
-        return Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
-
-    async def pause(self, *_: Any) -> None:
-        self.fail()
-
-    resume = change = pause
-
-    async def seek(self, consumer: Any, request: Any, by: str, wait_seconds: float) -> CommandAnswer:
-        await self.pause()
-        return CommandAnswer("i", not wait_seconds, [])
-
-    skip = seek
-
-    async def cancel(self, *_: Any) -> list[TopicPartition]:
-        await self.pause()
-        return [TopicPartition("t", 0)]
+def control_of(kafka: Kafka) -> Any:
+    """Return a stand-in for steering, statuses and commands, which has one consumer, `t`."""
+    settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
+    summary = Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
+    fields = {name: getattr(summary, name) for name in Summary.__struct_fields__}
+    command = later(kafka, lambda consumer, request, by, wait_seconds: CommandAnswer("i", not wait_seconds, []))
+    return SimpleNamespace(
+        consumers={"t": SimpleNamespace(name="t", kind="reactive", owner="")},
+        details=later(kafka, Details(**fields, partitions=[], commands=[])),
+        summary=lambda consumer: summary,
+        **dict.fromkeys(("pause", "resume", "change"), later(kafka)),
+        **dict.fromkeys(("seek", "skip"), command),
+        cancel=later(kafka, [TopicPartition("t", 0)]),
+    )
 
 
-class Registered(Failing):
-    """Has one registered consumer, and fails as Kafka does."""
+def registered_of(kafka: Kafka) -> Any:
+    """Return a stand-in for registrations, which has one consumer; every second one that is put is new."""
+    one = Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
+    new = itertools.cycle((True, False))
 
-    def __init__(self, kafka: Kafka) -> None:
-        super().__init__(kafka)
-        self._new = False
+    def one_of(_: Any = None, name: str = "t") -> Registration:
+        if name != "t":
+            raise errors.NotFound()
+        return one
 
-    def one_of(self, _: Any = None, name: str = "t") -> Registration:
-        if failure := self._kafka.failure or (errors.NotFound() if name != "t" else None):
-            raise failure
-        return Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
-
-    def all_of(self, *_: Any) -> list[Registration]:
-        return [self.one_of()]
-
-    def refusal_of(self, *_: Any) -> None:
-        """It runs."""
-
-    async def put(self, *_: Any) -> tuple[Registration, bool]:
-        self._new = not self._new
-        return self.one_of(), self._new
-
-    async def remove(self, *_: Any) -> Registration:
-        return self.one_of()
+    return SimpleNamespace(
+        one_of=said(kafka, one_of),
+        all_of=said(kafka, [one]),
+        refusal_of=lambda *_: None,
+        put=later(kafka, lambda *_: (one, next(new))),
+        remove=later(kafka, one),
+    )
 
 
-class ActiveFake(Failing):
-    """Has every instance, which reads nothing, and fails as Kafka does; stands for the instances and for one."""
+def active_of(kafka: Kafka, codecs: Codecs) -> Any:
+    """Return a stand-in for instances and for one of them, which reads nothing."""
+    active = SimpleNamespace(topics=(), assigned=(), reads=None, records=())
+    active.spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
+    active.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
+    active.find, active.create, active.read = said(kafka, active), later(kafka, active), later(kafka, active)
+    active.statuses, active.end = later(kafka, []), lambda delivered: None
+    active.answering = lambda size_bytes: contextlib.nullcontext()
+    for name in ("delete", "subscribe", "wait_assigned", "seek", "unsubscribe"):
+        setattr(active, name, later(kafka))
+    active.committed = active.commit = later(kafka, {})
+    return active
 
-    topics: tuple[str, ...] = ()
-    assigned: tuple[TopicPartition, ...] = ()
-    reads = None
-    records: tuple[Record, ...] = ()
-    spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
 
-    def __init__(self, kafka: Kafka, codecs: Codecs) -> None:
-        super().__init__(kafka)
-        self.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
-
-    def find(self, *_: Any) -> ActiveFake:
-        self.fail()
-        return self
-
-    async def create(self, *_: Any, **__: Any) -> ActiveFake:
-        return self.find()
-
-    async def statuses(self) -> list[Any]:
-        return []
-
-    def answering(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    async def read(self, **_: Any) -> ActiveFake:
-        return self
-
-    def end(self, delivered: int) -> None:
-        """Nothing was read."""
-
-    async def delete(self, *_: Any) -> None:
-        """It is there again."""
-
-    subscribe = wait_assigned = seek = delete
-
-    async def unsubscribe(self) -> None:
-        """It reads nothing."""
-
-    async def committed(self, *_: Any, **__: Any) -> dict[TopicPartition, Committed]:
-        return {}
-
-    commit = committed
+def pipeline_of(kafka: Kafka) -> Any:
+    """Return a stand-in for a run, which does what it is asked."""
+    run = SimpleNamespace(state="running")
+    flows = {"f": FlowStatus(batch_id=3, lag_records=4)}
+    run.report = said(kafka, lambda: PipelineStatus("t", run.state, "", 1, 7, flows))
+    run.hold = later(kafka, lambda state: setattr(run, "state", state))
+    run.resume = lambda: setattr(run, "state", "running")
+    return run
 
 
 class RunningServer:
@@ -423,33 +346,27 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
-    notes: Any = Notes(kafka)
+    notes = audit_of(kafka)
     produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, notes, config.max_records)
     transactions = Transactions(ProducerConfig(), produce, kafka)
     idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
     writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
-    dead_letters: Any = DeadLetterFake(kafka)
-    work: Any = Work(kafka)
-    control: Any = ControlFake(kafka)
-    registered: Any = Registered(kafka)
+    dead_letters = dead_letters_of(kafka)
+    work = work_of(kafka)
+    control = control_of(kafka)
+    registered = registered_of(kafka)
     reactive: Any = SimpleNamespace(
         kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
     )
-    active: Any = ActiveFake(kafka, Codecs(registry))
+    active = active_of(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
     trigger = SimpleNamespace(name="in", group="g", topics=["t"])
     function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), triggers=[trigger])
 
-    def lag_of(group: str) -> dict[TopicPartition, Any]:
-        control.fail()
-        return {TopicPartition("t", 0): SimpleNamespace(lag=7)}
-
-    async def reload() -> None:
-        control.fail()
-
-    reloads: Any = {"t": SimpleNamespace(reload=reload)}
+    lag_of = said(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
+    reloads: Any = {"t": SimpleNamespace(reload=later(kafka))}
     families = [
         produce_route,
         TransactionRoute(writing, config),
@@ -460,7 +377,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         FunctionEndpoints([function], lag_of, reloads),
-        PipelineEndpoints({"t": PipelineOfTests(kafka)}),  # type: ignore[dict-item]
+        PipelineEndpoints({"t": pipeline_of(kafka)}),
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(
             ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None
@@ -491,3 +408,24 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
 def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[RunningServer]]:
     """Open a running server: `async with opened(max_body_bytes=10) as server`."""
     return _opened
+
+
+@pytest.fixture
+def server() -> contextlib.AbstractAsyncContextManager[RunningServer]:
+    """A server with the usual settings, which runs while the test does."""
+    return _opened()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Open the server that a test asks for in the loop of the test."""
+    test = pyfuncitem.obj
+    if "server" not in inspect.signature(test).parameters:
+        return
+
+    async def whole(server: Any, **given: Any) -> None:
+        async with server as running:
+            await test(server=running, **given)
+
+    whole.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    pyfuncitem.obj = whole

@@ -91,22 +91,20 @@ async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
         assert (await server.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
 
 
-async def test_a_probe_delivers_nothing(opened: Any) -> None:
+async def test_a_probe_delivers_nothing(server: Any) -> None:
     """HEAD asks what there is, so it must not redeliver dead letters as GET does there."""
-    async with opened() as server:
-        reader, writer = await server.connect()
-        writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        assert b" 405 " in await reader.readline()
-        writer.close()
-        assert not server.dead_letters.requests
+    reader, writer = await server.connect()
+    writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    assert b" 405 " in await reader.readline()
+    writer.close()
+    assert not server.dead_letters.requests
 
 
-async def test_who_asked_for_it_is_noted(opened: Any) -> None:
+async def test_who_asked_for_it_is_noted(server: Any) -> None:
     """When dead letters were delivered, and when they could not be; a question that finds none is no deed."""
-    async with opened() as server:
-        for query in ("", "?timeout=3", "?group=away&topic=t"):
-            await server.get(PATH + query)
-        assert server.notes.controls == [
-            ("redeliver", "t.dlq", "so many", "FAILURE"),
-            ("redeliver", "t", "away", "FAILURE"),
-        ]
+    for query in ("", "?timeout=3", "?group=away&topic=t"):
+        await server.get(PATH + query)
+    assert server.notes.controls == [
+        ("redeliver", "t.dlq", "so many", "FAILURE"),
+        ("redeliver", "t", "away", "FAILURE"),
+    ]

@@ -89,18 +89,17 @@ SAME = [
 ]
 
 
-async def test_both_ways_answer_and_write_the_same_bytes(opened: Any, hot: list[int]) -> None:
+async def test_both_ways_answer_and_write_the_same_bytes(server: Any, hot: list[int]) -> None:
     """Good and bad; the hot way is taken for what is good and usual."""
-    async with opened() as server:
-        for request, expected in SAME:
-            hot.clear()
-            answer = await text_of(server, request)
-            assert hot == ([expected] if expected else []), request
-            written, server.kafka.records = server.kafka.records, []
-            assert await text_of(server, chunked(request)) == answer
-            assert hot == ([expected] if expected else []), request
-            assert server.kafka.records == written
-            server.kafka.records = []
+    for request, expected in SAME:
+        hot.clear()
+        answer = await text_of(server, request)
+        assert hot == ([expected] if expected else []), request
+        written, server.kafka.records = server.kafka.records, []
+        assert await text_of(server, chunked(request)) == answer
+        assert hot == ([expected] if expected else []), request
+        assert server.kafka.records == written
+        server.kafka.records = []
 
 
 TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
@@ -116,14 +115,13 @@ TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
         post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
     ],
 )
-async def test_records_have_the_correlation_id_of_the_answer(opened: Any, request_bytes: bytes) -> None:
+async def test_records_have_the_correlation_id_of_the_answer(server: Any, request_bytes: bytes) -> None:
     """Also where the client named none."""
-    async with opened() as server:
-        head = (await text_of(server, request_bytes)).decode()
-        (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
-        assert server.kafka.records
-        for record in server.kafka.records:
-            assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
+    head = (await text_of(server, request_bytes)).decode()
+    (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
+    assert server.kafka.records
+    for record in server.kafka.records:
+        assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
 
 
 @pytest.mark.parametrize(
@@ -135,33 +133,31 @@ async def test_records_have_the_correlation_id_of_the_answer(opened: Any, reques
         [Produced(0, 1), errors.KafkaUnauthorized("no")],
     ],
 )
-async def test_what_kafka_says_is_told_in_the_same_bytes(opened: Any, hot: list[int], results: list[Any]) -> None:
+async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[int], results: list[Any]) -> None:
     """ConsumerStatuses, Retry-After and entries of records that failed."""
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
         return results
 
-    async with opened() as server:
-        server.kafka.produce = produce
-        request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
-        answer = await text_of(server, request)
-        assert len(hot) == 1
-        assert await text_of(server, chunked(request)) == answer
-        assert len(hot) == 1
+    server.kafka.produce = produce
+    request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
+    answer = await text_of(server, request)
+    assert len(hot) == 1
+    assert await text_of(server, chunked(request)) == answer
+    assert len(hot) == 1
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-async def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[int], body: bytes) -> None:
+async def test_a_full_budget_is_told_in_the_same_bytes(server: Any, hot: list[int], body: bytes) -> None:
     """At once, without the work being done twice."""
-    async with opened() as server:
-        server.kafka.failure = errors.ProducerQueueFull("full")
-        answer = await text_of(server, post(body, IDS))
-        assert hot == [503]
-        assert b"retry-after: 1" in answer
-        assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
-        assert await text_of(server, chunked(post(body, IDS))) == answer
-        assert hot == [503]
-        await server.web.drain(Deadline(SystemClock(), 60))
+    server.kafka.failure = errors.ProducerQueueFull("full")
+    answer = await text_of(server, post(body, IDS))
+    assert hot == [503]
+    assert b"retry-after: 1" in answer
+    assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
+    assert await text_of(server, chunked(post(body, IDS))) == answer
+    assert hot == [503]
+    await server.web.drain(Deadline(SystemClock(), 60))
 
 
 @pytest.mark.parametrize(
@@ -179,49 +175,46 @@ async def test_a_full_budget_is_told_in_the_same_bytes(opened: Any, hot: list[in
     ],
 )
 async def test_what_is_unusual_is_served_by_the_application(
-    opened: Any, hot: list[int], request_bytes: bytes, status: int
+    server: Any, hot: list[int], request_bytes: bytes, status: int
 ) -> None:
     """It alone knows what each of these means."""
-    async with opened() as server:
-        reader, writer = await server.connect()
-        writer.write(request_bytes)
-        head = b"100"
-        while head.split()[:2][-1] == b"100" or head == b"100":
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-        assert int(head.split()[1]) == status
-        assert hot == []
+    reader, writer = await server.connect()
+    writer.write(request_bytes)
+    head = b"100"
+    while head.split()[:2][-1] == b"100" or head == b"100":
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert int(head.split()[1]) == status
+    assert hot == []
 
 
-async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(opened: Any, hot: list[int]) -> None:
+async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(server: Any, hot: list[int]) -> None:
     """The record is written and counted, and draining has nothing to wait for."""
-    async with opened() as server:
-        server.kafka.gate.clear()
-        _, writer = await server.connect()
-        writer.write(post())
-        await server.kafka.taken.wait()
-        writer.transport.abort()
-        assert (await server.get("/live")).status == 200  # by now the server knows
-        server.kafka.gate.set()
-        await server.web.drain(Deadline(SystemClock(), 60))
-        assert hot == [200]
-        assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
+    server.kafka.gate.clear()
+    _, writer = await server.connect()
+    writer.write(post())
+    await server.kafka.taken.wait()
+    writer.transport.abort()
+    assert (await server.get("/live")).status == 200  # by now the server knows
+    server.kafka.gate.set()
+    await server.web.drain(Deadline(SystemClock(), 60))
+    assert hot == [200]
+    assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
 
 
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(opened: Any, hot: list[int]) -> None:
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, hot: list[int]) -> None:
     """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
-    async with opened() as server:
-        reader, writer = await server.connect()
-        requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
-        writer.write(b"".join(requests))
-        found: list[bytes] = []
-        while len(found) < 3:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-            found += re.findall(rb"x-correlation-id: (c-\d)", head)
-            await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
-        assert found == [b"c-0", b"c-1", b"c-2"]
-        writer.write(post())
-        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-        assert hot == [200, 200]
+    reader, writer = await server.connect()
+    requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
+    writer.write(b"".join(requests))
+    found: list[bytes] = []
+    while len(found) < 3:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        found += re.findall(rb"x-correlation-id: (c-\d)", head)
+        await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+    assert found == [b"c-0", b"c-1", b"c-2"]
+    writer.write(post())
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert hot == [200, 200]
 
 
 async def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
@@ -253,43 +246,41 @@ async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[in
 
 
 @pytest.mark.parametrize("before", [1, 3])
-async def test_what_cannot_be_read_does_not_answer_for_what_came_before(opened: Any, before: int) -> None:
+async def test_what_cannot_be_read_does_not_answer_for_what_came_before(server: Any, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
-    async with opened() as server:
-        server.kafka.gate.clear()
-        reader, writer = await server.connect()
-        writer.write(post() * before + loose)
-        await asyncio.wait_for(server.kafka.taken.wait(), 60)
-        server.kafka.gate.set()
-        text = await asyncio.wait_for(reader.read(), 60)
-        assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
-        assert text.count(b"connection: close") == 1
-        assert len(server.kafka.records) == before
+    server.kafka.gate.clear()
+    reader, writer = await server.connect()
+    writer.write(post() * before + loose)
+    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    server.kafka.gate.set()
+    text = await asyncio.wait_for(reader.read(), 60)
+    assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
+    assert text.count(b"connection: close") == 1
+    assert len(server.kafka.records) == before
 
 
 @pytest.mark.parametrize("first", [post(), chunked(post())])
 @pytest.mark.uvloop
 async def test_who_leaves_while_requests_wait_harms_nobody(
-    opened: Any, first: bytes, caplog: pytest.LogCaptureFixture
+    server: Any, first: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
 
-    async with opened() as server:
-        failures: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-        server.kafka.gate.clear()
-        _, writer = await server.connect()
-        writer.write(first + post())
-        await asyncio.wait_for(server.kafka.taken.wait(), 60)
-        (connection,) = server.web._server.server_state.connections
-        connection.transport.abort()
-        for _ in range(10):  # turns of the loop until the connection is closed
-            await asyncio.sleep(0)
-        assert not server.web._server.server_state.connections
-        server.kafka.gate.set()
-        await server.web.drain(Deadline(SystemClock(), 60))
-        assert not failures
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    server.kafka.gate.clear()
+    _, writer = await server.connect()
+    writer.write(first + post())
+    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    (connection,) = server.web._server.server_state.connections
+    connection.transport.abort()
+    for _ in range(10):  # turns of the loop until the connection is closed
+        await asyncio.sleep(0)
+    assert not server.web._server.server_state.connections
+    server.kafka.gate.set()
+    await server.web.drain(Deadline(SystemClock(), 60))
+    assert not failures
 
     assert "Exception" not in caplog.text
 
@@ -330,13 +321,12 @@ async def test_a_defect_is_answered_and_counted_off_once(
 )  # fmt: skip
 @pytest.mark.uvloop
 async def test_a_produce_request_that_is_not_sent_is_audited_once(
-    opened: Any, request_bytes: bytes, told: tuple[Any, ...]
+    server: Any, request_bytes: bytes, told: tuple[Any, ...]
 ) -> None:
     """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
 
-    async with opened() as server:
-        reader, writer = await server.connect()
-        writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
-        await asyncio.wait_for(reader.read(), 60)
-        writer.close()
-        assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]
+    reader, writer = await server.connect()
+    writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
+    await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]

@@ -42,23 +42,22 @@ def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: 
     return f"{head}{more}\r\n".encode() + body
 
 
-async def test_the_document_is_one_in_both_versions(opened: Any) -> None:
+async def test_the_document_is_one_in_both_versions(server: Any) -> None:
     """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
-    async with opened() as server:
-        for path, kind, read in (
-            ("/spec.yaml", "text/yaml", lambda text: yaml.load(text, yaml.CSafeLoader)),
-            ("/openapi.json", "application/json", json.loads),
-        ):
-            newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
-            assert newer.headers["content-type"].startswith(kind)
-            assert read(newer.body) == DOCUMENT
-            assert read(older.body)["openapi"].startswith("3.0")
-            assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
-            for query in ("version=2.0", "versoin=3.0"):
-                assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
-        assert DOCUMENT["openapi"] == "3.1.0"
-        OpenAPIV31SpecValidator(DOCUMENT).validate()
-        OpenAPIV30SpecValidator(json.loads(older.body)).validate()
+    for path, kind, read in (
+        ("/spec.yaml", "text/yaml", lambda text: yaml.load(text, yaml.CSafeLoader)),
+        ("/openapi.json", "application/json", json.loads),
+    ):
+        newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
+        assert newer.headers["content-type"].startswith(kind)
+        assert read(newer.body) == DOCUMENT
+        assert read(older.body)["openapi"].startswith("3.0")
+        assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
+        for query in ("version=2.0", "versoin=3.0"):
+            assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
+    assert DOCUMENT["openapi"] == "3.1.0"
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+    OpenAPIV30SpecValidator(json.loads(older.body)).validate()
 
 
 def test_every_endpoint_is_in_the_document(opened: Any) -> None:
@@ -94,59 +93,55 @@ def test_operations_are_in_groups() -> None:
     assert tags.count("Documents") == 4
 
 
-async def test_the_root_says_where_to_read_on(opened: Any) -> None:
+async def test_the_root_says_where_to_read_on(server: Any) -> None:
     """Every path that it names is served."""
-    async with opened() as server:
-        answer = await server.get("/")
-        assert answer.status == 200
-        for path in answer.json["paths"]:
-            assert (await server.get(path)).status == 200
+    answer = await server.get("/")
+    assert answer.status == 200
+    for path in answer.json["paths"]:
+        assert (await server.get(path)).status == 200
 
 
-async def test_nothing_is_changed_for_a_page_of_another_site(opened: Any) -> None:
+async def test_nothing_is_changed_for_a_page_of_another_site(server: Any) -> None:
     """Every operation that changes something, whatever its method; an image tag sends a GET without an Origin."""
 
-    async with opened() as server:
-        for (method, path), operation in OPERATIONS.items():
-            for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
-                refused = operation.changes or more.startswith("Origin")
-                answer = await server.ask(request(method, path, f"{more}\r\n"))
-                assert (answer.status == 403) is refused, (method, path, more)
-                assert not refused or answer.json["code"] == "ERR40034"
-            for site in ("same-origin", "none"):
-                answer = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
-                assert answer.status != 403, (method, path)
+    for (method, path), operation in OPERATIONS.items():
+        for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
+            refused = operation.changes or more.startswith("Origin")
+            answer = await server.ask(request(method, path, f"{more}\r\n"))
+            assert (answer.status == 403) is refused, (method, path, more)
+            assert not refused or answer.json["code"] == "ERR40034"
+        for site in ("same-origin", "none"):
+            answer = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
+            assert answer.status != 403, (method, path)
 
     assert DeadLetterEndpoints.redeliver_by_get.changes
 
 
-async def test_a_body_that_may_be_left_out_is_not_required(opened: Any) -> None:
+async def test_a_body_that_may_be_left_out_is_not_required(server: Any) -> None:
     """The document and the server agree: what is taken without a body is described so, and nothing else is."""
-    async with opened() as server:
-        for path, methods in DOCUMENT["paths"].items():
-            for method, operation in methods.items():
-                if "requestBody" in operation:
-                    answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
-                    refused = answer.status == 400 and answer.json["code"] != "ERR12218"
-                    assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
+                refused = answer.status == 400 and answer.json["code"] != "ERR12218"
+                assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
 
 
-async def test_the_page_asks_no_other_site(opened: Any) -> None:
+async def test_the_page_asks_no_other_site(server: Any) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
-    async with opened() as server:
-        page = await server.get("/specui.html")
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert "default-src 'none'" in page.headers["content-security-policy"]
-        named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
-        assert len(named) == 3
-        for name in named:
-            answer = await server.get(f"/{name}")
-            assert answer.status == 200
-            assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
-        start = (await server.get("/specui/start.js")).body.decode()
-        assert "validatorUrl: null" in start
-        assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == DOCUMENT
-        assert (await server.get("/specui/..%2f__init__.py")).status == 404
+    page = await server.get("/specui.html")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
+    assert len(named) == 3
+    for name in named:
+        answer = await server.get(f"/{name}")
+        assert answer.status == 200
+        assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
+    start = (await server.get("/specui/start.js")).body.decode()
+    assert "validatorUrl: null" in start
+    assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == DOCUMENT
+    assert (await server.get("/specui/..%2f__init__.py")).status == 404
 
 
 Answers = AsyncIterator[tuple[tuple[str, str], Any]]
@@ -301,25 +296,23 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
     assert named - documented == set()
 
 
-async def test_the_example_is_a_request_that_works(opened: Any) -> None:
+async def test_the_example_is_a_request_that_works(server: Any) -> None:
     """As it stands in the document."""
     example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
-    async with opened() as server:
-        answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
-        assert answer.status == 200
-        assert [record.key for record in server.kafka.records] == [b"alice", None]
+    answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
+    assert answer.status == 200
+    assert [record.key for record in server.kafka.records] == [b"alice", None]
 
 
-async def test_an_endpoint_is_called_without_a_server(opened: Any) -> None:
+async def test_an_endpoint_is_called_without_a_server(server: Any) -> None:
     """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
-    async with opened() as server:
-        call = server.web._application.call
-        status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
-        assert (status, json.loads(body)["name"]) == (200, "t")
-        status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
-        assert (status, json.loads(body)["pending"]) == (202, True)
-        assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
-        assert server.notes.controls == [
-            ("pause", "reactive t", "r", "SUCCESS"),
-            ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
-        ]
+    call = server.web._application.call
+    status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
+    assert (status, json.loads(body)["name"]) == (200, "t")
+    status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
+    assert (status, json.loads(body)["pending"]) == (202, True)
+    assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
+    assert server.notes.controls == [
+        ("pause", "reactive t", "r", "SUCCESS"),
+        ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
+    ]

@@ -20,43 +20,27 @@ SPELLINGS = {
     "/producers/mine?/../other": "mine",
     "http://h/producers/mine": "mine",
     "/PRODUCERS/mine": None,
-    "/Producers/mine": None,
-    "/producers/MINE": None,
     "//producers/mine": None,
-    "/producers//mine": None,
     "/producers/mine/": None,
-    "/producers/mine//": None,
-    "/./producers/mine": None,
     "/producers/./mine": None,
     "/health/../producers/mine": None,
     "/producers/other/../mine": None,
-    "/producers/mine/../other": None,
     "/producers/mine%2f..%2fother": None,
-    "/producers/mine%2Fother": None,
-    "/producers/mine%5c..%5cother": None,
     "/producers/mine\\..\\other": None,
     "/producers%2fmine": "mine",
     "/producers/..": None,
     "/producers/%2e%2e": None,
     "/producers/%252e%252e": None,
-    "/producers/%2565ther": None,
     "/producers/%c0%ae%c0%ae": None,
-    "/producers/%e0%80%ae": None,
     "/producers/%ff": None,
     "/producers/mine;other": None,
-    "/producers/mine;jsessionid=1": None,
-    "/producers/mine%3bother": None,
     "/producers/mine%00": None,
-    "/producers/mine%00.other": None,
     "/producers/mine%0d%0aX-Other:1": None,
     "/producers/mine%20": None,
-    "/producers/mine%23": None,
     "/producers/%u006dine": None,
     "/producers/m%69ne%": None,
-    "/producers/mine*": None,
     "/producers/*": None,
     "/producers/%5E.*": None,
-    "/producers/%5E": None,
     "/producers/ord%D0%B5rs": None,
     "/producers/mine,other": None,
     "/producers/" + "x" * 250: None,
@@ -82,29 +66,27 @@ async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
             assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
 
 
-async def test_a_path_has_one_spelling(opened: Any) -> None:
+async def test_a_path_has_one_spelling(server: Any) -> None:
     """Capitals, more slashes, dots and what is escaped behind it make it another one, which does not exist."""
-    async with opened() as server:
-        for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
-            path = re.sub("{.*?}", "t", rule)
-            others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
-            if not path.startswith(("/health/", "/producers/")) and not rule.endswith("{group}"):
-                others.append(f"{path}%00")  # there it is a name, which nobody has
-            for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
-                answer = await server.ask(post(spelled, method))
-                assert answer.status in (404, 405), spelled
-        assert server.kafka.records == []
+    for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
+        path = re.sub("{.*?}", "t", rule)
+        others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
+        if not path.startswith(("/health/", "/producers/")) and not rule.endswith("{group}"):
+            others.append(f"{path}%00")  # there it is a name, which nobody has
+        for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
+            answer = await server.ask(post(spelled, method))
+            assert answer.status in (404, 405), spelled
+    assert server.kafka.records == []
 
 
-async def test_other_methods_are_refused(opened: Any) -> None:
+async def test_other_methods_are_refused(server: Any) -> None:
     """405 with those that are right, or 400 for what is no method; a wish to override the method is not heard."""
-    async with opened() as server:
-        for method in METHODS:
-            reader, writer = await server.connect()
-            writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
-            head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
-            assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
-        assert server.kafka.records == []
+    for method in METHODS:
+        reader, writer = await server.connect()
+        writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
+        assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
+    assert server.kafka.records == []
 
 
 @pytest.mark.parametrize(
@@ -121,10 +103,9 @@ async def test_other_methods_are_refused(opened: Any) -> None:
         (f"GET /{'producers/' * 400}", "all are at /specui.html"),
     ],
 )
-async def test_an_unknown_path_has_a_suggestion(opened: Any, request_line: str, hint: str) -> None:
+async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, hint: str) -> None:
     """The nearest path for the method, and where all of them are."""
     method, path = request_line.split()
-    async with opened() as server:
-        answer = await server.ask(post(path, method))
+    answer = await server.ask(post(path, method))
     assert (answer.status, answer.json["code"]) == (404, "ERR10007")
     assert answer.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"

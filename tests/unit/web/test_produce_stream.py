@@ -135,25 +135,23 @@ REFUSED = [
 
 @pytest.mark.parametrize(("path", "status", "code", "says"), REFUSED)
 async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
-    opened: Any, path: str, status: int, code: str, says: str
+    server: Any, path: str, status: int, code: str, says: str
 ) -> None:
     """With the one error body, while the client has sent nothing yet."""
-    async with opened() as server:
-        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
-        answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        assert (answer.status, answer.json["code"]) == (status, code)
-        assert says in answer.json["description"]
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
+    answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+    assert (answer.status, answer.json["code"]) == (status, code)
+    assert says in answer.json["description"]
 
 
 @pytest.mark.parametrize(
     ("header", "status"), [("Content-Encoding: gzip", 415), ("Idempotency-Key: k", 400), ("X: y\r\nHost: h", 400)]
 )
-async def test_heads_that_do_not_go_with_a_stream_are_refused(opened: Any, header: str, status: int) -> None:
+async def test_heads_that_do_not_go_with_a_stream_are_refused(server: Any, header: str, status: int) -> None:
     """Nothing is taken that could not be held."""
-    async with opened() as server:
-        client = Client(*await server.connect())
-        client.begin("/producers/t", header)
-        assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
+    client = Client(*await server.connect())
+    client.begin("/producers/t", header)
+    assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
 
 
 async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:

@@ -38,29 +38,27 @@ STRICT += [b'{"headers":{"a":"\\udc00"}}', b'{"headers":{"\\udc00":"a"}}', b'{"h
 
 
 @pytest.mark.parametrize("value", AS_SENT, ids=lambda value: value[:20])
-async def test_values_are_written_byte_for_byte(opened: Any, value: bytes) -> None:
+async def test_values_are_written_byte_for_byte(server: Any, value: bytes) -> None:
     """Numbers of any size, fields that stand twice, escapes; and brackets in strings are no levels."""
-    async with opened() as server:
-        assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
-        assert server.kafka.records[0].value == value
+    assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
+    assert server.kafka.records[0].value == value
 
 
 BAD_RECORDS = [*(b'{"value":%s}' % value for value in REFUSED), *(b'{"key":%s}' % deep(65) for _ in range(1)), *STRICT]
 
 
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: record[:40])
-async def test_what_is_no_value_is_refused(opened: Any, record: bytes) -> None:
+async def test_what_is_no_value_is_refused(server: Any, record: bytes) -> None:
     """400 at once for the whole request; as a line of a stream it fails alone."""
-    async with opened() as server:
-        answer = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
-        assert (answer.status, answer.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
-        assert server.kafka.records == []
-        reader, writer = await server.connect()
-        lines = b'{"value":1}\n%s\n{"value":2}' % record
-        writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
-        text = (await asyncio.wait_for(reader.read(), 60)).decode()
-        assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
-        assert [record.value for record in server.kafka.records] == [b"1", b"2"]
+    answer = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
+    assert (answer.status, answer.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
+    assert server.kafka.records == []
+    reader, writer = await server.connect()
+    lines = b'{"value":1}\n%s\n{"value":2}' % record
+    writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
+    text = (await asyncio.wait_for(reader.read(), 60)).decode()
+    assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
+    assert [record.value for record in server.kafka.records] == [b"1", b"2"]
 
 
 async def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: Any) -> None:

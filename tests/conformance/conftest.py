@@ -1,0 +1,31 @@
+"""The fixtures of tests on a broker with one process per module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing import HeadraceProcess
+from headrace.testing.scene import Scene
+
+
+@pytest.fixture
+def site(kafka: Any, tmp_path: Path) -> Scene:
+    """The broker and the running process as a user sees them."""
+    return Scene(kafka.bootstrap_servers, tmp_path)
+
+
+@pytest.fixture
+def url(site: Scene, module_headrace: Callable[..., HeadraceProcess]) -> str:
+    """The process that the tests of a module share; an empty read ends soon."""
+    audit = {"to": "topic", "topic": "_audit-active"}
+    return module_headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}, "audit": audit}).url
+
+
+@pytest.fixture
+def source(topic: Callable[..., str]) -> str:
+    """A topic of the test with two partitions."""
+    return topic(2)

@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from headrace.delivery.protocols import ACK
+from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
 from headrace.telemetry.logs import JsonFormatter
-from tests.function_workers import PARTITION, Run, Write
+from tests.function_workers import PARTITION, Run, Running, Write
 
 HANGING_CALLBACK = """
     import pathlib, time
@@ -189,6 +190,19 @@ async def test_what_a_handler_has_started_does_not_outlive_its_worker(
             os.kill(worker, signal.SIGKILL)
             await function.until(lambda: not _alive(child))
     assert not _alive(worker) and not _alive(child)
+
+
+async def test_a_stop_waits_for_the_end_of_a_worker_that_is_just_starting(write_function: Write) -> None:
+    """In whatever turn of the loop it comes; else the loop would be closed before the process has ended."""
+    folder = write_function("def handler(context, event): pass")
+    for turns in range(1, 8):
+        function = Running(load_function(folder))
+        await function.service.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        process = function.service._slots[0].process
+        await function.service.stop()
+        assert process and not (process._child and process._child.running), turns
 
 
 def _alive(pid: int) -> bool:

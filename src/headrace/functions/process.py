@@ -280,7 +280,7 @@ class WorkerProcess(asyncio.Protocol):
     async def stop(self, deadline: Deadline, reason: str = "stopped") -> None:
         """End the process: at rest by SIGTERM, so that its callbacks run; in the middle of a frame at once."""
         self._killed = self._killed._replace(reason=self._killed.reason or reason)
-        async with self._starting:  # a start that is broken off leaves a process whose end nobody waits for
+        async with self._starting:  # a start that is broken off leaves a process that no task waits for
             pass
         if self._child:
             if not self.at_rest.is_set():

@@ -23,6 +23,25 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers
 PARTITION = TopicPartition("flights", 3)
 
 
+async def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: Write, running: Run) -> None:
+    """Drain waits for the frame; then drain and termination callbacks run, in this order."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain "))
+            context.platform.set_termination_callback(lambda: pathlib.Path("calls").open("a").write("end"))
+        def handler(context, event):
+            pathlib.Path("begun").touch()
+            time.sleep(0.3)
+    """
+    folder = write_function(code)
+    async with running(folder) as function:
+        answers = function.begin(b"a")
+        await function.until((folder / "begun").exists)
+    assert answers == [[ACK]]
+    assert (folder / "calls").read_text() == "drain end"
+
+
 @pytest.mark.parametrize("more", [0, 1])
 async def test_the_drain_callback_runs_when_partitions_are_given_up(
     write_function: Write, running: Run, more: int

@@ -14,6 +14,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.testing import Answer, HeadraceProcess, RecordingBackend
 from headrace.testing.scene import Scene
 from tests.active_client import send
+from tests.function_calls import FunctionCalls, function_file
 from tests.function_workers import Running, running_function, write_function
 
 __all__ = ["write_function"]
@@ -30,6 +31,41 @@ def site(kafka: Any, tmp_path: Path) -> Scene:
 def running() -> Callable[..., AbstractAsyncContextManager[Running]]:
     """A factory of started functions whose workers are processes, stopped at the end of the block."""
     return running_function
+
+
+@pytest.fixture
+def function(site: Scene, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+    """Run a handler on a topic, in the group of its name and `-work`: `function(source, code, **attributes)`.
+
+    `spec` and `trigger` are further keys of the file, `more` are parts of headrace.yaml.
+    """
+
+    def start(
+        source: str,
+        code: str,
+        *,
+        spec: Any = None,
+        trigger: Any = None,
+        more: Any = None,
+        wait: bool = True,
+        **attributes: Any,
+    ) -> HeadraceProcess:
+        known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
+        made = {"kind": "kafka-cluster", **(trigger or {}), "attributes": known}
+        config = {
+            **site.config,
+            **(more or {}),
+            "functions": [function_file(tmp_path, code, {"in": made}, **spec or {})],
+        }
+        return headrace(config, wait=wait)  # type: ignore[no-any-return]
+
+    return start
+
+
+@pytest.fixture
+def calls(site: Scene, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
+    """Make a function that writes its calls, on a topic of so many partitions."""
+    return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
 
 
 @pytest.fixture(scope="module")

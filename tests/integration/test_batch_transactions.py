@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import uuid
@@ -16,9 +15,7 @@ import pyarrow
 import pytest
 
 from headrace.config.internal_topics import BATCHES_TOPIC
-from headrace.config.kafka import KafkaConfig
 from headrace.config.load import load_config
-from headrace.devcluster.security import allowed
 from headrace.errors import (
     ConfigError,
     FatalKafkaError,
@@ -32,6 +29,7 @@ from headrace.errors import (
 from headrace.kafka import batch_transactions
 from headrace.kafka.batch_transactions import BatchTransactions
 from headrace.testing.secured import SecuredCluster, kafka_settings
+from tests.least_rights import Row, World
 
 
 @pytest.fixture
@@ -188,67 +186,32 @@ def test_an_idle_producer_goes_on(site: Any, topic: Any, make: Any) -> None:
     site.wait_until(lambda: visible(site, name) == ["a", "b"], "both")
 
 
-def rights_of(user: str, name: str, out: str) -> list[Any]:
-    from confluent_kafka.admin import AclOperation as Operation
-    from confluent_kafka.admin import ResourceType as Kind
-
-    return [
-        allowed(user, Kind.TRANSACTIONAL_ID, name, Operation.WRITE),
-        allowed(user, Kind.TOPIC, BATCHES_TOPIC, Operation.READ),
-        allowed(user, Kind.GROUP, name, Operation.READ),
-        allowed(user, Kind.TOPIC, out, Operation.WRITE),
-    ]
-
-
 def test_each_missing_right_is_named(kafka_secured: SecuredCluster, tmp_path: Path) -> None:
     """One right after the other is given, and the last makes the batch possible; without the topic, that is told."""
-    from confluent_kafka.admin import AdminClient
-
     unique = uuid.uuid4().hex[:8]
-    user, name, out = f"batcher-{unique}", f"headrace.p.f.{unique}", f"out-{unique}"
-    servers = kafka_secured.cluster.bootstrap_servers
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    kafka_secured.cluster.create_topic(out, 1)
-    for deleted in admin.delete_topics([BATCHES_TOPIC], operation_timeout=30).values():
-        with contextlib.suppress(confluent_kafka.KafkaException):  # other tests may have made it
-            deleted.result(30)
-    config = login(kafka_secured, user, tmp_path)
-    own = kafka_settings(servers)
+    name, out = f"headrace.p.f.{unique}", f"out-{unique}"
+    world = World(kafka_secured, unique, [], tmp_path, None, None)
+    config = load_config(world.file(), {}).kafka
+    world.create_topic(out)
+    world.delete_topic(BATCHES_TOPIC)  # other tests may have made it
     with pytest.raises(TopicNotFound, match=f"topic {BATCHES_TOPIC} does not exist, which counts"):
-        BatchTransactions(own, name, 30.0).open()
-    kafka_secured.cluster.create_topic(BATCHES_TOPIC, 1, {"cleanup.policy": "compact"})
-    sentences = [
-        f"Write on transactional id {name}",
-        f"Read on topic {BATCHES_TOPIC}",
-        f"Read on group {name}",
-        f"Write on topic {out}",
-    ]
-    for sentence, right in zip(sentences, rights_of(user, name, out), strict=True):
+        BatchTransactions(kafka_settings(kafka_secured.bootstrap_servers), name, 30.0).open()
+    world.create_topic(BATCHES_TOPIC)
+    for row in (
+        Row("Write", "transactional id", name, ""),
+        Row("Read", "topic", BATCHES_TOPIC, ""),
+        Row("Read", "group", name, ""),
+        Row("Write", "topic", out, ""),
+    ):
         batches = BatchTransactions(config, name, 30.0)
         with pytest.raises(HeadraceError) as refused:
             batches.open()
             batches.write(0, records(out, "a"))
         assert isinstance(refused.value, KafkaUnauthorized | TopicNotFound), refused.value
-        assert f"User:{user} has no right" in refused.value.description
-        assert sentence in refused.value.description
-        for granted in admin.create_acls([right]).values():
-            granted.result(30)
+        assert row.sentence(world.user, unique) in refused.value.description
+        world.give(row)
         time.sleep(0.5)
     batches = BatchTransactions(config, name, 30.0)
     assert batches.open() is None
     batches.write(0, records(out, "a"))
     assert BatchTransactions(config, name, 30.0).open() == 1
-
-
-def login(secured: SecuredCluster, user: str, folder: Path) -> KafkaConfig:
-    from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-
-    admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers, "log_level": 0})
-    scram = UserScramCredentialUpsertion(user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), b"secret-1")
-    for future in admin.alter_user_scram_credentials([scram]).values():
-        future.result(30)
-    kafka = secured.login("SCRAM-SHA-512", user)
-    kafka["security"]["sasl"]["password"] = "${env:BATCHER}"
-    file = folder / "headrace.yaml"
-    file.write_text(json.dumps({"kafka": kafka}))
-    return load_config(file, {"BATCHER": "secret-1"}).kafka

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.function_calls import FunctionCalls
 
@@ -24,31 +20,6 @@ async def handler(context, event):
     return response
 """
 """A record `ack` acknowledges positions, and itself."""
-WINDOWS = '''
-"""Collects events in windows, as functions for Nuclio do."""
-import nuclio
-import nuclio_sdk
-
-
-def init_context(context):
-    context.user_data.window = []
-    context.user_data.batches = []
-    context.platform.set_drain_callback(lambda: context.user_data.window.clear())
-    context.platform.set_termination_callback(lambda: context.logger.info("ends"))
-
-
-async def handler(context, event):
-    window = context.user_data.window
-    window.append(event.offset)
-    if len(window) == 20:
-        with open({stored!r}, "a") as file:
-            file.write("".join(f"{{offset}}\\n" for offset in window))
-        window.clear()
-        await context.platform.explicit_ack(nuclio.QualifiedOffset.from_event(event))
-    response = nuclio_sdk.Response()
-    response.ensure_no_ack()
-    return response
-'''
 
 COLLECTS = """
 async def handler(context, event):
@@ -65,37 +36,10 @@ async def handler(context, event):
 """
 
 
-@pytest.fixture
-def calls(site: Any, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
-    """Make a function on a topic of so many partitions."""
-    return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
-
-
 def held(calls: FunctionCalls, url: str) -> float:
     """Return how many records the metrics say are held."""
     page = str(calls.site.ask(f"{url}/metrics").body)
     return sum(float(value) for value in re.findall(r"^headrace_held_records{.*} (\S+)$", page, re.MULTILINE))
-
-
-def test_an_unmodified_window_function_commits_whole_windows(calls: Any, tmp_path: Path) -> None:
-    """It acknowledges the last event of each window; a rest is called again by the next process."""
-    one, stored = calls(1), tmp_path / "stored"
-    own = {
-        "prelude": "",
-        "trigger": {"explicitAckMode": "explicitOnly", "waitExplicitAckDuringRebalanceTimeout": "50ms"},
-    }
-    code = WINDOWS.format(stored=str(stored))
-    one.write(0, *(str(number) for number in range(50)))
-    process = one.start(code, **own)
-    one.wait_committed({0: 40})
-    assert process.terminate() == 0
-    assert one.committed == {0: 40}
-    process = one.start(code, **own)
-    one.write(0, *(str(number) for number in range(35)))
-    one.wait_committed({0: 80})
-    assert process.terminate() == 0
-    assert one.committed == {0: 80}
-    assert [int(line) for line in stored.read_text().split()] == [*range(80)]
 
 
 def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any) -> None:
@@ -175,35 +119,3 @@ def test_another_trigger_acknowledges_and_the_window_is_not_for_acknowledged_rec
     one.site.wait_committed(f"{one.group}-other", other, 2)
     assert process.terminate() == 0
     assert one.committed == {0: 4}
-
-
-def test_held_records_are_skipped_sought_and_replayed(calls: Any) -> None:
-    """A skip by hand ends one, a seek delivers all again, a pause takes acknowledgements, a replay holds nothing."""
-    one = calls(2)
-    one.write(0, *["hold"] * 4)
-    process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"}, explicitAckEnds="one")
-    one.wait_lines(4, "call")
-    url, where = ("--url", process.url), ("--partition", "0")
-    one.site.wait_until(lambda: held(one, process.url) == 4, "four held records")
-    skipped = one.site.cli("reactive", "skip", "work.in", "0", *where, "--reason", "it is wrong", *url)
-    assert " skipped " in skipped.stdout
-    one.wait_committed({0: 1})
-    one.wait_lines(7, "call")
-    assert one.counts("call") == {0: 1, 1: 2, 2: 2, 3: 2}
-    one.site.wait_until(lambda: held(one, process.url) == 3, "three held records")
-    one.site.cli("reactive", "pause", "work.in", *where, *url)
-    one.write(1, f"ack {one.source}:0:1 {one.source}:0:3")
-    one.wait_committed({0: 2, 1: 1})
-    one.site.cli("reactive", "resume", "work.in", *where, *url)
-    one.site.cli("reactive", "seek", "work.in", "--to", "1", *where, *url)
-    one.wait_lines(11, "call")
-    assert one.counts("call") == {0: 1, 1: 3, 2: 3, 3: 3}
-    one.site.wait_until(lambda: held(one, process.url) == 3, "three held records")
-    one.write(1, f"ack {one.source}:0:1 {one.source}:0:3 {one.source}:0:2")
-    one.wait_committed({0: 4, 1: 2})
-    replayed = one.site.cli("replay", one.source, "--to-function", "work.in", *where, *url)
-    assert "4 delivered" in replayed.stdout
-    assert len(one.of("call")) == 16
-    assert held(one, process.url) == 0
-    assert process.terminate() == 0
-    assert one.committed == {0: 4, 1: 2}

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,6 @@ import pytest
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import HeadraceProcess
 from tests.function_calls import function_file
-
-
-@pytest.fixture
-def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
-    """Run a handler: `function(code, name={attributes})`; `trigger` among them holds keys of the trigger itself."""
-
-    def start(code: str, *, spec: Any = None, wait: bool = True, **triggers: dict[str, Any]) -> HeadraceProcess:
-        found = {
-            name: {"kind": "kafka-cluster", **attributes.pop("trigger", {}), "attributes": attributes}
-            for name, attributes in triggers.items()
-        }
-        file = function_file(tmp_path, code, found, **(spec or {}))
-        return headrace({**site.config, "functions": [file]}, wait=wait)
-
-    return start
 
 
 def ended(site: Any, process: HeadraceProcess, trigger: str) -> dict[str, float]:
@@ -41,7 +25,7 @@ def ended(site: Any, process: HeadraceProcess, trigger: str) -> dict[str, float]
     return {outcome: count for outcome, count in found.items() if count}
 
 
-def test_a_failure_never_commits_silently(site: Any, topic: Any, function: Any) -> None:
+def test_a_failure_never_commits_silently(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
     """Each policy: retried and then a dead letter, a dead letter at once, handled as in Nuclio, and stopped."""
     code = (
         "calls = {}\n"
@@ -57,21 +41,11 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, function: Any) 
     for name in names:
         values = [b"a", b"once", b"bad", b"b"]
         site.write(topics[name], *(OutgoingRecord(topics[name], name.encode(), value) for value in values))
-    process = function(
-        code,
-        **{
-            name: {
-                "topics": [topics[name]],
-                "consumerGroup": topics[name],
-                "onFailure": name,
-                "retry": {"attempts": 2, "first_delay_seconds": 0.05},
-                "outputTopic": target,
-                "outputFormat": "binary",
-            }
-            for name in names
-        },
-        wait=False,
-    )
+    retry = {"attempts": 2, "first_delay_seconds": 0.05}
+    own = {"retry": retry, "outputTopic": target, "outputFormat": "binary"}
+    attributes = {name: {"topics": [at], "consumerGroup": at, "onFailure": name, **own} for name, at in topics.items()}
+    triggers = {name: {"kind": "kafka-cluster", "attributes": attributes[name]} for name in names}
+    process = headrace({**site.config, "functions": [function_file(tmp_path, code, triggers)]}, wait=False)
     for name in ("retry", "deadLetter", "handled"):
         site.wait_committed(topics[name], topics[name], 4)
     site.wait_until(lambda: "stop" in str(site.reasons(process.url)), "the reason of the stop")
@@ -107,23 +81,15 @@ def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any
     )
     values = [b"late", b"bad", *[b"%d" % number for number in range(5)]]
     site.write(source, *(OutgoingRecord(source, b"key", value) for value in values))
-    process = function(
-        code,
-        t={
-            "topics": [source],
-            "consumerGroup": f"{source}-g",
-            "retry": {"attempts": 1, "tiers": [1, 2]},
-            "outputTopic": target,
-            "outputFormat": "binary",
-        },
-    )
+    retry = {"attempts": 1, "tiers": [1, 2]}
+    process = function(source, code, retry=retry, outputTopic=target, outputFormat="binary")
     site.wait_until(lambda: len(site.records(target)) == 6, "the outputs")
     assert [record.value for record in site.records(target)] == [*values[2:], b"late"]
     site.wait_until(lambda: len(site.records(f"{source}.dlq")) == 1, "the dead letter")
     (letter,) = site.records(f"{source}.dlq")
     history = dict(letter.headers)
     assert (letter.value, history["headrace.dlq.attempts"], history["headrace.dlq.offset"]) == (b"bad", b"3", b"1")
-    assert site.committed(f"{source}-g") == {TopicPartition(source, 0): 7}
+    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 7}
     assert process.terminate() == 0
 
 
@@ -144,17 +110,8 @@ def test_events_of_a_key_go_to_one_worker_in_their_order(site: Any, topic: Any, 
     source, target = topic(2), topic()
     records = [OutgoingRecord(source, b"k%d" % (n % 20), b"%d" % n, partition=n % 20 % 2) for n in range(400)]
     site.write(source, *records)
-    process = function(
-        WHO,
-        t={
-            "trigger": {"numWorkers": 2},
-            "topics": [source],
-            "consumerGroup": f"{source}-g",
-            "workerAllocationMode": "key",
-            "valueFormat": "json",
-            "outputTopic": target,
-        },
-    )
+    own = {"workerAllocationMode": "key", "valueFormat": "json", "outputTopic": target}
+    process = function(source, WHO, trigger={"numWorkers": 2}, **own)
     site.wait_until(lambda: len(site.records(target)) == 400, "the outputs")
     found = outputs_of(site, target)
     assert len({body["worker"] for _, body in found}) == 2
@@ -182,16 +139,9 @@ def test_a_partition_keeps_its_worker_across_rebalances(
         found = outputs_of(site, target)[first:]
         return {(key, body["partition"]): body["worker"] for key, body in found if parent_of(body["pid"]) == pid}
 
-    trigger = {
-        "trigger": {"numWorkers": 2},
-        "topics": topics,
-        "consumerGroup": f"{wide}-g",
-        "workerAllocationMode": "static",
-        "valueFormat": "json",
-        "outputTopic": target,
-    }
+    own = {"topics": topics, "workerAllocationMode": "static", "valueFormat": "json", "outputTopic": target}
     write()
-    one = function(WHO, t=dict(trigger))
+    one = function(wide, WHO, trigger={"numWorkers": 2}, **own)
     site.wait_until(lambda: len(site.records(target)) == 12, "the outputs")
     before = workers_of(one.server.id.pid, 0)
     loads = [worker for (key, _), worker in before.items() if key == wide.encode()]
@@ -223,8 +173,8 @@ def test_events_wait_for_a_full_batch_until_its_timeout(site: Any, topic: Any, f
 
     def start(timeout: str) -> HeadraceProcess:
         batch = {"mode": "enable", "batchSize": 3, "timeout": timeout}
-        own = {"topics": [source], "consumerGroup": f"{source}-g", "outputTopic": target, "trigger": {"batch": batch}}
-        return function("def handler(context, events):\n    return str(len(events))\n", t=own)
+        code = "def handler(context, events):\n    return str(len(events))\n"
+        return function(source, code, trigger={"batch": batch}, outputTopic=target)
 
     def wait_for_outputs(*expected: bytes) -> None:
         site.wait_until(lambda: len(site.records(target)) >= len(expected), f"outputs {expected}")
@@ -237,7 +187,7 @@ def test_events_wait_for_a_full_batch_until_its_timeout(site: Any, topic: Any, f
     write(0, 2)
     wait_for_outputs(b"3", b"3")
     assert process.terminate() == 0
-    assert site.committed(f"{source}-g") == {TopicPartition(source, 0): 3, TopicPartition(source, 1): 3}
+    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 3, TopicPartition(source, 1): 3}
     process = start("500ms")
     wait_for_outputs(b"3", b"3", b"1")
     assert process.terminate() == 0
@@ -264,13 +214,9 @@ def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> No
     values = [b"hang", *[b"%d" % number for number in range(2500)]]
     site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in values))
     site.write(source, *(OutgoingRecord(source, None, b"x%d" % number, partition=1) for number in range(2500)))
-    process = function(
-        code,
-        spec={"eventTimeout": "1s"},
-        t={"topics": [source], "consumerGroup": f"{source}-g", "outputTopic": target, "outputFormat": "binary"},
-    )
+    process = function(source, code, spec={"eventTimeout": "1s"}, outputTopic=target, outputFormat="binary")
     for partition, count in enumerate((2501, 2500)):
-        site.wait_committed(f"{source}-g", source, count, partition)
+        site.wait_committed(f"{source}-work", source, count, partition)
     assert sorted(record.value for record in site.records(target)) == sorted(
         [*values[1:], *(b"x%d" % number for number in range(2500))]
     )
@@ -292,16 +238,7 @@ def test_workers_that_are_killed_lose_nothing(site: Any, topic: Any, function: A
     for partition in range(4):
         records = [OutgoingRecord(source, b"%d" % partition, b"%d" % n, partition=partition) for n in range(1500)]
         site.write(source, *records)
-    process = function(
-        code,
-        t={
-            "trigger": {"numWorkers": 2},
-            "topics": [source],
-            "consumerGroup": f"{source}-g",
-            "valueFormat": "json",
-            "outputTopic": target,
-        },
-    )
+    process = function(source, code, trigger={"numWorkers": 2}, valueFormat="json", outputTopic=target)
     killed: set[int] = set()
 
     def kill_one() -> bool:
@@ -310,14 +247,14 @@ def test_workers_that_are_killed_lose_nothing(site: Any, topic: Any, function: A
             if parent_of(pid) == process.server.id.pid:
                 os.kill(pid, signal_number)
                 killed.add(pid)
-        return len(killed) >= 6 or sum(site.committed(f"{source}-g").values()) == 6000
+        return len(killed) >= 6 or sum(site.committed(f"{source}-work").values()) == 6000
 
     site.wait_until(kill_one, "six workers to kill")
-    site.wait_until(lambda: sum(site.committed(f"{source}-g").values()) == 6000, "the end")
+    site.wait_until(lambda: sum(site.committed(f"{source}-work").values()) == 6000, "the end")
     for partition in range(4):
         found = [body["n"] for key, body in outputs_of(site, target) if key == b"%d" % partition]
         assert set(found) == set(range(1500))
         assert len(found) == 1500 or signal_number == signal.SIGKILL, "SIGTERM repeats nothing"
     assert len(killed) >= 2
-    assert ended(site, process, "t") == {"delivered": 6000}
+    assert ended(site, process, "in") == {"delivered": 6000}
     assert process.terminate() == 0

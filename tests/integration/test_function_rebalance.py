@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.function_calls import FunctionCalls, Line
+from tests.function_calls import Line
 
 WAITS = """
 def handler(context, event):
@@ -29,12 +28,6 @@ def handler(context, event):
     note("call", event.shard_id, event.offset)
 """
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
-
-
-@pytest.fixture
-def calls(site: Any, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
-    """Make a function on a topic of so many partitions."""
-    return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
 
 
 @PROTOCOLS

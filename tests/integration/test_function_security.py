@@ -106,29 +106,6 @@ def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
     assert process.output.count("Traceback") == 1, "the handler's"
 
 
-def test_a_trigger_with_a_login_alone_uses_the_brokers_of_the_configuration(
-    kafka_secured: SecuredCluster, headrace: Callable[..., Any], tmp_path: Path
-) -> None:
-    """The configuration logs in as `app`, the trigger as `admin`; a member of its group shows which."""
-    source = "function-other-login"
-    kafka_secured.cluster.create_topic(source)
-    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    scene.write(source, OutgoingRecord(source, b"k", b"a"))
-    security = kafka_secured.security
-    login = {"enable": True, "user": "guest", "password": str(security.folder / "guest.password")}
-    parts = {"caCert": str(security.authority), "sasl": login}, dict[str, str](), list[Any]()
-    file = write_function(tmp_path, source, parts)
-    process = headrace({"kafka": kafka_secured.login(), "functions": [str(file)]}, wait=False)
-    missing = f"User:guest has no right Read on group {source}-work"
-    scene.wait_until(lambda: missing in process.output, "the refusal of the trigger's login")
-    assert not scene.committed(f"{source}-work")
-    process.kill()
-    login |= {"user": "admin", "password": str(security.folder / "admin.password")}
-    write_function(tmp_path, source, parts)
-    headrace({"kafka": kafka_secured.login(), "functions": [str(file)]})
-    scene.wait_committed(f"{source}-work", source, 1)
-
-
 def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
     kafka_secured: SecuredCluster, site: Scene, topic: Any, headrace: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -149,12 +126,8 @@ def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
 @pytest.mark.parametrize(
     ("attributes", "problem"),
     [
-        ({"sasl": {"enable": True, "user": "app"}}, "mechanism PLAIN needs password"),
         ({"sasl": {"enable": True, "user": "app", "password": "/canary"}}, "sasl.password: names no file"),
-        ({"sasl": {"enable": True, "mechanism": "GSSAPI"}}, "needs Kerberos and is not supported"),
         ({"tls": {"enable": False}}, "has plaintext on the brokers of headrace.yaml"),
-        ({"brokers": ["other:9092"]}, "names brokers of its own and neither TLS nor a login"),
-        ({"tls": {"enable": True, "minimumVersion": "1.1"}}, "tls.minimumVersion: should be '1.2' or '1.3'"),
     ],
 )
 def test_wrong_settings_end_the_start_with_file_and_line(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,8 @@ import pytest
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess
-from tests.function_calls import function_file
 
 ECHO = "def handler(context, event):\n    return event.body[:9]\n"
-
-
-@pytest.fixture
-def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
-    """Run a handler on a topic: `function(source, code, spec={}, **attributes)`."""
-
-    def start(source: str, code: str, *, spec: Any = None, workers: int = 1, **attributes: Any) -> HeadraceProcess:
-        known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
-        trigger = {"kind": "kafka-cluster", "numWorkers": workers, "attributes": known}
-        file = function_file(tmp_path, code, {"in": trigger}, **(spec or {}))
-        process: HeadraceProcess = headrace({**site.config, "functions": [file]})
-        return process
-
-    return start
 
 
 def write_large(site: Any, topic: str, *sizes: int) -> None:
@@ -88,7 +71,7 @@ def test_a_slow_handler_pauses_its_partition_and_keeps_the_membership(
         "        time.sleep(0.01)\n"
     )
     times = {"sessionTimeout": "6s", "rebalanceTimeout": "7s", "maxProcessingTime": "1s", "heartbeatInterval": "1s"}
-    process = function(source, code, workers=2, **times)
+    process = function(source, code, trigger={"numWorkers": 2}, **times)
     site.write(source, *(OutgoingRecord(source, None, b"%d" % n, None, 0) for n in range(3)))
     began = time.monotonic()
 

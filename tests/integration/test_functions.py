@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
-
-from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess
+from headrace.records import OutgoingRecord
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "function"
-
-
-@pytest.fixture
-def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
-    """Run a handler on a topic: `function(source, code, more=parts of headrace.yaml, **attributes)`."""
-
-    def start(source: str, code: str, *, wait: bool = True, more: Any = None, **attributes: Any) -> HeadraceProcess:
-        (tmp_path / "work.py").write_text(code)
-        trigger = {
-            "kind": "kafka-cluster",
-            "numWorkers": 1,
-            "attributes": {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 2, **attributes},
-        }
-        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-        config = {**site.config, **(more or {}), "functions": [str(tmp_path / "function.yaml")]}
-        return headrace(config, wait=wait)
-
-    return start
 
 
 def test_the_example_runs_as_it_stands(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
@@ -105,7 +81,7 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topi
     )
     own = [("trace", b"\x00\xff")]
     site.write(source, *(OutgoingRecord(source, b"k%d" % n, b'{"n": %d}' % n, own) for n in range(3)))
-    process = function(source, code, valueFormat="json", outputTopic=target)
+    process = function(source, code, valueFormat="json", outputTopic=target, attempts=2)
     site.wait_committed(f"{source}-work", source, 3)
     assert [record.key for record in site.records(target)] == [b"k0", b"k2"]
     (letter,) = site.records(f"{source}.dlq")
@@ -120,91 +96,11 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topi
     assert re.search(r"errors +1 +KeyError", site.cli("dlq", "stats", f"{source}.dlq").stdout)
     assert process.terminate() == 0
 
-    process = function(source, code.replace("== 1", "== 7"), valueFormat="json", outputTopic=target)
+    process = function(source, code.replace("== 1", "== 7"), valueFormat="json", outputTopic=target, attempts=2)
     site.cli("dlq", "redrive", f"{source}.dlq")
     site.wait_committed(f"{source}-work", source, 4)
     assert [record.key for record in site.records(target)] == [b"k0", b"k2", b"k1"]
     assert process.terminate() == 0
-
-
-def test_a_record_that_cannot_be_decoded_never_meets_the_handler(site: Any, topic: Any, function: Any) -> None:
-    """A dead letter after one attempt."""
-    source, target = topic(), topic()
-    site.write(source, OutgoingRecord(source, b"a", b"{"), OutgoingRecord(source, b"b", b"2"))
-    function(source, "def handler(context, event):\n    return event.body\n", valueFormat="json", outputTopic=target)
-    site.wait_committed(f"{source}-work", source, 2)
-    assert [record.value for record in site.records(target)] == [b"2"]
-    (letter,) = site.records(f"{source}.dlq")
-    assert (letter.value, dict(letter.headers)["headrace.dlq.attempts"]) == (b"{", b"1")
-
-
-def test_a_module_that_cannot_be_imported_is_said_in_readiness(site: Any, topic: Any, function: Any) -> None:
-    """The process lives, is not ready and names module and error; nothing is consumed past it."""
-    source = topic()
-    site.write_json(source, 1)
-    process = function(source, "import nowhere_to_be_found\n", wait=False)
-    site.wait_until(
-        lambda: "nowhere_to_be_found" in site.reasons(process.url).get("function work.in", ""), "the reason"
-    )
-    assert site.ask(f"{process.url}/health/liveness").status == 200
-    assert site.committed(f"{source}-work").get(TopicPartition(source, 0), 0) == 0
-    assert process.terminate() == 0
-
-
-def test_sigterm_lets_the_handler_finish(site: Any, topic: Any, function: Any) -> None:
-    """The event at work ends, its output is written and its offset committed; the exit code is 0."""
-    source, target = topic(), topic()
-    code = "import time\ndef handler(context, event):\n    time.sleep(1.5)\n    return event.body\n"
-    process = function(source, code, outputTopic=target)
-    site.write_json(source, 1)
-    site.wait_until(
-        lambda: (
-            'headrace_function_busy_workers{consumer="work.in",kind="function"} 1.0'
-            in site.ask(f"{process.url}/metrics").body
-        ),
-        "the worker to be busy",
-    )
-    assert process.terminate() == 0
-    assert len(site.records(target)) == 1
-    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 1}
-
-
-def test_the_drain_callback_runs_before_another_process_has_the_partitions(
-    site: Any, topic: Any, function: Any, tmp_path: Path
-) -> None:
-    """At a rebalance and at SIGTERM the worker has ended its callback before the next owner sees a record."""
-    source, lines = topic(2), tmp_path / "lines"
-    code = (
-        "import os, time\n"
-        "def write(line):\n"
-        f"    with open({str(lines)!r}, 'a') as file: file.write(f'{{os.getpid()}} {{line}}\\n')\n"
-        "def drained():\n"
-        "    time.sleep(0.3)\n"
-        "    write('drained')\n"
-        "def init_context(context): context.platform.set_drain_callback(drained)\n"
-        "def handler(context, event): write('event')\n"
-    )
-
-    def seen() -> list[list[str]]:
-        return [line.split() for line in lines.read_text().splitlines()] if lines.exists() else []
-
-    def owner_after(workers: int) -> list[list[str]]:
-        """Produce until so many workers have seen a record."""
-        site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"1") for n in range(8)))
-        found = seen()
-        return found if len({pid for pid, what in found if what == "event"}) == workers else []
-
-    first = function(source, code)
-    site.wait_until(lambda: owner_after(1), "records at the first process")
-    second = function(source, code)
-    site.wait_until(lambda: owner_after(2), "records at the second process")
-    (one, _), *_ = found = seen()
-    new = next(index for index, (pid, _) in enumerate(found) if pid != one)
-    assert [one, "drained"] in found[:new]
-    assert first.terminate() == 0
-    last = max(index for index, line in enumerate(seen()) if line == [one, "event"])
-    assert [line for line in seen()[last:] if line[0] == one] == [[one, "event"], [one, "drained"]]
-    assert second.terminate() == 0
 
 
 def test_the_cluster_lacks_the_topic_until_it_is_made(site: Any, topic: Any, function: Any) -> None:

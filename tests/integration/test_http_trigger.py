@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord
+from tests.function_calls import function_file
 
 HANDLER = """
 import pathlib, time
@@ -46,11 +46,8 @@ def test_a_request_acknowledges_records_of_kafka(
         "in": {"kind": "kafka-cluster", "numWorkers": 2, "explicitAckMode": "explicitOnly", "attributes": kafka, **own},
         "web": {"kind": "http", "attributes": {"port": 0}, **own},
     }
-    (tmp_path / "work.py").write_text(HANDLER)
-    file = tmp_path / "function.yaml"
-    described = {"metadata": {"name": "collect"}, "spec": {"handler": "work:handler", "triggers": triggers}}
-    file.write_text(yaml.safe_dump(described))
-    process = headrace({**site.config, "functions": [str(file)]})
+    file = function_file(tmp_path, HANDLER, triggers, name="collect")
+    process = headrace({**site.config, "functions": [file]})
     url = re.findall(r"^ready http=\S+ collect\.web=(\S+)$", process.output, re.MULTILINE)[0]
     assert url.startswith("http://127.0.0.1:")
     site.write(source, *(OutgoingRecord(source, b"k", b"v%d" % n, None, 0) for n in range(10)))

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-import pytest
-from confluent_kafka.admin import AdminClient
 
-from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess
+from headrace.records import OutgoingRecord
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
 from headrace.testing.scene import Scene
-from tests.function_calls import FunctionCalls, function_file
+from tests.function_calls import function_file
 
 HANGS = """
 def drained():
@@ -37,21 +32,6 @@ def handler(context, event):
     while event.body == b"wait" and not pathlib.Path("go").exists():
         time.sleep(0.01)
 """
-SPELLINGS = ("x-nuclio-stream-no-ack", "X-Nuclio-Stream-No-Ack", "X-NUCLIO-STREAM-NO-ACK", "x-Nuclio-STREAM-no-aCK")
-HEADERS = """
-async def handler(context, event):
-    note("call", event.shard_id, event.offset)
-    what, *positions = event.body.decode().split()
-    response = context.Response()
-    if what == "ack":
-        await acknowledge(context, *positions)
-    elif what == "sdk":
-        response.ensure_no_ack()
-    elif what != "plain":
-        response.headers[what] = True
-    return response
-"""
-"""A value that is the name of a header is one that the response has."""
 STUCK = """
 import pathlib, signal, time
 
@@ -64,57 +44,6 @@ def stick(*_):
 signal.signal(signal.SIGUSR1, stick)
 """
 """With this as `sitecustomize`, the loop of a process is stuck from SIGUSR1 on, while the file exists."""
-
-
-@pytest.fixture
-def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
-    """Run a handler on a topic: `function(source, code, spec={}, trigger={}, **attributes)`."""
-
-    def start(
-        source: str, code: str, *, spec: Any = None, trigger: Any = None, wait: bool = True, **attributes: Any
-    ) -> HeadraceProcess:
-        known = {"topics": [source], "consumerGroup": f"{source}-work", **attributes}
-        made = {"kind": "kafka-cluster", **(trigger or {}), "attributes": known}
-        file = function_file(tmp_path, code, {"in": made}, **(spec or {}))
-        process: HeadraceProcess = headrace({**site.config, "functions": [file]}, wait=wait)
-        return process
-
-    return start
-
-
-@pytest.fixture
-def calls(site: Any, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
-    """Make a function that writes its calls, on a topic of so many partitions."""
-    return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
-
-
-def test_point_2_a_success_commits_nothing_before_it(site: Any, topic: Any, function: Any, tmp_path: Path) -> None:
-    """The commit waits for the failed event, also across kill -9; what had succeeded behind it is not called again."""
-    source, target, mended = topic(), topic(), tmp_path / "mended"
-    code = (
-        "import os\n"
-        "def handler(context, event):\n"
-        f"    if event.offset == 3 and not os.path.exists({str(mended)!r}):\n"
-        "        raise RuntimeError('not yet')\n"
-        "    return event.id\n"
-    )
-    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"1") for n in range(50)))
-    settings = {
-        "ordering": "key",
-        "retry": {"attempts": 1000, "first_delay_seconds": 0.2, "max_delay_seconds": 0.2},
-        "outputTopic": target,
-        "consumer": {"instance_id": "one"},
-    }
-    process = function(source, code, **settings)
-    site.wait_committed(f"{source}-work", source, 3)
-    site.wait_until(lambda: len(site.records(target)) == 49, "the outputs behind it")
-    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 3}
-    process.kill()
-    mended.touch()
-    process = function(source, code, **settings)
-    site.wait_committed(f"{source}-work", source, 50)
-    assert {record.value.decode() for record in site.records(target)} == {f"{source}-0-{n}" for n in range(50)}
-    assert process.terminate() == 0
 
 
 def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, tmp_path: Path) -> None:
@@ -144,50 +73,6 @@ def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, 
     assert begun == {partition: 1 + (partition in hung) for partition in range(15)}
     assert [process.terminate() for process in (first, second)] == [0, 0]
     assert one.reasons() == []
-
-
-def test_point_7_a_header_holds_its_event_in_any_letter_case(calls: Any) -> None:
-    """By the offsets that the broker has: across kill -9 these events are called again, and the others are not."""
-    one = calls(2)
-    own = {"trigger": {"explicitAckMode": "enable"}, "consumer": {"instance_id": "one"}}
-    one.write(0, "sdk", *SPELLINGS, "plain")
-    process = one.start(HEADERS, **own)
-    one.wait_lines(6, "call")
-    one.write(1, "plain")  # served by the same worker after the others, and committed not before them
-    one.wait_committed({0: 0, 1: 1})
-    process.kill()
-    process = one.start(HEADERS, **own)
-    one.wait_lines(6 + 1 + 5, "call")
-    one.write(1, "plain")
-    one.wait_committed({0: 0, 1: 2})
-    assert one.counts("call") == {**dict.fromkeys(range(5), 2), 5: 1}
-    one.write(1, f"ack {one.source}:0:4")
-    one.wait_committed({0: 6, 1: 3})
-    assert process.terminate() == 0
-
-
-def test_points_11_and_17_an_event_has_the_true_place_key_and_time_of_its_record(
-    site: Any, topic: Any, function: Any
-) -> None:
-    """`id` is the same at the second call; `num_shards` is the topic's number of partitions; `worker_id` is a text."""
-    source, target = topic(3), topic()
-    code = (
-        "calls = {}\n"
-        "def handler(context, event):\n"
-        "    calls.setdefault(event.offset, []).append(event.id)\n"
-        "    if len(calls[event.offset]) == 1:\n"
-        "        raise RuntimeError('the first call')\n"
-        "    ids, key, worker = calls[event.offset], event.key.decode(), context.worker_id\n"
-        "    return [(200, {'ids': ids, 'key': key, 'at': event.timestamp_ms, 'of': event.num_shards, 'w': worker})]\n"
-    )
-    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"v", None, 2) for n in range(2)))
-    process = function(source, code, outputTopic=target, retry={"first_delay_seconds": 0.05})
-    site.wait_committed(f"{source}-work", source, 2, 2)
-    times = [record.timestamp_ms for record in site.records(source)]
-    assert [json.loads(record.value) for record in site.records(target)] == [
-        {"ids": [f"{source}-2-{n}"] * 2, "key": f"k{n}", "at": times[n], "of": 3, "w": "0"} for n in range(2)
-    ]
-    assert process.terminate() == 0
 
 
 def test_point_16_readiness_names_worker_group_partition_and_brokers(
@@ -277,35 +162,3 @@ def test_point_19_isolation_and_commit_interval_are_settings(calls: Any, site: A
     assert one.committed == {0: 27}
     assert one.counts("in") == dict.fromkeys([4, 5, *range(7, 27)], 1)
     assert one.counts("dirty") == dict.fromkeys([0, 1, 2, 4, 5, *range(7, 27)], 1)
-
-
-def test_point_19_a_member_with_a_name_has_its_partitions_again(calls: Any, site: Any) -> None:
-    """After kill -9, without a rebalance of the others; the broker has the name."""
-    one = calls(4)
-
-    def start(name: str) -> HeadraceProcess:
-        own = {"sessionTimeout": "5m", "consumer": {"instance_id": name}}
-        code = "def handler(context, event): note('call', event.shard_id, event.offset)\n"
-        process: HeadraceProcess = one.start(code, name=name, **own)
-        return process
-
-    def serve() -> dict[str, set[int]]:
-        """Have a record of each partition called; return the partitions of each process."""
-        done = len(one.lines)
-        for partition in range(4):
-            one.write(partition, "a")
-        one.wait_lines(done + 4, "call")
-        return {name: {line.partition for line in one.lines[done:] if line.process == name} for name in ("one", "two")}
-
-    killed, other = start("one"), start("two")
-    site.wait_until(lambda: all(serve().values()), "partitions in both")
-    owned = serve()
-    changes = other.output.count("assigned")
-    killed.kill()
-    again = start("one")
-    assert serve() == owned
-    assert other.output.count("assigned") == changes
-    admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
-    members = admin.describe_consumer_groups([one.group])[one.group].result(60).members
-    assert {member.group_instance_id for member in members} == {"one", "two"}
-    assert [process.terminate() for process in (again, other)] == [0, 0]

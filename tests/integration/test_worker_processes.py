@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +17,10 @@ from typing import Any
 import pytest
 
 from headrace.delivery.protocols import ACK
+from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
 from headrace.telemetry.logs import JsonFormatter
-from tests.function_workers import PARTITION, Run, Write
+from tests.function_workers import PARTITION, Run, Running, Write
 
 HANGING_CALLBACK = """
     import pathlib, time
@@ -40,16 +37,14 @@ HANGING_CALLBACK = """
 """
 
 
-async def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
+async def test_a_drain_callback_that_fails_holds_nothing_up(
     write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failure is logged with its stack; one that does not end costs the worker, which is replaced."""
+    """It is logged with its stack."""
     code = """
-        import time
         def init_context(context):
             context.platform.set_drain_callback(lambda: 1 / 0)
-        def handler(context, event):
-            context.platform.set_drain_callback(lambda: time.sleep(600))
+        def handler(context, event): pass
     """
     async with running(write_function(code)) as function:
         await function.ready()
@@ -57,10 +52,7 @@ async def test_a_drain_callback_that_fails_or_hangs_holds_nothing_up(
         assert "drain callback failed" in caplog.text
         assert "ZeroDivisionError" in caplog.text
         assert await function.deliver(b"a") == [ACK]
-        await function.service.give_up([PARTITION], Deadline(function.clock, 0.2))
-        await function.until(lambda: function.service.restarts == 1)
-        await function.ready()
-    assert "timeout: its drain callback took longer than 0." in caplog.text
+        assert function.service.restarts == 0
 
 
 async def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_deadline(
@@ -78,6 +70,7 @@ async def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_th
         await drain
         assert function.service.restarts == 1
         assert "drain callback took longer than" in caplog.text
+        assert "took longer than 20 s" not in caplog.text, "the deadline was its limit"
         assert not function.destination._crashes
 
 
@@ -191,6 +184,19 @@ async def test_what_a_handler_has_started_does_not_outlive_its_worker(
     assert not _alive(worker) and not _alive(child)
 
 
+async def test_a_stop_waits_for_the_end_of_a_worker_that_is_just_starting(write_function: Write) -> None:
+    """In whatever turn of the loop it comes; else the loop would be closed before the process has ended."""
+    folder = write_function("def handler(context, event): pass")
+    for turns in range(1, 8):
+        function = Running(load_function(folder))
+        await function.service.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        process = function.service._slots[0].process
+        await function.service.stop()
+        assert process and not (process._child and process._child.running), turns
+
+
 def _alive(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
@@ -260,37 +266,6 @@ async def test_a_handler_that_takes_the_signals_still_ends_with_its_callbacks(
     async with running(write_function(code)) as function:
         assert await function.deliver(b"a") == [ACK]
     assert ended.read_text() == "ended"
-
-
-async def test_workers_that_end_leave_no_descriptor_behind(write_function: Write, running: Run) -> None:
-    """While they work and while they are idle."""
-
-    def descriptors() -> Counter[str]:
-        found = Counter[str]()
-        for each in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-                found[re.split("[:#]", str(each.readlink()))[0]] += 1
-        return found
-
-    code = """
-        import os, pathlib
-        def handler(context, event):
-            mark = pathlib.Path(str(event.offset))
-            if not mark.exists():
-                mark.touch()
-                os._exit(1)
-    """
-    async with running(write_function(code)) as function:
-        await function.ready()
-        gc.collect()  # what earlier tests left
-        before = descriptors()
-        for number in range(3):
-            assert await function.deliver(b"a", first=number) == [ACK]
-            os.kill(function.pid(), signal.SIGKILL)
-            await function.until(lambda number=number: function.service.restarts == 2 * number + 2)
-            await function.ready()
-        gc.collect()
-        await function.until(lambda: not descriptors() - before)
 
 
 async def test_workers_do_not_get_the_settings_of_headrace(

@@ -110,6 +110,7 @@ class WorkerProcess(asyncio.Protocol):
         self._disconnected.set()
         self._transport: Any = None
         self._child: ChildProcess | None = None
+        self._starting = asyncio.Lock()
 
     @property
     def served(self) -> int:
@@ -127,6 +128,10 @@ class WorkerProcess(asyncio.Protocol):
         Raises:
             OSError: The machine cannot run another process.
         """
+        async with self._starting:
+            await self._start(owner, setup)
+
+    async def _start(self, owner: Service, setup: wire.Setup) -> None:
         own_end, worker_end = socket.socketpair()
         own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         loop = asyncio.get_running_loop()
@@ -275,6 +280,8 @@ class WorkerProcess(asyncio.Protocol):
     async def stop(self, deadline: Deadline, reason: str = "stopped") -> None:
         """End the process: at rest by SIGTERM, so that its callbacks run; in the middle of a frame at once."""
         self._killed = self._killed._replace(reason=self._killed.reason or reason)
+        async with self._starting:  # a start that is broken off leaves a process that no task waits for
+            pass
         if self._child:
             if not self.at_rest.is_set():
                 self._child.kill()

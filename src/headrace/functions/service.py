@@ -267,9 +267,9 @@ class FunctionService(Service):
             async with self._installing:  # one thread waits for pip, not one for each worker
                 if spec.libraries and (why := await run_blocking(spec.libraries.install, lambda: self._stopping)):
                     return f"{process.label}: {why}"
-            await process.start(self, self._setup(number, spec))
             if self._stopping:
-                process.kill("stopped")
+                return f"{process.label}: stopped"
+            await process.start(self, self._setup(number, spec))
             await asyncio.wait_for(asyncio.shield(process.ready), limit)
         except TimeoutError:
             process.kill(f"loading the handler and init_context took longer than {limit:g} s (readinessTimeoutSeconds)")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +12,9 @@ from headrace.delivery.protocols import ACK, HELD, Outcome
 from tests.function_workers import Run, Write
 
 
-def batched(folder: Path, size: int) -> Path:
-    """Switch batches on in a function file."""
-    file = folder / "function.yaml"
-    function = json.loads(file.read_text())
-    function["spec"]["triggers"]["kafka"]["batch"] = {"mode": "enable", "batchSize": size, "timeout": "1s"}
-    file.write_text(json.dumps(function))
-    return folder
+def batches(size: int, **trigger: Any) -> dict[str, Any]:
+    """Return keys of a trigger that switch batches on."""
+    return {"batch": {"mode": "enable", "batchSize": size, "timeout": "1s"}, **trigger}
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
@@ -42,7 +37,7 @@ async def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, ru
                 return ["x"]
             return [(400, "bad") if event.body == "bad" else event.body for event in events]
     """
-    folder = batched(write_function(code, valueFormat="string", outputTopic="out", ordering="none"), 3)
+    folder = write_function(code, trigger=batches(3), valueFormat="string", outputTopic="out", ordering="none")
     async with running(folder) as function:
         found = await function.deliver(b"a", b"bad", b"\xff", b"c", b"ids", b"y")
         assert [reply.error for reply in found] == ["", "status 400", "DecodeError", "", "", ""]
@@ -68,7 +63,8 @@ async def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_ord
         def handler(context, events):
             return [(400, "bad") if event.body == b"bad" else event.body for event in events]
     """
-    async with running(batched(write_function(code, outputTopic="out", outputFormat="binary"), 2)) as function:
+    folder = write_function(code, trigger=batches(2), outputTopic="out", outputFormat="binary")
+    async with running(folder) as function:
         found = await function.deliver(b"a", b"b", b"bad", b"c", b"d", b"e")
         assert [reply.error for reply in found] == ["", "", "status 400", "", "not begun", "not begun"]
         assert [each.value for each in function.written] == [b"a", b"b", b"c"]
@@ -82,8 +78,8 @@ async def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_fu
             response.ensure_no_ack()
             return response if events[0].body == b"all" else [response, *[None] * (len(events) - 1)]
     """
-    own = {"trigger": {"explicitAckMode": "enable"}, "workerAllocationMode": "static"}
-    async with running(batched(write_function(code, **own), 3)) as function:
+    folder = write_function(code, trigger=batches(3, explicitAckMode="enable"), workerAllocationMode="static")
+    async with running(folder) as function:
         assert await function.deliver(b"all", b"a", b"b") == [HELD] * 3
         assert await function.deliver(b"one", b"a", b"b") == [HELD, ACK, ACK]
 
@@ -95,7 +91,7 @@ async def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, ru
             if any(event.body == b"raise" for event in events):
                 raise ValueError("one of them")
     """
-    async with running(batched(write_function(code), 10)) as function:
+    async with running(write_function(code, trigger=batches(10))) as function:
         found = await function.deliver(b"a", b"raise", b"c")
         assert [reply.shared for reply in found] == [True] * 3
         judged = judge([object()] * 3, found, RetryConfig(attempts=1))  # type: ignore[list-item]
@@ -108,7 +104,7 @@ async def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, ru
 async def test_an_emit_in_a_batch_names_its_event(write_function: Write, running: Run) -> None:
     """Else a failure of one event could drop the output of another."""
     code = "def handler(context, events):\n    context.emit('t', value=b'v')\n"
-    async with running(batched(write_function(code), 10)) as function:
+    async with running(write_function(code, trigger=batches(10))) as function:
         found = await function.deliver(b"a")
         assert "emit in a batch without its event: write event=" in found[0].reason
 
@@ -129,8 +125,8 @@ async def test_a_typed_handler_gets_valid_bodies_only(
     one = "def handler(context, event: Event[Order]):\n    return 'none' if event.body is None else event.body.id\n"
     many = "def handler(context, events: list[Event[Order]]):\n    return [e.body and e.body.id for e in events]\n"
     code = f"from __future__ import annotations\nfrom nuclio_sdk import Event\n{TYPED[kind]}{many if batch else one}"
-    folder = write_function(code, valueFormat="json", outputTopic="out")
-    async with running(batched(folder, 10) if batch else folder) as function:
+    trigger = batches(10) if batch else {}
+    async with running(write_function(code, trigger=trigger, valueFormat="json", outputTopic="out")) as function:
         values = b'{"id": "a", "euros": 5}', b'{"id": "b", "euros": "secret"}', b"{", b'{"id": "c", "euros": 7}'
         found = await function.deliver(*values, None)
         assert [reply.error for reply in found] == ["", "DecodeError", "DecodeError", "", ""]

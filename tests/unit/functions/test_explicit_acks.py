@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN
+from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
-from headrace.records import TopicPartition
+from headrace.records import Record, TopicPartition
 from tests.function_workers import Run, Write, acknowledged
 
 P = TopicPartition("flights", 3)
@@ -125,6 +125,8 @@ async def test_what_a_record_waits_for_is_the_mode_and_the_header(
     async with running(write_function(code, **own(mode))) as function:
         *replies, bad = await function.deliver(b"sdk", b"hand", b"no", b"a", b"bad")
         assert (replies, bad.error) == (expected[mode], "ValueError")
+        replayed = Delivery("g", P, 1, [Record("flights", 3, 0, 0, b"k", b"sdk")], 1, "job-1")
+        assert await function.destination.deliver(replayed) == [ACK]
 
 
 WAITS = """

@@ -55,9 +55,12 @@ def test_a_handler_is_called_in_the_foreground(write_function: Write, capsys: py
     assert "--record is flights: write TOPIC:PARTITION:OFFSET" in call(capsys, "--record", "flights", code=1).err
 
 
-async def ask(backend: FunctionBackend, body: bytes, method: str = "POST") -> tuple[int, Any]:
+async def ask(backend: FunctionBackend, body: bytes, method: str = "POST", unread: bool = False) -> tuple[int, Any]:
+    """Send a request in two parts; with `unread` the second one never comes."""
     sent: list[Any] = []
-    parts = [{"body": body[:5], "more_body": True}, {"body": body[5:]}]
+    parts = (
+        [{"body": body, "more_body": True}] if unread else [{"body": body[:5], "more_body": True}, {"body": body[5:]}]
+    )
 
     async def receive() -> Any:
         return parts.pop(0)
@@ -157,15 +160,4 @@ async def test_a_body_above_the_limit_is_refused(write_function: Write, running:
         assert status == 413
         why = f"the body is larger than {len(body)} bytes: lower batch.max_bytes of the consumer, or raise "
         assert found["error"] == why + "http.max_body_bytes of the function"
-        unread = iter([{"body": b"x" * 2000, "more_body": True}])
-
-        async def receive() -> Any:
-            return next(unread)
-
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await backend({"method": "POST"}, receive, send)
-        assert sent[0]["status"] == 413
+        assert (await ask(backend, b"x" * 2000, unread=True))[0] == 413

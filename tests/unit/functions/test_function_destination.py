@@ -122,17 +122,34 @@ def bodies(work: wire.Work) -> wire.Results:
     return wire.Results([b"%d" % offset for offset in work.offsets])
 
 
+OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b"p1")]
+
+
 @pytest.mark.parametrize(
-    "emitted", [None, wire.Result([wire.Output(b"a", [], "other", b"own"), wire.Output(b"b", [])])]
+    ("results", "written"),
+    [
+        ([b"0", None, b"2"], [("out", b"k0", b"0", None), ("out", b"k2", b"2", None)]),
+        (
+            [b"0", wire.Result([wire.Output(b"a", [], "other", b"own"), wire.Output(b"b", [("h", b"1")])]), b"2"],
+            [
+                ("out", b"k0", b"0", None),
+                ("other", b"own", b"a", None),
+                ("out", b"k1", b"b", [("h", b"1")]),
+                ("out", b"k2", b"2", None),
+            ],
+        ),
+        (
+            [None, None, wire.Result([wire.Output(b"a", OURS), wire.Output(b"b", OURS[:1])])],
+            [("out", b"k2", b"a", [("h", b"1")]), ("out", b"k2", b"b", None)],
+        ),
+    ],
 )
-def test_a_body_is_an_output_with_the_key_of_its_record(emitted: wire.Result | None) -> None:
-    """Alone and among other results, which keep their place."""
+def test_outputs_have_the_key_of_their_record_and_no_header_of_headrace(results: Any, written: list[Any]) -> None:
+    """In their order; a handler that copies its headers gives no output the identity of another record."""
     kafka = Kafka()
-    to = destination(FakeWorkers(lambda work: wire.Results([b"0", emitted, b"2"])), kafka)
+    to = destination(FakeWorkers(lambda work: wire.Results(results)), kafka)
     assert asyncio.run(to.deliver(delivery(3))) == [ACK] * 3
-    among = [("other", b"own", b"a"), ("out", b"k1", b"b")] if emitted else []
-    found = [(record.topic, record.key, record.value) for record in kafka.written]
-    assert found == [("out", b"k0", b"0"), *among, ("out", b"k2", b"2")]
+    assert [(each.topic, each.key, each.value, each.headers) for each in kafka.written] == written
 
 
 @pytest.mark.parametrize("answer", [bodies, outputs])
@@ -152,33 +169,6 @@ def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("headrace.records.Record", None)
     assert asyncio.run(to.deliver(columns)) == [ACK] * 3
     assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if answer is not done else [])
-
-
-def test_outputs_keep_the_key_of_their_record() -> None:
-    """Several outputs of one record, in their order, with its key and their headers."""
-    results = wire.Results(
-        [
-            None,
-            wire.Result([wire.Output(b"a", [("h", b"1")]), wire.Output(b"b", [])]),
-            wire.Result(error="E", reason="r"),
-        ]
-    )
-    kafka = Kafka()
-    answered = asyncio.run(destination(FakeWorkers(lambda work: results), kafka).deliver(delivery(3)))
-    assert answered == [ACK, ACK, Reply("E", "r")]
-    assert kafka.written == [
-        OutgoingRecord("out", b"k1", b"a", [("h", b"1")]),
-        OutgoingRecord("out", b"k1", b"b", None),
-    ]
-
-
-def test_an_output_has_no_headers_of_headrace() -> None:
-    """A handler that copies the event's headers does not give its output the identity of another record."""
-    headers: wire.Headers = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b"p1")]
-    kafka = Kafka()
-    results = wire.Results([wire.Result([wire.Output(b"a", headers), wire.Output(b"b", headers[:1])])])
-    asyncio.run(destination(FakeWorkers(lambda work: results), kafka).deliver(delivery(1)))
-    assert [record.headers for record in kafka.written] == [[("h", b"1")], None]
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])
@@ -204,11 +194,17 @@ async def test_a_full_producer_is_waited_for_without_running_the_handler_again()
     assert workers.frames == [[0, 1]]
 
 
-def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
-    """What was before it is repeated as one frame, what comes after it is one frame, and the third death ends it."""
+@pytest.mark.parametrize(("deaths", "kind"), [(3, "permanent"), (2, "success")])
+def test_the_record_at_work_when_a_worker_died_comes_again_alone(deaths: int, kind: str) -> None:
+    """What was before it is repeated as one frame, what comes after it is one frame; the third death in a row ends it.
+
+    One success clears the record.
+    """
+    died: list[int] = []
 
     def answer(work: wire.Work) -> wire.Done:
-        if 2 in work.offsets:
+        if 2 in work.offsets and len(died) < deaths:
+            died.append(2)
             raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, error="timeout")
         return wire.Done()
 
@@ -216,22 +212,8 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone() -> None:
     target = destination(workers, Kafka())
     outcomes = asyncio.run(target.deliver(delivery(5)))
     assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
-    assert [kind_of(reply) for reply in outcomes] == ["success", "success", "permanent", "success", "success"]
-    assert (outcomes[2].error, outcomes[2].calls) == ("timeout", 3)
-    assert not target._crashes
-
-
-def test_a_record_that_was_only_unlucky_is_forgotten() -> None:
-    """Deaths count in a row: one success clears the record."""
-    deaths = iter([True])
-
-    def answer(work: wire.Work) -> wire.Done:
-        if next(deaths, False):
-            raise WorkerLost("worker 0 ended", begun=1, error="")
-        return wire.Done()
-
-    target = destination(FakeWorkers(answer), Kafka())
-    assert asyncio.run(target.deliver(delivery(2))) == [ACK, ACK]
+    assert [kind_of(reply) for reply in outcomes] == ["success", "success", kind, "success", "success"]
+    assert (outcomes[2].error, outcomes[2].calls) == (("timeout", 3) if deaths == 3 else ("", 1))
     assert not target._crashes
 
 

@@ -42,23 +42,6 @@ VALUES: dict[str, tuple[str, str]] = {
 }
 """Two values of each key; those that are not here are durations."""
 
-EARLIER_EXAMPLE = """
-triggers:
-  myKafkaTrigger:
-    kind: kafka-cluster
-    attributes:
-      initialOffset: earliest
-      topics:
-        - mytopic
-      brokers:
-        - 10.0.0.2:9092
-      consumerGroup: my-consumer-group
-      sasl:
-        enable: true
-        user: "nuclio"
-        password: "s3rv3rl3ss"
-"""
-
 
 def load(folder: Path, spec: dict[str, Any] | str = "", annotations: Any = None, **attributes: Any) -> FunctionSpec:
     """Load a file; `trigger` among the attributes is what is written in the trigger itself."""
@@ -80,36 +63,10 @@ def only(spec: FunctionSpec) -> KafkaTrigger:
     return trigger
 
 
-def test_the_example_of_the_earlier_document(tmp_path: Path) -> None:
-    """As it is written there."""
-    trigger = only(load(tmp_path, EARLIER_EXAMPLE))
-    kafka = trigger.kafka
-    assert (trigger.name, kafka.topics, kafka.brokers) == ("myKafkaTrigger", ["mytopic"], ["10.0.0.2:9092"])
-    assert (kafka.group, kafka.auto_offset_reset) == ("my-consumer-group", "earliest")
-    assert kafka.security and kafka.security.sasl
-    login = kafka.security.sasl
-    assert (login.mechanism, login.username, login.password.get_secret_value()) == ("PLAIN", "nuclio", "s3rv3rl3ss")
-
-
 def test_one_topic_by_the_older_name(tmp_path: Path) -> None:
     """`topic` is the earlier document's name."""
     spec = {"triggers": {"k": {"kind": "kafka", "attributes": {"topic": "orders", "consumerGroup": "g"}}}}
     assert only(load(tmp_path, spec)).topics == ["orders"]
-
-
-def test_the_documented_defaults(tmp_path: Path) -> None:
-    """Where documents and code of Nuclio differ, the documents count."""
-    spec = load(tmp_path)
-    trigger, kafka = only(spec), only(spec).kafka
-    assert (kafka.auto_offset_reset, kafka.balance_strategy, kafka.session_timeout) == ("earliest", "sticky", 10)
-    assert (kafka.heartbeat_interval, kafka.max_processing_time, kafka.rebalance_timeout) == (3, 300, 60)
-    assert (kafka.rebalance_retry_max, kafka.rebalance_retry_backoff, kafka.max_wait_handler) == (4, 2, 5)
-    assert (kafka.fetch_min, kafka.fetch_default, kafka.fetch_max, kafka.channel_buffer_size) == (1, 1 << 20, 0, 256)
-    assert (kafka.max_wait_time, kafka.ack_window_size, kafka.log_level) == (0.25, 0, 0)
-    assert (trigger.workers, trigger.termination_seconds, trigger.allocation) == (1, 10, "pool")
-    assert (trigger.explicit_ack_mode, trigger.explicit_ack_wait, trigger.allocator_name) == ("disable", 0.1, "")
-    assert (trigger.batch.mode, trigger.batch.batch_size, trigger.batch.timeout) == ("disable", 10, 1)
-    assert (trigger.delivery, spec.readiness_timeout_seconds, spec.replica_bounds) == ("at_least_once", 60, (1, 1))
 
 
 def values_of(key: str) -> tuple[str, str]:
@@ -184,19 +141,6 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
         "socket.keepalive.enable": True,
     }
     assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
-
-
-def test_what_is_not_used_yet_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And named in the log, a sentence each; a written default is not."""
-    own = {"workerAllocatorName": "pool", "batch": {"mode": "enable", "batchSize": 5, "timeout": "2s"}}
-    trigger = only(load(tmp_path, trigger=own, delivery="exactly_once", workerAllocationMode="key"))
-    assert (trigger.allocator_name, trigger.delivery) == ("pool", "exactly_once")
-    assert (trigger.batch.mode, trigger.batch.batch_size, trigger.batch.timeout) == ("enable", 5, 2)
-    found = [record.getMessage().partition(": ")[2] for record in caplog.records]
-    assert found == []
-    caplog.clear()
-    load(tmp_path, trigger={"batch": {"mode": "disable"}, "explicitAckMode": "disable"}, ackWindowSize=0)
-    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

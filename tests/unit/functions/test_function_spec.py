@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.delivery.policy import action_of
+from headrace.delivery.protocols import Reply
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
-from headrace.functions.spec import FunctionSpec
+from headrace.functions.spec import FunctionSpec, parse_duration, parse_size
 
 HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
 
@@ -91,18 +93,6 @@ def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: P
     assert load(tmp_path, annotated).triggers[0].ordering == "none"
 
 
-def test_headrace_additions(tmp_path: Path) -> None:
-    """Formats, output, attempts and dead letter topic are attributes that Nuclio ignores."""
-    lines = (
-        "        keyFormat: string\n        valueFormat: AVRO\n        outputTopic: out\n"
-        "        outputFormat: binary\n        deadLetterTopic: dead\n        attempts: 2\n"
-    )
-    [trigger] = load(tmp_path, with_attributes(lines)).triggers
-    assert (trigger.key_format, trigger.value_format) == ("string", "avro")
-    assert (trigger.output_topic, trigger.output_format) == ("out", "binary")
-    assert (trigger.dead_letter.topic, trigger.retry.attempts) == ("dead", 2)
-
-
 def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
     """The whole section is there; `attempts` beside it is the shorter way and wins."""
     lines = "        retry: {attempts: 9, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
@@ -114,12 +104,6 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
         load(tmp_path, with_attributes("        retry: {tiers: [10], keep_key_order: true}\n"))
     with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
-
-
-def test_keys_are_read_in_any_letter_case(tmp_path: Path) -> None:
-    """Nuclio's typed keys know no letter case."""
-    [trigger] = load(tmp_path, with_attributes().replace("consumerGroup", "CONSUMERGROUP")).triggers
-    assert trigger.kafka.group == "g"
 
 
 def test_an_unknown_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,3 +190,71 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A path that leads nowhere is one clear sentence."""
     with pytest.raises(FunctionInvalid, match=r"nowhere\.yaml: cannot be read"):
         load_function(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "actions", "dead_letters"),
+    [
+        ("retry", ["retry", "dead_letter", "dead_letter"], True),
+        ("deadLetter", ["dead_letter", "dead_letter", "dead_letter"], True),
+        ("handled", ["skip", "dead_letter", "dead_letter"], True),
+        ("stop", ["retry", "dead_letter", "dead_letter"], False),
+    ],
+)
+def test_the_policy_for_failures_in_one_word(
+    tmp_path: Path, on_failure: str, actions: list[str], dead_letters: bool
+) -> None:
+    """A class with a line of its own keeps its action; a record that kills workers is never taken for handled."""
+    lines = f"        onFailure: {on_failure}\n        retry: {{errors: {{KeyError: dead_letter}}}}\n"
+    [trigger] = load(tmp_path, with_attributes(lines)).triggers
+    replies = [Reply("ValueError"), Reply("KeyError"), Reply("WorkerLost", permanent=True)]
+    assert [action_of(reply, trigger.retry) for reply in replies] == actions
+    assert trigger.dead_letters.enabled is dead_letters
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("1000", 1000), ("512Mi", 512 << 20), ("2G", 2 * 10**9), ("1k", 1000)]
+)
+def test_sizes_are_written_as_in_kubernetes(text: str, size: int) -> None:
+    """With a unit of a thousand or of 1024."""
+    assert parse_size(text) == size
+
+
+def test_triggers_share_workers_by_the_name_of_the_allocator(tmp_path: Path) -> None:
+    """And keys have a worker only if each waits for the earlier records of its key."""
+    both = "workerAllocatorName: both, kind: kafka, attributes: {consumerGroup: g"
+    function = load(
+        tmp_path,
+        f"{with_attributes()}    a: {{{both}, topics: [a]}}}}\n"
+        f"    b: {{{both}, topics: [b], workerAllocationMode: key}}}}\n",
+    )
+    assert [[trigger.name for trigger in pool] for pool in function.worker_pools] == [["k"], ["a", "b"]]
+    assert [trigger.ordering for trigger in function.triggers] == ["partition", "partition", "key"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10s", 10),
+        ("1m30s", 90),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        (".5s", 0.5),
+        ("3us", 3e-6),
+        ("3µs", 3e-6),
+        ("7ns", 7e-9),
+        ("0", 0),
+        ("-2s", -2),
+        ("+2s", 2),
+    ],
+)
+def test_what_go_reads_is_read(text: str, seconds: float) -> None:
+    """Each unit and form of Go's grammar."""
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "s", "10 s", "10S", "1s1", "1.s.", "--1s", "٣s", "1d"])
+def test_what_go_refuses_is_refused(text: str) -> None:
+    """Bare numbers, blanks, other units and other digits are no durations."""
+    with pytest.raises(ValueError, match="no duration"):
+        parse_duration(text)

@@ -15,7 +15,6 @@ from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
 from headrace.lifecycle import Deadline
-from headrace.records import TopicPartition
 from headrace.security import Authenticator
 from headrace.telemetry.logs import JsonFormatter
 from headrace.telemetry.metrics import Metrics
@@ -43,8 +42,6 @@ class Listening(Running):
         spec = load_function(folder)
         assert spec.http
         super().__init__(spec, spec.http)
-        self.acks: list[tuple[TopicPartition, int]] = []
-        self.service._acknowledgers = {"flights": self._acknowledge}
         own = HttpConfig(port=port, max_body_bytes=spec.http.max_body_bytes)
         router = FunctionRequests(self.service, spec.http, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
@@ -70,20 +67,15 @@ class Listening(Running):
         found = dict(line.decode("latin-1").split(": ", 1) for line in lines.split(b"\r\n"))
         return Answer(int(first.split()[1]), {name.lower(): value for name, value in found.items()}, content)
 
-    def _acknowledge(self, partition: TopicPartition, offset: int) -> str:
-        self.acks.append((partition, offset))
-        return "" if partition.partition == 3 else f"{partition} is not assigned here"
-
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, security: SecurityConfig = OPEN, ready: bool = True) -> AsyncIterator[Listening]:
+async def listening(folder: Path, security: SecurityConfig = OPEN) -> AsyncIterator[Listening]:
     """Start a function and its listener; stop both at the end."""
     function = Listening(folder, security)
     await function.service.start()
     await function.web.start()
     try:
-        if ready:
-            await function.ready()
+        await function.ready()
         yield function
     finally:
         await function.web.stop()
@@ -95,10 +87,9 @@ async def listening(folder: Path, security: SecurityConfig = OPEN, ready: bool =
 def write(write_function: Write) -> Write:
     """A factory of functions with an HTTP trigger: code, then its attributes, keys of the trigger, and of the spec."""
 
-    def make(code: str, trigger: Any = None, spec: Any = None, shared: bool = False, **attributes: Any) -> Path:
-        more = {"workerAllocatorName": "one"} if shared else {}
-        kafka = {"kind": "kafka", **more, "attributes": {"topics": ["flights"], "consumerGroup": "g"}}
-        web = {"kind": "http", **more, **(trigger or {}), "attributes": attributes}
+    def make(code: str, trigger: Any = None, spec: Any = None, **attributes: Any) -> Path:
+        kafka = {"kind": "kafka", "attributes": {"topics": ["flights"], "consumerGroup": "g"}}
+        web = {"kind": "http", **(trigger or {}), "attributes": attributes}
         return write_function(code, spec={"triggers": {"kafka": kafka, "web": web}, **(spec or {})})
 
     return make
@@ -372,50 +363,6 @@ async def test_requests_that_wait_have_a_limit_of_memory(
 
 async def _keep(found: list[Answer], answer: Any) -> None:
     found.append(await answer)
-
-
-async def test_a_drain_ends_what_is_in_flight_and_refuses_the_rest(write: Write, tmp_path: Path) -> None:
-    """Health says so meanwhile; after the stop the port is closed."""
-    async with listening(write(WAITS), ready=False) as function:
-        assert (await function.ask("GET", "/__internal/health")).status in (200, 503)
-        await function.ready()
-        assert (await function.ask("GET", "/__internal/health")).status == 200
-        function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
-        await function.until((tmp_path / "first").exists)
-        drain = asyncio.ensure_future(function.web.drain(Deadline(function.clock, 60)))
-        await asyncio.sleep(0)
-        for path in ("/", "/ready", "/__internal/health"):
-            assert (await function.ask("GET", path)).status == 503
-        assert not drain.done()
-        (tmp_path / "go").touch()
-        await drain
-        await function.until(lambda: answers)
-        assert answers[0].body == b"done"
-        await function.web.stop()
-        with pytest.raises(OSError):
-            await function.ask("GET", "/")
-
-
-ACKS = """
-    import asyncio
-    from nuclio_sdk import QualifiedOffset
-    def handler(context, event):
-        try:
-            asyncio.run(context.platform.explicit_ack(QualifiedOffset("flights", *event.body)))
-        except Exception as problem:
-            return 409, str(problem)
-        return 200, "acknowledged"
-"""
-
-
-@pytest.mark.parametrize("shared", [False, True])
-async def test_a_handler_acknowledges_records_of_the_kafka_trigger(write: Write, shared: bool) -> None:
-    """With workers of its own, and with those of the Kafka trigger."""
-    async with listening(write(ACKS, shared=shared)) as function:
-        answer = await function.ask("POST", "/", b"[3, 41]", content_type="application/json")
-        assert (answer.status, function.acks) == (200, [(TopicPartition("flights", 3), 41)])
-        answer = await function.ask("POST", "/", b"[4, 1]", content_type="application/json")
-        assert (answer.status, answer.body) == (409, b"flights-4 is not assigned here")
 
 
 async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:

@@ -39,10 +39,9 @@ def settings(folder: Path, **others: Any) -> HeadraceConfig:
     return HeadraceConfig(state_dir=folder / "state", **others)
 
 
-def exported(write_function: Callable[..., Path], source: str, handler: str = "exported_source:handler") -> Path:
-    """Write a function file that has its source, and no module beside it."""
-    build = {"functionSourceCode": source, "codeEntryType": "sourceCode"}
-    return write_function("", spec={"handler": handler, "build": build}, outputTopic="out")
+def build(source: str, handler: str = "exported_source:handler") -> dict[str, Any]:
+    """Return the spec of a function file that has its source, and no module beside it."""
+    return {"handler": handler, "build": {"functionSourceCode": source, "codeEntryType": "sourceCode"}}
 
 
 @pytest.mark.parametrize("space", [" ", ""])
@@ -60,7 +59,7 @@ async def test_an_exported_function_has_its_source_in_the_configuration(
     write_function: Callable[..., Path], running: Any
 ) -> None:
     """It is written below the state folder under the handler's name."""
-    folder = exported(write_function, base64.encodebytes(CODE.encode()).decode())
+    folder = write_function("", spec=build(base64.encodebytes(CODE.encode()).decode()), outputTopic="out")
     assert load_function(folder, settings(folder), check_handler=True)
     async with running(folder, settings(folder)) as function:
         await function.deliver(b"v")
@@ -99,40 +98,32 @@ def test_a_wrong_comment_has_its_line(tmp_path: Path, code: str, problem: str) -
     assert problem in refused.value.description
 
 
-@pytest.mark.parametrize(
-    ("source", "handler", "problem"),
-    [
-        ("@@", "code:handler", "spec.build.functionSourceCode: is not the base64 of a source: write what"),
-        ("/w==", "code:handler", "spec.build.functionSourceCode: is not the base64 of a source"),
-        ("eA==", "a.code:handler", "spec.handler: names module a.code, and functionSourceCode is one module: write"),
-        ("ZGVmIGhhbmRsZSgpOiAuLi4=", "code:handler", "which {folder}/state/functions/"),
-    ],
-)
-def test_a_wrong_source_is_named(write_function: Callable[..., Path], source: str, handler: str, problem: str) -> None:
-    """Base64, the module's name, and what the module defines."""
-    folder = exported(write_function, source, handler)
-    with pytest.raises(FunctionInvalid) as refused:
-        load_function(folder, settings(folder), check_handler=True)
-    assert problem.format(folder=folder) in refused.value.description
+def secret(**reference: str) -> dict[str, Any]:
+    return {"env": [{"name": "A", "valueFrom": {"secretKeyRef": reference}}]}
+
+
+SECRET = "spec.env[0].valueFrom.secretKeyRef: "
 
 
 @pytest.mark.parametrize(
-    ("reference", "secrets", "problem"),
+    ("spec", "secrets", "problem"),
     [
-        ({"name": "api", "key": "key"}, False, "set functions_secrets_dir in headrace.yaml"),
-        ({"name": "api", "key": "key"}, True, "file not found, or not a plain file: {folder}/api/key"),
-        ({"name": "api"}, True, "has key None: write the name and key of a secret"),
-        ({"name": "api", "key": "../key"}, True, "has key ../key"),
+        (build("@@"), True, "spec.build.functionSourceCode: is not the base64 of a source: write what"),
+        (build("/w=="), True, "spec.build.functionSourceCode: is not the base64 of a source"),
+        (build("eA==", "a.b:f"), True, "spec.handler: names module a.b, and functionSourceCode is one module: write"),
+        (build("ZGVmIGhhbmRsZSgpOiAuLi4="), True, "which {folder}/state/functions/"),
+        (secret(name="api", key="key"), False, "set functions_secrets_dir in headrace.yaml"),
+        (secret(name="api", key="key"), True, "file not found, or not a plain file: {folder}/api/key"),
+        (secret(name="api"), True, SECRET + "has key None: write the name and key of a secret"),
+        (secret(name="api", key="../key"), True, SECRET + "has key ../key"),
     ],
 )
-def test_a_secret_that_is_missing_is_named(
-    write_function: Callable[..., Path], tmp_path: Path, reference: Any, secrets: bool, problem: str
+def test_a_wrong_source_or_secret_is_named(
+    write_function: Callable[..., Path], spec: dict[str, Any], secrets: bool, problem: str
 ) -> None:
     """With what to do; an empty variable would fail at the first event."""
-    env = [{"name": "A", "valueFrom": {"secretKeyRef": reference}}]
-    folder = write_function("def handler(context, event): ...\n", spec={"env": env})
-    others = {"functions_secrets_dir": tmp_path} if secrets else {}
+    folder = write_function("def handler(context, event): ...\n", spec=spec)
+    others = {"functions_secrets_dir": folder} if secrets else {}
     with pytest.raises(FunctionInvalid) as refused:
-        load_function(folder, settings(folder, **others))
-    assert "spec.env[0].valueFrom.secretKeyRef" in refused.value.description
-    assert problem.format(folder=tmp_path) in refused.value.description
+        load_function(folder, settings(folder, **others), check_handler=True)
+    assert problem.format(folder=folder) in refused.value.description

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import ACK, Delivery, Reply
-from headrace.errors import DestinationUnavailable
 from headrace.functions.destination import RecordSizeLimit
 from headrace.records import Record, TopicPartition
 
@@ -52,14 +50,3 @@ async def test_a_large_record_goes_to_the_policy() -> None:
     assert action_of(reply, RetryConfig()) == "dead_letter"
     assert action_of(reply, RetryConfig(errors={"RecordTooLarge": "skip"})) == "skip"
     assert reply is not ACK
-
-
-async def test_workers_that_are_down_keep_every_record_waiting() -> None:
-    """Nothing of the delivery has ended then."""
-
-    class Down:
-        async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-            raise DestinationUnavailable("down")
-
-    with pytest.raises(DestinationUnavailable):
-        await RecordSizeLimit(Down(), 10).deliver(delivery(1, 11))

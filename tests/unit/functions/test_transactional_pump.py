@@ -24,7 +24,6 @@ from headrace.records import Committed, OutgoingRecord, Produced, Record, Record
 from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-LARGE = b"x" * 5000
 
 
 class FakeConsumer(Consumer):
@@ -33,14 +32,14 @@ class FakeConsumer(Consumer):
     def __init__(self) -> None:
         self.committing: Collection[TopicPartition] = ()
         self.sought: list[tuple[TopicPartition, int]] = []
-        self.looks = 0
+        self.looks, self.most_looks = 0, 100
         self.rewound: list[Mapping[TopicPartition, int]] = []
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None: ...
 
     def is_committing(self, partition: TopicPartition) -> bool:
         self.looks += 1
-        assert self.looks < 100, "the loop is never left"
+        assert self.looks < self.most_looks, "the loop is never left"
         return partition in self.committing
 
     def group_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> Any:
@@ -81,6 +80,16 @@ class HoldingDestination:
         self.deliveries: list[tuple[float, int, Sequence[int]]] = []
         """Their time, attempt and offsets."""
         self.time: Callable[[], float] = lambda: 0.0
+        self.output = b""
+        """Of each event; its offset, if this is empty."""
+        self.most_held = 0
+        """The most outputs that were held at a time."""
+
+    def hold(self, delivery: Delivery, offsets: Sequence[int]) -> None:
+        outputs = [OutgoingRecord("out", None, self.output or b"%d" % offset) for offset in offsets]
+        self.held.hold(delivery.partition, offsets, outputs)
+        every = [*self.held._pending.values(), *self.held._ended.values()]
+        self.most_held = max(self.most_held, sum(map(len, every)))
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records = RecordBatch.of(delivery.records)
@@ -90,10 +99,9 @@ class HoldingDestination:
             if self.shared:
                 return [Reply("ValueError", shared=True)] * len(records)
             fine = [offset for offset in records.offsets if offset not in bad]
-            self.held.hold(delivery.partition, fine, [OutgoingRecord("out", None, b"%d" % each) for each in fine])
+            self.hold(delivery, fine)
             return [Reply("ValueError") if offset in bad else ACK for offset in records.offsets]
-        outputs = [OutgoingRecord("out", None, b"%d" % offset) for offset in records.offsets]
-        self.held.hold(delivery.partition, records.offsets, outputs)
+        self.hold(delivery, records.offsets)
         return [ACK] * len(records)
 
 
@@ -340,48 +348,33 @@ async def test_a_seek_and_another_owner_begin_with_the_first_attempt() -> None:
     await world.pump.stop()
 
 
-def refused(held: HeldOutputs, *outputs: OutgoingRecord) -> list[HeadraceError | None]:
-    """Hold outputs of the offsets 0, 1, ... again, and return why they are refused."""
-    results = held.hold(P0, range(len(outputs)), outputs)
-    return [result if isinstance(result, HeadraceError) else None for result in results]
+TOO_LARGE, REFUSED, ABORTED = RecordTooLarge("5000 bytes"), RecordRefused("no key"), KafkaTimeout()
+A, B = OutgoingRecord("a", None, b"x" * 5000), OutgoingRecord("b", None, b"x" * 5000)
+SMALL, WITH_KEY = OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"123")
 
 
-def transaction_of(held: HeldOutputs, *outputs: OutgoingRecord) -> Any:
-    """Return outputs of the offsets 0, 1, ... as the next transaction has them."""
-    held.hold(P0, range(len(outputs)), outputs)
-    held.ended(
-        RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in range(len(outputs))]), Outcome.DELIVERED
-    )
-    return [(P0, output) for output in held.take(P0)]
+@pytest.mark.parametrize(
+    ("compressed", "outputs", "results", "expected"),
+    [
+        (False, [A, A, B, SMALL], [TOO_LARGE, ABORTED, ABORTED, ABORTED], [TOO_LARGE, TOO_LARGE, None, None]),
+        (True, [A, A], [ABORTED, TOO_LARGE], [None, TOO_LARGE]),
+        (False, [SMALL, WITH_KEY], [REFUSED, ABORTED], [REFUSED, None]),
+        (False, [SMALL, WITH_KEY], [ABORTED, ABORTED], [None, None]),
+    ],
+)
+def test_one_transaction_shows_every_output_that_kafka_refuses(
+    compressed: bool, outputs: list[OutgoingRecord], results: list[Any], expected: list[Any]
+) -> None:
+    """Kafka names one; others of its topic and size are too large as well, unless compression makes sizes say nothing.
 
-
-def test_one_transaction_shows_every_output_that_is_too_large() -> None:
-    """Kafka names one of them; a transaction for each would be an abort for each."""
-    outputs = [OutgoingRecord("a", None, LARGE), OutgoingRecord("a", None, LARGE), OutgoingRecord("b", None, LARGE)]
-    outputs.append(OutgoingRecord("a", None, b"small"))
-    error, aborted = RecordTooLarge("5000 bytes"), KafkaTimeout()
-    held = HeldOutputs()
-    assert held.refuse(transaction_of(held, *outputs), [error, aborted, aborted, aborted])
-    assert refused(held, *outputs) == [error, error, None, None]
-
-
-def test_sizes_of_compressed_outputs_prove_nothing() -> None:
-    """Another one of that size may fit, so only what Kafka named is refused."""
-    outputs = [OutgoingRecord("a", None, LARGE), OutgoingRecord("a", None, LARGE)]
-    error = RecordTooLarge("5000 bytes")
-    held = HeldOutputs(compressed=True)
-    assert held.refuse(transaction_of(held, *outputs), [KafkaTimeout(), error])
-    assert refused(held, *outputs) == [None, error]
-
-
-def test_an_output_that_the_topic_does_not_accept_is_refused_alone() -> None:
-    """Its size has nothing to do with it."""
-    outputs = [OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"123")]
-    error = RecordRefused("no key")
-    held = HeldOutputs()
-    assert held.refuse(transaction_of(held, *outputs), [error, KafkaTimeout()])
-    assert refused(held, *outputs) == [error, None]
-    assert not HeldOutputs().refuse(transaction_of(HeldOutputs(), *outputs), [KafkaTimeout(), KafkaTimeout()])
+    A transaction for each of them would be an abort for each.
+    """
+    held, offsets = HeldOutputs(compressed=compressed), range(len(outputs))
+    held.hold(P0, offsets, outputs)
+    held.ended(RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in offsets]), Outcome.DELIVERED)
+    assert held.refuse([(P0, output) for output in held.take(P0)], results) == any(expected)
+    again = held.hold(P0, offsets, outputs)
+    assert [result if isinstance(result, HeadraceError) else None for result in again] == expected
 
 
 @pytest.mark.parametrize(
@@ -397,51 +390,18 @@ def test_a_transaction_names_its_member_only_while_the_assignment_stands(
 
 async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:
     """Few deliveries at a time, and each partition has outputs that wait for the next transaction."""
-
-    class Slow(FakeConsumer):
-        def is_committing(self, partition: TopicPartition) -> bool:
-            return partition in self.committing
-
-    world = World()
-    world.consumer = Slow()
-    partitions = [TopicPartition("many", number) for number in range(1000)]
     size, in_flight = 100_000, 4
-    peak = 0
-
-    class LargeOutputs(HoldingDestination):
-        async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-            nonlocal peak
-            records = RecordBatch.of(delivery.records)
-            await self.held.begin(records)
-            outputs = [OutgoingRecord("out", None, b"x" * size) for _ in records.offsets]
-            self.held.hold(delivery.partition, records.offsets, outputs)
-            every = [*self.held._pending.values(), *self.held._ended.values()]
-            peak = max(peak, sum(map(len, every)))
-            return [ACK] * len(records)
-
-    world.pump = TransactionalPump(
-        "pump",
-        "g",
-        LargeOutputs(world.held),
-        None,
-        delivery=DeliveryConfig(max_in_flight=in_flight),
-        clock=world.clock,
-        chance=Random(1),
-        held=world.held,
-        transactions=world.transactions,
-    )
-    world.pump.connect(world.consumer, world.consumer)
+    world = World(DeliveryConfig(max_in_flight=in_flight))
+    world.destination.output, world.consumer.most_looks = b"x" * size, 1_000_000
+    partitions = [TopicPartition("many", number) for number in range(1000)]
     world.pump.on_assigned(dict.fromkeys(partitions, 1), {})
     world.consumer.committing = partitions
     for partition in partitions:
         await world.feed(partition, 0)
     await world.clock.settle()
-    assert 100 <= peak <= 33_554_432 // size + 2 * in_flight
+    assert 100 <= world.destination.most_held <= 33_554_432 // size + 2 * in_flight
     world.consumer.committing = ()
-    written = 0
-    for _ in range(100):
-        written += len(await world.commit())
-    assert written == len(partitions)
-    assert peak <= 33_554_432 // size + 2 * in_flight
+    assert sum([len(await world.commit()) for _ in range(100)]) == len(partitions)
+    assert world.destination.most_held <= 33_554_432 // size + 2 * in_flight
     assert (world.held._size_bytes, world.held._ended, world.pump._next) == (0, {}, {})
     await world.pump.stop()

@@ -42,24 +42,6 @@ async def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Wri
         assert function.service.restarts == 0
 
 
-async def test_a_partition_of_static_allocation_waits_for_its_worker(write_function: Write, running: Run) -> None:
-    """Although the other one is idle."""
-    folder = write_function(WAITS, workers=2, workerAllocationMode="static")
-    async with running(folder) as function:
-        function.destination.assigned([TopicPartition("flights", number) for number in range(4)])
-        await function.until(lambda: all(slot.up for slot in function.service._slots))
-        function.begin(b"wait", partition=0)
-        await function.until(lambda: called(folder, "wait"))
-        behind = function.begin(b"same", partition=2)
-        assert await function.deliver(b"other", partition=1) == [ACK]
-        assert await function.deliver(b"other", partition=3) == [ACK]
-        assert not behind
-        (folder / "go wait").touch()
-        await function.until(lambda: behind)
-        found = dict(calls(folder))
-        assert found["same"] == found["wait"] != found["other"]
-
-
 async def test_a_key_has_the_same_worker_in_every_partition(write_function: Write, running: Run) -> None:
     """The records of one delivery are spread by their keys, and each key keeps its order; replies fit the records."""
     code = """

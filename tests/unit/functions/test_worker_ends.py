@@ -42,7 +42,10 @@ async def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_func
     assert (folder / "calls").read_text() == "drain end"
 
 
-async def test_the_drain_callback_runs_when_partitions_are_given_up(write_function: Write, running: Run) -> None:
+@pytest.mark.parametrize("more", [0, 1])
+async def test_the_drain_callback_runs_when_partitions_are_given_up(
+    write_function: Write, running: Run, more: int
+) -> None:
     """It has ended when the call returns; at the end of the worker it runs again only after further events."""
     code = """
         import pathlib
@@ -61,35 +64,8 @@ async def test_the_drain_callback_runs_when_partitions_are_given_up(write_functi
             assert await function.deliver(b"a", first=number) == [ACK]
             await function.service.give_up([PARTITION], Deadline(function.clock, 60))
             assert (folder / "calls").read_text() == "event drain " * (number + 1)
-    assert (folder / "calls").read_text() == "event drain event drain end"
-
-
-async def test_a_drain_callback_waits_for_the_frame_at_hand(write_function: Write, running: Run) -> None:
-    """Another partition may be at work on the same worker; its event ends first."""
-    code = """
-        import pathlib, time
-        def init_context(context):
-            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain"))
-        def handler(context, event):
-            if event.shard_id == 3:
-                return
-            pathlib.Path("begun").touch()
-            while not pathlib.Path("go").exists():
-                time.sleep(0.01)
-            pathlib.Path("calls").open("a").write("event ")
-    """
-    folder = write_function(code)
-    async with running(folder) as function:
-        assert await function.deliver(b"a") == [ACK]
-        answers = function.begin(b"a", partition=4)
-        await function.until((folder / "begun").exists)
-        await function.service.give_up([PARTITION], Deadline(function.clock, 0.05))  # too short
-        (folder / "go").touch()
-        await function.service.give_up([PARTITION], Deadline(function.clock, 60))
-        assert (folder / "calls").read_text() == "event drain"
-        await function.until(lambda: answers)
-        assert answers == [[ACK]]
-        assert function.service.restarts == 0
+        assert await function.deliver(*[b"a"] * more, first=2) == [ACK] * more
+    assert (folder / "calls").read_text() == "event drain " * (2 + more) + "end"
 
 
 async def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_function: Write, running: Run) -> None:

@@ -81,46 +81,28 @@ TEXTS = """
 """
 
 
-@pytest.mark.parametrize("word", ["no", "FALSE", "Disable", "disabled", "in the process"])
+@pytest.mark.parametrize("word", ["no", "FALSE", "Disable", "disabled", "in the process", "yes", "", "0"])
 async def test_texts_of_events_are_bytes_without_decoding(
     write_function: Write, running: Run, word: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`NUCLIO_PYTHON_DECODE_EVENT_STRINGS` of `spec.env` or of the process; outputs and log lines are texts still."""
-    variable = {"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": word}
+    """`NUCLIO_PYTHON_DECODE_EVENT_STRINGS` of `spec.env` or of the process; outputs and log lines are texts still.
+
+    Nuclio knows four words only; otherwise they are texts.
+    """
+    spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": word}]}
     if word == "in the process":
-        monkeypatch.setenv(variable["name"], "no")
-    spec = {} if word == "in the process" else {"env": [variable]}
+        spec = {}
+        monkeypatch.setenv("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "no")
     caplog.set_level(logging.INFO, "headrace")
+    of: Any = str if word in ("yes", "", "0") else str.encode
+    texts = ("flights", "flights", "flights-3-0", "", "", "")
     async with running(write_function(TEXTS, spec=spec, outputTopic="out")) as function:
         assert await function.deliver(b"v", read_headers=lambda: [("h", b"1")]) == [ACK]
         [output] = function.written
         assert output.headers == [("h", b"1")]
-        assert output.value.decode() == str(
-            [
-                b"flights",
-                b"flights",
-                b"flights-3-0",
-                b"",
-                b"",
-                b"",
-                {b"h": b"1"},
-                {},
-                b"v",
-                3,
-                b"kafka-cluster",
-                b"kafka",
-            ]
-        )
+        seen = [*map(of, texts), {of("h"): b"1"}, {}, b"v", 3, of("kafka-cluster"), of("kafka")]
+        assert output.value.decode() == str(seen)
         await function.until(lambda: "event_id='flights-3-0'" in caplog.text)
-
-
-@pytest.mark.parametrize("word", ["yes", "", "0"])
-async def test_texts_of_events_are_texts_otherwise(write_function: Write, running: Run, word: str) -> None:
-    """As without the variable: Nuclio knows four words only."""
-    spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": word}]}
-    async with running(write_function(TEXTS, spec=spec, outputTopic="out")) as function:
-        assert await function.deliver(b"v") == [ACK]
-        assert function.written[0].value.decode().startswith("['flights', 'flights', 'flights-3-0', '', '', ''")
 
 
 @pytest.mark.parametrize(
@@ -303,17 +285,17 @@ async def test_keys_and_values_are_decoded(
 
 
 @pytest.mark.parametrize(
-    ("code", "spec", "reason"),
+    ("code", "reason"),
     [
-        ("def other(c, e): pass", {}, "module main has no function handler"),
-        ("def init_context(c): raise RuntimeError('no database')\ndef handler(c, e): pass", {}, "no database"),
+        ("def other(c, e): pass", "module main has no function handler"),
+        ("def init_context(c): raise RuntimeError('no database')\ndef handler(c, e): pass", "no database"),
     ],
 )
 async def test_readiness_names_a_worker_that_does_not_come_up(
-    write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
+    write_function: Write, running: Run, code: str, reason: str
 ) -> None:
     """And deliveries are refused with the same reason instead of waiting for ever."""
-    async with running(write_function(code, spec=spec)) as function:
+    async with running(write_function(code)) as function:
         assert function.service.readiness().reason == "no worker is up yet"
         await function.until(lambda: "does not come up" in function.service.readiness().reason)
         assert function.service.readiness().reason.startswith("worker 0 does not come up")

@@ -12,15 +12,10 @@ import click
 import pytest
 
 from headrace.cli import main as main_module
-from headrace.cli.main import main, root
+from headrace.cli.main import root
 from headrace.cli.records import consume
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
-
-
-def headrace(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
+from tests.command_line import headrace
 
 
 @pytest.fixture

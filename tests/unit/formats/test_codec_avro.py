@@ -74,32 +74,19 @@ def encode(schema: AvroCodec, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "note",
+    "changes",
     [
-        None,
-        {"string": "GOOD"},
-        {"zoo.Mood": "GOOD"},
-        {"zoo.Tag": "\u00e9\u0000"},
-        {"array": [None, {"int": 7}]},
-        {"map": {"a": True}},
+        *({"note": note} for note in (None, {"string": "GOOD"}, {"zoo.Mood": "GOOD"}, {"zoo.Tag": "\u00e9\u0000"})),
+        *({"note": note} for note in ({"array": [None, {"int": 7}]}, {"map": {"a": True}})),
+        *({"weight": weight} for weight in ({"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1})),
+        {"weight": {"double": "-Infinity"}},
+        {"size": "NaN"},
     ],
 )
-def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroCodec, note: Any) -> None:
-    """Branches that share a Python type are not mixed up."""
-    value = animal(note=note)
+def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroCodec, changes: Any) -> None:
+    """Branches that share a Python type are not mixed up; what is no number is a string, as JSON has none for it."""
+    value = animal(**changes)
     assert json.loads(schema.decode(encode(schema, value))) == value
-
-
-@pytest.mark.parametrize("weight", [{"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1}, {"double": "-Infinity"}])
-def test_numbers_of_a_union_keep_their_branch(schema: AvroCodec, weight: Any) -> None:
-    """Int and long, float and double are one Python type each, and two Avro types."""
-    value = animal(weight=weight)
-    assert json.loads(schema.decode(encode(schema, value))) == value
-
-
-def test_what_is_no_number_is_a_string_in_json(schema: AvroCodec) -> None:
-    """JSON has no NaN; null would lose it."""
-    assert json.loads(schema.decode(encode(schema, animal(size="NaN"))))["size"] == "NaN"
 
 
 def test_a_field_that_is_absent_takes_its_default(schema: AvroCodec) -> None:
@@ -134,23 +121,17 @@ def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: Avro
 def test_a_value_that_does_not_fit_is_refused_with_its_place(
     schema: AvroCodec, changes: dict[str, Any], place: str
 ) -> None:
-    """Nothing is bent into shape, and the error says where."""
+    """Nothing is bent into shape, and the error says where, without the value, which may be a secret."""
     with pytest.raises(EncodeError) as raised:
         encode(schema, animal(**changes))
     assert place in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_a_missing_field_without_default_is_named(schema: AvroCodec) -> None:
     """The error names the field."""
     with pytest.raises(EncodeError, match=r"field legs of zoo\.Animal is missing"):
         encode(schema, {})
-
-
-def test_errors_do_not_show_values(schema: AvroCodec) -> None:
-    """A value may be a secret."""
-    with pytest.raises(EncodeError) as raised:
-        encode(schema, animal(legs="hunter2", note={"zoo.Mood": "hunter2"}))
-    assert "hunter2" not in str(raised.value)
 
 
 @given(data=st.data())

@@ -53,18 +53,7 @@ def test_a_value_that_does_not_fit_is_refused_with_path_and_reason(value: object
     assert "hunter2" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("draft", "schema", "value", "fits"),
-    [
-        ("http://json-schema.org/draft-04/schema#", {"maximum": 3, "exclusiveMaximum": True}, 3, False),
-        ("http://json-schema.org/draft-06/schema#", {"const": 1}, 2, False),
-        (DRAFT7, {"if": {"const": 1}, "else": False}, 2, False),
-        (DRAFT7, {"prefixItems": [{"type": "string"}]}, [1], True),
-        ("https://json-schema.org/draft/2019-09/schema", {"dependentRequired": {"a": ["b"]}}, {"a": 1}, False),
-        ("https://json-schema.org/draft/2020-12/schema", {"prefixItems": [{"type": "string"}]}, [1], False),
-        (None, {"prefixItems": [{"type": "string"}]}, [1], False),
-    ],
-)
+@pytest.mark.parametrize(("draft", "schema", "value", "fits"), TABLE["JSON Schema drafts"])
 def test_the_draft_is_the_one_that_the_schema_says(draft: str | None, schema: dict, value: object, fits: bool) -> None:
     """Each keyword means what it means in its draft; without `$schema` the newest."""
     made = codec({**schema, **({"$schema": draft} if draft else {})})

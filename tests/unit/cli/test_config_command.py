@@ -122,9 +122,3 @@ def test_show_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert headrace("config", "show", "--output", "json") == 0
     shown = json.loads(capsys.readouterr().out)["http"]
     assert (shown["port"], shown["host"]) == (9001, "127.0.0.1")
-
-
-def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    """The schema names every section."""
-    assert headrace("config", "schema") == 0
-    assert "reactive_consumers" in json.loads(capsys.readouterr().out)["properties"]

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from headrace.cli.main import main
+from tests.command_line import headrace
 
 FILE = """\
 spec:
@@ -20,12 +21,6 @@ spec:
       numWorkers: 2
       attributes: {topics: [t], consumerGroup: g}
 """
-
-
-def headrace(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture(autouse=True)
@@ -70,18 +65,7 @@ def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("code", "handler", "problem"),
-    [
-        ("", "absent:handler", "function.yaml:2: spec.handler: names module absent, which is neither in"),
-        ("def handler(context, event)\n    pass", "main:handler", "main.py:1: expected ':'. Correct this line"),
-        ("\ndef handler(event): ...", "main:handler", "main.py:2: handler takes event: write handler(context, event)"),
-        ("def handler(c, e): ...", "main:handlr", "did you mean main:handler?"),
-        (
-            "def handler(c, e): ...\ndef init_context(): ...",
-            "main:handler",
-            "takes nothing: write init_context(context)",
-        ),
-    ],
+    ("code", "handler", "problem"), yaml.safe_load(Path(__file__).with_name("handlers.yaml").read_text())
 )
 @pytest.mark.parametrize("command", ["run", "validate"])
 def test_a_handler_that_cannot_be_called_has_its_line_and_the_fix(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import records as records_module
+from headrace.cli.jobs import print_job
 from headrace.cli.output import print_rows, progress
 from headrace.cli.records import encode_lines, encoder, json_to_line, open_codecs, read_lines
 from headrace.config.kafka import SchemaRegistryConfig
@@ -140,3 +141,13 @@ def test_rows_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> N
     """A record may hold what clears the screen or begins a line of its own."""
     print_rows([{"plate": "B\x1b[2J 1\nready", "gate": "né"}], "text", "none")
     assert capsys.readouterr().out == "PLATE              GATE\nB\\x1b[2J 1\\nready  né\n"
+
+
+def test_how_far_a_job_is_waits_until_its_size_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that has only begun, or was refused, has counted nothing yet."""
+    job = {"id": "redrive-1", "kind": "redrive", "state": "failed", "spec": {"topic": "t.dlq"}, "by": "ann"}
+    job |= {"since": "now", "message": "nothing matches"}
+    print_job({**job, "progress": {"done": 0}}, "text")
+    assert "done" not in capsys.readouterr().out
+    print_job({**job, "progress": {"done": 0, "total": 2}}, "text")
+    assert "done      0 of 2" in capsys.readouterr().out

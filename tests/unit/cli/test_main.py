@@ -12,15 +12,10 @@ import click
 import pytest
 
 from headrace.cli import main as main_module
-from headrace.cli.main import main, root
+from headrace.cli.main import root
 from headrace.cli.records import consume
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
-
-
-def headrace(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
+from tests.command_line import headrace
 
 
 @pytest.fixture
@@ -156,3 +151,32 @@ def test_a_run_that_is_told_to_end_while_it_starts_ends_well(tmp_path: Path) -> 
         process.terminate()
         os.close(opened)  # a read that began between the signal and its handler would wait for ever
         assert process.wait(60) == 0
+
+
+SIGNALLED = """
+import asyncio, contextlib, signal, sys
+from headrace.cli import main as cli
+
+@contextlib.asynccontextmanager
+async def driver():
+    try:
+        yield
+    finally:
+        await asyncio.sleep(0)
+        print("removed", flush=True)
+
+async def work():
+    async with driver():
+        signal.raise_signal(getattr(signal, sys.argv[1]))
+        await asyncio.sleep(10)
+
+cli.root.main = lambda *_, **__: asyncio.run(work())
+cli.main(["pipeline", "show", "tolls.yaml"])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_pipeline_command_cleans_up_after_a_signal(name: str) -> None:
+    """The temporary folder of its driver holds secrets, and must not stay when a terminal is closed."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, name], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("removed\n", "interrupted\n", 130)

@@ -19,12 +19,12 @@ import msgspec
 import pytest
 
 from headrace.cli import pipeline as commands
-from headrace.cli.main import main
 from headrace.pipelines.checkpoints import Frozen, check, discard
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.picture import as_picture, guarantee
 from headrace.records import TopicPartition
+from tests.command_line import headrace
 
 FILE = """\
 name: tolls
@@ -40,12 +40,6 @@ flows:
     sql: WITH own AS (SELECT gate FROM heavy) SELECT * FROM own
     sink: {topic: all_gates}
 """
-
-
-def headrace(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,21 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.api import Api
-from headrace.cli.main import main
 from headrace.cli.pipeline import pipeline
 from headrace.pipelines.checkpoints import locked
 from headrace.web.endpoint import Endpoint
+from tests.command_line import headrace
 
 FLOW = {"state": "running", "batchId": 3, "inputRecords": 40, "recordsPerSecond": 5.0, "lagRecords": None}
 STATUS = {"name": "tolls", "reason": "flow f has made no progress", "flows": {"f": FLOW}}
 FILE = "name: tolls\nsources: {a: {topic: a, schema: x INT}}\nflows: {f: {sql: SELECT * FROM a, sink: {topic: b}}}\n"
-
-
-def ran(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["pipeline", *words])
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 @pytest.mark.parametrize("words", [("status",), ("status", "tolls"), ("pause", "tolls"), ("resume", "tolls")])
@@ -39,7 +32,7 @@ def test_the_status_is_a_table(
         return {"pipelines": [one]} if endpoint.id == "listPipelines" else one
 
     monkeypatch.setattr(Api, "call", call)
-    assert ran(*words, "--url", "http://localhost:1") == 0
+    assert headrace("pipeline", *words, "--url", "http://localhost:1") == 0
     shown = capsys.readouterr().out
     assert "tolls.f  running  3      40       5.0         -    2           -" in shown
     assert "tolls: flow f has made no progress" in shown
@@ -54,7 +47,7 @@ def test_a_flow_without_a_batch_shows_how_long_its_first_one_takes(
     """Not the number -1."""
     flow = FLOW | {"batchId": -1, "firstBatchSeconds": seconds, "stateRows": None, "watermark": None}
     monkeypatch.setattr(Api, "call", lambda *_, **__: {**STATUS, "flows": {"f": flow}})
-    assert ran("status", "tolls", "--url", "http://localhost:1") == 0
+    assert headrace("pipeline", "status", "tolls", "--url", "http://localhost:1") == 0
     assert shown in capsys.readouterr().out
 
 
@@ -65,9 +58,9 @@ def test_a_checkpoint_is_discarded_after_a_question(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tolls.yaml").write_text(FILE)
     words = ("checkpoint", "discard", "tolls.yaml")
-    assert ran(*words, "g") == 1
+    assert headrace("pipeline", *words, "g") == 1
     assert "has no flow g: there are f" in capsys.readouterr().err
-    assert ran(*words, "f") == 1
+    assert headrace("pipeline", *words, "f") == 1
     assert "has no checkpoint of flow f" in capsys.readouterr().err
     folder = tmp_path / ".headrace/state/pipelines/tolls"
     (folder / "checkpoints/f").mkdir(parents=True)
@@ -75,7 +68,7 @@ def test_a_checkpoint_is_discarded_after_a_question(
     assert (asked.exit_code, "Discard?" in asked.output) == (1, True)
     assert (folder / "checkpoints/f").exists()
     with locked(folder):
-        assert ran(*words, "f", "--yes") == 78
+        assert headrace("pipeline", *words, "f", "--yes") == 78
     assert "stop the pipeline first" in capsys.readouterr().err
-    assert ran(*words, "f", "--yes") == 0
+    assert headrace("pipeline", *words, "f", "--yes") == 0
     assert not (folder / "checkpoints/f").exists()

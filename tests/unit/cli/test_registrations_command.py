@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.cli.api import Api
-from headrace.cli.main import main
 from headrace.errors import HeadraceError
 from headrace.web.endpoint import Endpoint
+from tests.command_line import headrace
 
 TEAM = """\
 reactive_consumers:
@@ -19,13 +19,6 @@ reactive_consumers:
     group: shop
     backend: {url: "http://localhost:1/", headers: {X-Key: "${env:SHOP_KEY}", X-File: "${file:key}"}}
 """
-
-
-def ran(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["reactive", *words, "--url", "http://localhost:1"])
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def test_references_are_replaced_on_the_teams_machine(
@@ -42,7 +35,7 @@ def test_references_are_replaced_on_the_teams_machine(
         return {"name": "shop-orders", "owner": "shop", "version": 7, "state": "running"}
 
     monkeypatch.setattr(Api, "call", call)
-    assert ran("register", str(tmp_path / "team.yaml")) == 0
+    assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 0
     headers = sent["/reactive-consumers/shop-orders"]["backend"]["headers"]
     assert headers == {"X-Key": "of-the-environment", "X-File": "of-a-file"}
     assert "running" in capsys.readouterr().out
@@ -65,7 +58,7 @@ def test_a_file_that_is_none_is_explained(
     monkeypatch.delenv("SHOP_KEY", raising=False)
     monkeypatch.setattr(Api, "call", lambda *_: pytest.fail("it was sent"))
     (tmp_path / "team.yaml").write_text(text)
-    assert ran("register", str(tmp_path / "team.yaml")) == 78
+    assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 78
     assert said in capsys.readouterr().err
 
 
@@ -81,5 +74,5 @@ def test_a_refusal_says_of_which_consumer_and_what_is_done(
 
     monkeypatch.setattr(Api, "call", call)
     (tmp_path / "team.yaml").write_text("reactive_consumers: {a: {x: 1}, b: {x: 1}, c: {x: 1}}")
-    assert ran("register", str(tmp_path / "team.yaml")) == 1
+    assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 1
     assert "b: the name b belongs to another registration; registered are a" in capsys.readouterr().err

@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, forbidden_address
 from headrace.config.consumers import ReactiveConsumerConfig
 
-LINK_LOCAL = [
-    "169.254.169.254",
-    "169.254.0.1",
-    "2852039166",
-    "0xA9FEA9FE",
-    "0XA9FEA9FE",
-    "025177524776",
-    "0xa9.0xfe.0xa9.0xfe",
-    "0251.0376.0251.0376",
-    "0251.254.0xa9.254",
-    "169.254.43518",
-    "169.0xfea9fe",
-    "169.16689662",
-    "169.254.169.254.",
-    "2852039166.",
-    "[::ffff:169.254.169.254]",
-    "[::ffff:a9fe:a9fe]",
-    "[0:0:0:0:0:ffff:a9fe:a9fe]",
-    "[::169.254.169.254]",
-    "[::a9fe:a9fe]",
-    "[64:ff9b::a9fe:a9fe]",
-    "[64:ff9b::169.254.169.254]",
-    "[2002:a9fe:a9fe::]",
-    "[2002:a9fe:a9fe::1]",
-    "[fe80::1]",
-    "[FE80::1]",
-    "[febf::1]",
-    "[fe80::1%25eth0]",
-    "[fe80::1%eth0]",
-]
-METADATA = [
-    "metadata",
-    "metadata.google.internal",
-    "Metadata.Google.Internal",
-    "metadata.google.internal.",
-    "instance-data",
-    "instance-data.ec2.internal",
-    "[fd00:ec2::254]",
-    "[fd00:0ec2:0:0:0:0:0:254]",
-    "[fd20:ce::254]",
-    "[fd00:ec2::254%1]",
-    "100.100.100.200",
-    "168.63.129.16",
-    "192.0.0.192",
-    "1684301000",
-]
-ALLOWED = (
-    "http://localhost:8444/kafka/records",
-    "http://127.0.0.1:1/",
-    "https://[::1]:8444/",
-    "http://10.1.2.3/",
-    "http://192.168.0.1/",
-    "http://[fd12::1]/",
-    "https://backend.example:65535/a?b=c",
-    "http://0x7f.1/",
-    "http://169.253.255.255/",
-    "http://metadata.example/",
-)
+HOSTS = yaml.safe_load(Path(__file__).with_name("hosts.yaml").read_text())
 
 
-@pytest.mark.parametrize("host", [*LINK_LOCAL, *METADATA])
+@pytest.mark.parametrize("host", HOSTS["refused"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_link_local_and_metadata_addresses_are_refused_in_every_notation(scheme: str, host: str) -> None:
     """The reason and the way out are said; on purpose it is possible."""
@@ -80,7 +25,7 @@ def test_link_local_and_metadata_addresses_are_refused_in_every_notation(scheme:
     assert BackendConfig(url=url, allow_link_local=True).url == url
 
 
-@pytest.mark.parametrize("url", ALLOWED)
+@pytest.mark.parametrize("url", HOSTS["taken"])
 def test_loopback_private_and_other_addresses_are_taken(url: str) -> None:
     """Sidecars talk to their own machine."""
     assert BackendConfig(url=url).url == url

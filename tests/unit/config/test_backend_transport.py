@@ -43,19 +43,3 @@ def test_a_key_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCa
     load(tmp_path, "url: 'https://h', tls: {certificate: us.pem, key: us.key}")
     assert "us.key holds a secret" in caplog.text
     assert "us.pem" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("backend", "warned"),
-    [
-        ("url: 'http://h', headers: {Authorization: '${env:PW}'}", True),
-        (f"url: 'http://h', {OAUTH}}}", True),
-        ("url: 'http://h', headers: {X-Team: a}", False),
-        ("url: 'https://h', headers: {Authorization: '${env:PW}'}", False),
-        ("url: 'http://localhost:1', headers: {Authorization: '${env:PW}'}", False),
-    ],
-)
-def test_a_secret_on_an_open_way_is_warned_of(tmp_path: Path, backend: str, warned: bool) -> None:
-    """On this machine the network does not see it."""
-    found = load(tmp_path, backend).reactive_consumers["a"].warnings({})
-    assert [text.partition(",")[0] for text in found] == ["backend.url is not https"] * warned

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from headrace.config.consumers import ReactiveConsumerConfig
@@ -15,43 +18,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import Section
 
-KAFKA_FUNDAMENTALS = """
-acks batch.size bootstrap.servers buffer.memory delivery.timeout.ms enable.idempotence key.serializer linger.ms
-max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms request.timeout.ms retries transactional.id
-value.serializer
-"""
-"""Every key of the seed's chapters on producers and transactions."""
-KAFKA_PRODUCER_YML = """
-acks auditEnabled auditTarget auditTopic basic.auth.credentials.source basic.auth.user.info batch.size
-bootstrap.servers buffer.memory client.rack enable.idempotence injectCallerId injectOpenTracing key.serializer
-keyFormat linger.ms max.in.flight.requests.per.connection max.request.size retries sasl.jaas.config sasl.mechanism
-schema.registry.auto.register.schemas schema.registry.cache schema.registry.ssl.truststore.location
-schema.registry.ssl.truststore.password schema.registry.url security.protocol ssl.endpoint.identification.algorithm
-ssl.truststore.location ssl.truststore.password topic value.serializer valueFormat transactional.id
-transaction.timeout.ms transactional.id.expiration.ms max.message.size
-"""
-"""Every key of light-4j's file, those that are commented out and those of its samples too."""
-
-
-KAFKA_FUNDAMENTALS_CONSUMERS = """
-auto.offset.reset enable.auto.commit auto.commit.interval.ms offsets.retention.minutes fetch.max.wait.ms fetch.min.bytes
-partition.assignment.strategy session.timeout.ms heartbeat.interval.ms max.poll.interval.ms max.poll.records
-isolation.level
-"""
-"""Every key of the seed's chapters on consumers and on reading transactions."""
-KAFKA_CONSUMER_YML = """
-key.deserializer value.deserializer enable.auto.commit auto.offset.reset group.id fetch.max.bytes max.poll.records
-max.partition.fetch.bytes deadLetterEnabled deadLetterTopicExt auditEnabled auditTarget auditTopic useNoWrappingAvro
-topic keyFormat valueFormat waitPeriod backendApiHost backendApiPath maxConsumerThreads serverId requestMaxBytes
-requestTimeoutMs fetchMinBytes instanceTimeoutMs iteratorBackoffMs backendConnectionReset batchRollbackThreshold
-maxRetries retryDelayMs
-"""
-"""Every key of light-4j's file that its producer does not have too."""
-NUCLIO_TRIGGER = """
-topics consumerGroup initialOffset balanceStrategy sessionTimeout heartbeatInterval maxProcessingTime rebalanceTimeout
-maxWaitTime fetchMin fetchDefault fetchMax
-"""
-"""The attributes of Nuclio's trigger that are settings of a consumer."""
+SEEDS = yaml.safe_load((Path(__file__).parent / "known_keys.yaml").read_text())
 
 
 def misfit(section: type[Section], name: str) -> str:
@@ -60,17 +27,12 @@ def misfit(section: type[Section], name: str) -> str:
     return raised.value.errors()[0]["msg"]
 
 
-def test_every_producer_key_of_the_seeds_is_in_the_table() -> None:
+@pytest.mark.parametrize(("clients", "table"), [("producer", PRODUCER_KEYS), ("consumer", CONSUMER_KEYS)])
+def test_every_key_of_the_seeds_is_in_the_table(clients: str, table: Mapping[str, Any]) -> None:
     """And a key of light-4j's file is there with its default."""
-    assert set(KAFKA_FUNDAMENTALS.split()) | set(KAFKA_PRODUCER_YML.split()) <= PRODUCER_KEYS.keys()
-    assert {name for name in KAFKA_PRODUCER_YML.split() if not PRODUCER_KEYS[name].light_4j} == set()
-
-
-def test_every_consumer_key_of_the_seeds_is_in_the_table() -> None:
-    """And a key of light-4j's file is there with its default."""
-    nuclio, light_4j = set(NUCLIO_TRIGGER.split()), set(KAFKA_CONSUMER_YML.split())
-    assert set(KAFKA_FUNDAMENTALS_CONSUMERS.split()) | light_4j | nuclio <= CONSUMER_KEYS.keys()
-    assert {name for name in light_4j if not CONSUMER_KEYS[name].light_4j} == set()
+    light_4j = SEEDS[clients]["light_4j"].split()
+    assert {*SEEDS[clients]["chapters"].split(), *light_4j} <= table.keys()
+    assert [name for name in light_4j if not table[name].light_4j] == []
 
 
 @pytest.mark.parametrize("name", [*PRODUCER_KEYS, *CONSUMER_KEYS])
@@ -109,25 +71,3 @@ def test_a_property_of_tls_and_login_names_its_setting(name: str, setting: str) 
     assert setting.split(".")[-1] in known_keys(("kafka", "security", *setting.split(".")[:-1]))
     for section in (KafkaConfig, ProducerConfig):
         assert f"is not taken here: set kafka.security.{setting}, which all clients use" in misfit(section, name)
-
-
-@pytest.mark.parametrize(
-    ("section", "name", "says"),
-    [
-        (KafkaConfig, "enable.auto.commit", "Headrace commits what has ended"),
-        (KafkaConfig, "group.id", "consumerGroup"),
-        (KafkaConfig, "acks", "is not taken here: set producer.acks"),
-        (KafkaConfig, "request.required.acks", "set producer.acks"),
-        (KafkaConfig, "message.max.bytes", "set producer.max_record_bytes"),
-        (KafkaConfig, "max.block.ms", "gets 503 at once"),
-        (KafkaConfig, "sticky.partitioning.linger.ms", "set producer.properties.sticky.partitioning.linger.ms"),
-        (KafkaConfig, "plugin.library.paths", "not on the list"),
-        (KafkaConfig, "sasl.pasword", "did you mean sasl.password"),
-        (ProducerConfig, "isolation.level", "set kafka.properties.isolation.level"),
-        (ProducerConfig, "socket.timeout.ms", "set producer.request_timeout_seconds"),
-        (ProducerConfig, "plugin.library.paths", "not on the list"),
-    ],
-)
-def test_other_properties_are_refused_with_the_way_out(section: type[Section], name: str, says: str) -> None:
-    """What is ours names our setting, what is misspelt the nearest name, the rest that it is not allowed."""
-    assert says in misfit(section, name)

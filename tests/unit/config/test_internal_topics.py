@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
@@ -16,6 +17,7 @@ from headrace.errors import TopicInternal
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 
+KINDS = yaml.safe_load((Path(__file__).parent / "kinds_of_topics.yaml").read_text())
 FUNCTION = """\
 metadata: {name: f}
 spec:
@@ -55,31 +57,7 @@ def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "kind"),
-    [
-        ("orders", ""),
-        ("_schemas", ""),
-        ("g.retry", ""),
-        (".dlq", ""),
-        ("dead.elsewhere.x", ""),
-        ("notes", "state"),
-        ("steer", "state"),
-        ("_headrace-idempotency", "state"),
-        ("_headrace-locks", "state"),
-        ("__consumer_offsets", "state"),
-        ("g.retry.5s", "retry"),
-        ("of-others.retry.60s", "retry"),
-        ("of-others.dlq", "dead_letter"),
-        ("all-letters", "dead_letter"),
-        ("all-letters.quarantine", "dead_letter"),
-        ("dead.in.x", "dead_letter"),
-        ("wide-a-wide", "dead_letter"),
-        ("wide-b-wide", ""),
-        ("registered-in", ""),
-        ("off-o", ""),
-        ("", ""),
-        ("t" * 250 + ".dlq", ""),
-    ],
+    ("topic", "kind"), [("t" * 250 + ".dlq", ""), *((name, kind) for kind, names in KINDS.items() for name in names)]
 )
 def test_every_topic_has_one_kind(tmp_path: Path, topic: str, kind: str) -> None:
     """By the names that the configuration gives, by patterns where origins fit them, and else by the usual names."""

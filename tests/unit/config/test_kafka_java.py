@@ -16,9 +16,8 @@ from headrace.config.load import load_config
 from headrace.devcluster.certificates import Authority
 from headrace.pipelines.connector import connector_options
 
-MODULES = "org.apache.kafka.common.security"
-PLAIN = f"{MODULES}.plain.PlainLoginModule required"
-OAUTH = f"{MODULES}.oauthbearer.OAuthBearerLoginModule required"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+TABLE = yaml.safe_load(Path(__file__).with_name("java.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -72,66 +71,7 @@ def test_a_file_of_light_4j_is_taken_as_it_is(pki: Path) -> None:
     }
 
 
-SASL = {
-    "the parts of newer light-4j": (
-        {
-            "sasl.jaas.config.module": f"{MODULES}.scram.ScramLoginModule",
-            "sasl.jaas.config.username": "a",
-            "sasl.jaas.config.password": "b\\c",
-            "sasl.mechanism": "SCRAM-SHA-512",
-        },
-        {"mechanism": "SCRAM-SHA-512", "username": "a", "password": "b\\c"},
-    ),
-    "the module is enough for PLAIN": (
-        {"sasl.jaas.config": f"{PLAIN}\n  username=a password='it''s';".replace("''s'", "'")},
-        {"mechanism": "PLAIN", "username": "a", "password": "it"},
-    ),
-    "escapes as Java reads them": (
-        {"sasl.jaas.config": f'{PLAIN} username="a\\"b" password="\\\\\\t\\101=;";'},
-        {"mechanism": "PLAIN", "username": 'a"b', "password": "\\\tA=;"},
-    ),
-    "a token server": (
-        {
-            "sasl.mechanism": "OAUTHBEARER",
-            "sasl.jaas.config": f'{OAUTH} clientId="a" clientSecret="b" scope="c d" extension_cluster="e";',
-            "sasl.oauthbearer.token.endpoint.url": "https://localhost/t",
-        },
-        {
-            "mechanism": "OAUTHBEARER",
-            "oauth": {
-                "token_url": "https://localhost/t",
-                "client_id": "a",
-                "client_secret": "b",
-                "scopes": ["c", "d"],
-                "extensions": {"cluster": "e"},
-            },
-        },
-    ),
-    "librdkafka's names": (
-        {
-            "sasl.mechanisms": "OAUTHBEARER",
-            "sasl.oauthbearer.method": "oidc",
-            "sasl.oauthbearer.client.id": "a",
-            "sasl.oauthbearer.client.secret": "b",
-            "sasl.oauthbearer.scope": "c d",
-            "sasl.oauthbearer.extensions": "e=f,g=h",
-            "sasl.oauthbearer.token.endpoint.url": "https://localhost/t",
-        },
-        {
-            "mechanism": "OAUTHBEARER",
-            "oauth": {
-                "token_url": "https://localhost/t",
-                "client_id": "a",
-                "client_secret": "b",
-                "scopes": ["c", "d"],
-                "extensions": {"e": "f", "g": "h"},
-            },
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize(("properties", "sasl"), SASL.values(), ids=SASL)
+@pytest.mark.parametrize(("properties", "sasl"), TABLE["sasl"].values(), ids=TABLE["sasl"])
 def test_logins(pki: Path, properties: dict[str, Any], sasl: dict[str, Any]) -> None:
     """Without a protocol, a login has TLS: no property makes a connection weaker than the settings would."""
     security = loaded(pki, properties)
@@ -139,34 +79,7 @@ def test_logins(pki: Path, properties: dict[str, Any], sasl: dict[str, Any]) -> 
     assert security.effective_protocol == "sasl_ssl"
 
 
-TLS = {
-    "PKCS#12": (
-        {
-            "ssl.keystore.location": "app.p12",
-            "ssl.keystore.password": "store-password",
-            "ssl.keystore.type": "PKCS12",
-            "ssl.key.password": "store-password",
-        },
-        {"keystore": "{}/app.p12", "keystore_password": "store-password"},
-    ),
-    "PEM": (
-        {"ssl.keystore.location": "app.both", "ssl.keystore.type": "PEM"},
-        {"certificate": "{}/app.both", "key": "{}/app.both"},
-    ),
-    "librdkafka": (
-        {"ssl.certificate.location": "app.pem", "ssl.key.location": "app.key", "ssl.ca.location": "ca.pem"},
-        {"certificate": "{}/app.pem", "key": "{}/app.key", "ca": "{}/ca.pem"},
-    ),
-    "only TLS 1.3": ({"ssl.enabled.protocols": "TLSv1.3"}, {"min_version": "1.3", "max_version": "1.3"}),
-    "both versions": (
-        {"ssl.enabled.protocols": "TLSv1.3, TLSv1.2", "ssl.protocol": "TLSv1.2"},
-        {"min_version": "1.2", "max_version": "1.3"},
-    ),
-    "only TLS 1.2": ({"ssl.protocol": "TLSv1.2"}, {"max_version": "1.2"}),
-}
-
-
-@pytest.mark.parametrize(("properties", "tls"), TLS.values(), ids=TLS)
+@pytest.mark.parametrize(("properties", "tls"), TABLE["tls"].values(), ids=TABLE["tls"])
 def test_certificates_and_versions(pki: Path, properties: dict[str, Any], tls: dict[str, str]) -> None:
     """Stores by their type, versions as the oldest and the newest."""
     expected = {name: value.format(pki) if value.startswith("{}") else value for name, value in tls.items()}

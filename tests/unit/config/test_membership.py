@@ -8,7 +8,6 @@ import confluent_kafka
 import pytest
 from pydantic import ValidationError
 
-from headrace.config.active import ActiveConsumersConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
@@ -65,14 +64,6 @@ def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
     confluent_kafka.Consumer(found).close()
 
 
-@pytest.mark.parametrize("word", ["none", "by_duration:PT1H"])
-def test_javas_other_words_for_the_reset_are_explained(word: str) -> None:
-    """A committed offset is never reset, so there is nothing for them to say."""
-    reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost"}, "auto_offset_reset": word}
-    with pytest.raises(ValidationError, match="write earliest or latest"):
-        HeadraceConfig.model_validate({"reactive_consumers": {"r": reactive}})
-
-
 def test_what_every_client_is_given_counts_too() -> None:
     """A contradiction between the two is refused; what belongs to the broker is left out, with a warning."""
     kafka = KafkaConfig(properties={"session.timeout.ms": 4000, "fetch.min.bytes": "7"})
@@ -90,25 +81,3 @@ def test_what_every_client_is_given_counts_too() -> None:
     assert newer.warnings(kafka.properties, 1000) == [
         "session.timeout.ms has no effect with group.protocol consumer: the broker decides"
     ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({}, []),
-        ({"heartbeat_seconds": 4}, ["heartbeat_seconds is 4, more than a third"]),
-        ({"fetch_max_bytes": 1000}, []),
-        ({"fetch_max_bytes": 1001}, ["fetch.max.bytes is 1001, above batch.max_bytes, 1000"]),
-        ({"partition_fetch_bytes": 2000}, ["max.partition.fetch.bytes is 2000, above batch.max_bytes"]),
-    ],
-)
-def test_what_is_probably_not_meant_is_a_warning(settings: dict[str, Any], says: list[str]) -> None:
-    """Nobody is warned of defaults."""
-    found = ConsumerConfig.model_validate(settings).warnings({}, 1000)
-    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
-
-
-def test_instances_have_no_member_id_in_common() -> None:
-    """One id in the file would make each new instance take the group's partitions from the one before."""
-    with pytest.raises(ValidationError, match=r"send group\.instance\.id when an instance is created"):
-        ActiveConsumersConfig(consumer=ConsumerConfig(instance_id="one"))

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from headrace.cli.main import root
 from headrace.config.load import load_config
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.functions.load import load_function
+from headrace.kafka.names import check_group, check_topic
 from headrace.pipelines.load import load_pipeline
 
 BAD = [
@@ -86,9 +87,22 @@ def test_no_file_takes_a_name_that_is_none(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_file_takes_what_kafka_takes(tmp_path: Path, place: str) -> None:
-    """Odd names are names."""
+    """Odd names are names; requests take them too."""
+    assert [check_topic(name) for name in GOOD] == GOOD
     for name in GOOD[: -1 if "dead letter" in place else None]:
         load(tmp_path, place, name)
+
+
+@pytest.mark.parametrize("name", ["", "^g", " g", "g ", "a\x00b", "a\tb", "x" * 256])
+def test_no_group_has_a_name_that_is_none(name: str) -> None:
+    """Patterns, control characters and over-long names are refused; other printable names are taken."""
+    with pytest.raises(InvalidRequest):
+        check_group(name)
+    assert [check_group(good) for good in ("billing", "team a/billing:1", "g^")] == [
+        "billing",
+        "team a/billing:1",
+        "g^",
+    ]
 
 
 @pytest.mark.parametrize("words", ["topics create", "topics describe", "produce", "consume"])

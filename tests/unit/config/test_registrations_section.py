@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import string
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -26,99 +28,7 @@ LIST = RegistrationsConfig(
         "https://[2001:db8::1]:99/in",
     ]
 )
-TAKEN = [
-    "http://localhost:8444/kafka/records",
-    "HTTP://LocalHost:8444/kafka/records?code=1%2F2",
-    "https://a.example.com/hooks",
-    "https://a.b.example.com:443/hooks/",
-    "https://xn--bcher-kva.example.com/hooks/1?x=/../",
-    "https://api.example.org",
-    "https://api.example.org/any/path",
-    "https://10.1.2.3:9000/x",
-    "https://[2001:db8::1]:99/in/x",
-    "https://[2001:DB8::1]:99/in",
-]
-REFUSED = [
-    # another scheme, host, port
-    "https://localhost:8444/kafka/records",
-    "http://localhost/kafka/records",
-    "http://localhost:84440/kafka/records",
-    "http://localhost:8444",
-    "https://a.example.com:8443/hooks",
-    "http://a.example.com/hooks",
-    # names that only look alike
-    "https://example.com/hooks",
-    "https://.example.com/hooks",
-    "https://evilexample.com/hooks",
-    "https://a.example.com.evil.org/hooks",
-    "https://a.example.comx/hooks",
-    "https://api.example.org.evil.org/",
-    "https://notapi.example.org/",
-    "https://a.example.com./hooks",
-    "https://a..example.com/hooks",
-    "https://-a.example.com/hooks",
-    "https://a_b.example.com/hooks",
-    "https://a%2eexample.com/hooks",
-    "https://evil.org%2f.example.com/hooks",
-    "https://evil.org%00.example.com/hooks",
-    "https://evil.org,.example.com/hooks",
-    "https://evil.org;.example.com/hooks",
-    "https://evil.org?.example.com/hooks",
-    "https://evil.org#.example.com/hooks",
-    "https://evil.org/.example.com/hooks",
-    "https://[::1].example.com/hooks",
-    "https://[::1]x.example.com/hooks",
-    "https://a.example.com:/hooks",
-    "https://a.example.com:0443/hooks",
-    # addresses in other spellings, and other addresses
-    "https://167838211:9000/",
-    "https://0x0a010203:9000/",
-    "https://012.1.2.3:9000/",
-    "https://10.1.515:9000/",
-    "https://10.1.2.3.:9000/",
-    "https://10.1.2.4:9000/",
-    "https://[::ffff:10.1.2.3]:9000/",
-    "https://[::10.1.2.3]:9000/",
-    "https://[2001:db8:0:0:0:0:0:1]:99/in",
-    "https://[2001:db8::1%25eth0]:99/in",
-    "https://[2001:db8::2]:99/in",
-    "http://127.0.0.1:8444/kafka/records",
-    "http://[::1]:8444/kafka/records",
-    # paths that leave the prefix when somebody tidies them up
-    "http://localhost:8444/kafka",
-    "http://localhost:8444/kafka2/records",
-    "http://localhost:8444/Kafka/records",
-    "http://localhost:8444/kafka/../admin",
-    "http://localhost:8444/kafka/./x",
-    "http://localhost:8444/kafka/..",
-    "http://localhost:8444/kafka/%2e%2e/admin",
-    "http://localhost:8444/kafka/.%2E/admin",
-    "http://localhost:8444/kafka/%252e%252e/admin",
-    "http://localhost:8444/kafka/..;/admin",
-    "http://localhost:8444/kafka/..;x=1/admin",
-    "http://localhost:8444/kafka/..%2fadmin",
-    "http://localhost:8444/kafka//../admin",
-    "http://localhost:8444//kafka/x",
-    "http://localhost:8444/kafka/x#/../..",
-    "https://a.example.com/hooks../x",
-    "https://a.example.com/hooksx",
-]
-NO_URL = [
-    "https://a.example.com@evil.org/hooks",
-    "https://user:pass@a.example.com/hooks",
-    "https://evil.org\\.example.com/hooks",
-    "https://a.example.com\t/hooks",
-    "https://a.example.com\r\nHost: evil.org/hooks",
-    "https://\u0430.example.com/hooks",
-    "https://a.example\u3002com/hooks",
-    "https://a.example.com:0/hooks",
-    "https://a.example.com:99999/hooks",
-    "file:///etc/passwd",
-    "gopher://a.example.com/hooks",
-    "//a.example.com/hooks",
-    "https:///hooks",
-    "",
-]
+TABLE = yaml.safe_load(Path(__file__).with_name("registrations.yaml").read_text())
 GOOD = {"topics": ["orders"], "group": "billing", "backend": {"url": "http://localhost:8444/kafka/records"}}
 
 
@@ -133,13 +43,13 @@ def problem_of(settings: Any, allowed: RegistrationsConfig = LIST) -> str:
     return caught.value.description
 
 
-@pytest.mark.parametrize("url", TAKEN)
+@pytest.mark.parametrize("url", TABLE["taken"])
 def test_urls_on_the_list_are_taken(url: str) -> None:
     """A path prefix is taken part by part, a star stands for one name or several, case of the host does not count."""
     assert read_registration(with_(backend={"url": url}), LIST, {}).backend.url == url
 
 
-@pytest.mark.parametrize("url", REFUSED)
+@pytest.mark.parametrize("url", TABLE["refused"])
 def test_urls_that_only_look_so_are_refused_wherever_they_stand(url: str) -> None:
     """As the place of records, and as the place of tokens."""
     assert LIST.refusal(url)
@@ -148,7 +58,7 @@ def test_urls_that_only_look_so_are_refused_wherever_they_stand(url: str) -> Non
     assert "token_url" in problem_of(with_(backend={"oauth": oauth}))
 
 
-@pytest.mark.parametrize("url", NO_URL)
+@pytest.mark.parametrize("url", TABLE["not URLs"])
 def test_what_two_readers_could_read_differently_is_no_url(url: str) -> None:
     """The section's own kind of URL refuses it before the list is asked."""
     assert problem_of(with_(backend={"url": url})).startswith("backend.url: ")
@@ -187,47 +97,14 @@ def test_whatever_is_taken_leads_where_the_list_says(host: str, path: str) -> No
     assert not {".", "..", "%"} & {*parts.path.split("/"), *parts.path}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        ("http://169.254.169.254/", "link-local"),
-        ("http://[fe80::1]/", "link-local"),
-        ("http://metadata.google.internal/", "metadata"),
-        ("https://*.com/", "many owners"),
-        ("https://*.10.1/", "the host"),
-        ("https://*/", "the host"),
-        ("https://a.*.com/", "the host"),
-        ("https://*a.example.com/", "the host"),
-        ("https://2130706433/", "the host"),
-        ("https://a.example.com./", "the host"),
-        ("https://a.example.com/a/../b", "the path"),
-        ("https://a.example.com/?x=1", "a query"),
-        ("https://u@a.example.com/", "user or password"),
-        ("ftp://a.example.com/", "should be a URL"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "why"), TABLE["lists"])
 def test_a_list_that_says_too_much_is_refused(pattern: str, why: str) -> None:
     """At load, with the reason."""
     with pytest.raises(ValidationError, match=why):
         RegistrationsConfig(backends=[pattern])
 
 
-@pytest.mark.parametrize(
-    ("url", "address", "refused"),
-    [
-        ("https://a.example.com/hooks", "93.184.216.34", False),
-        ("https://a.example.com/hooks", "10.0.0.7", False),
-        ("https://a.example.com/hooks", "169.254.169.254", True),
-        ("https://a.example.com/hooks", "fd00:ec2::254", True),
-        *(
-            ("https://a.example.com/hooks", here, True)
-            for here in ("127.0.0.1", "127.8.8.8", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1", "64:ff9b::7f00:1")
-        ),
-        ("http://localhost:8444/kafka/records", "127.0.0.1", False),
-        ("http://localhost:8444/kafka/records", "::1", False),
-        ("http://localhost:8444/kafka/records", "::ffff:169.254.169.254", True),
-    ],
-)
+@pytest.mark.parametrize(("url", "address", "refused"), TABLE["addresses"])
 def test_a_name_must_not_turn_out_to_be_somewhere_else(url: str, address: str, refused: bool) -> None:
     """Whoever owns a name below the list's decides what it stands for; asked before every connection."""
     backend = RegisteredBackend.model_validate({"url": url}, context={"registrations": LIST})
@@ -235,39 +112,11 @@ def test_a_name_must_not_turn_out_to_be_somewhere_else(url: str, address: str, r
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (with_(backend={"allow_link_local": True}), "allow_link_local"),
-        (with_(backend={"url": "https://api.example.org", "tls": {"ca": "/etc/passwd"}}), "tls names files"),
-        (with_(backend={"headers": {"X-Key": "${env:AWS_SECRET_ACCESS_KEY}"}}), "backend.headers.X-Key: holds ${"),
-        (with_(backend={"url": "http://localhost:8444/kafka/${file:/etc/passwd}"}), "backend.url: holds ${"),
-        (with_(backend={"headers": {"X-Key": "**********"}}), "in place of a secret"),
-        (with_(consumer={"instance_id": "one"}), "consumer.instance_id"),
-        (with_(dead_letter={"topic": "payments"}), "dead_letter.topic"),
-        (with_(max_in_flight=65), "max_in_flight is 65, and registrations may have 64 here"),
-        (with_(batch={"max_bytes": 1_048_577}), "batch.max_bytes"),
-        (with_(batch={"max_records": 1001}), "batch.max_records"),
-        (with_(flow={"max_bytes": 33_554_433}), "flow.max_bytes"),
-        (with_(backend={"timeout_seconds": 61}), "backend.timeout_seconds"),
-        (with_(backend={"max_answer_bytes": 10**9}), "backend.max_answer_bytes"),
-        (with_(consumer={"fetch_max_bytes": 10**9}), "consumer.fetch_max_bytes"),
-        (with_(consumer={"session_timeout_seconds": 61}), "consumer.session_timeout_seconds"),
-        (with_(retry={"tiers": [1, 2, 3, 4]}), "retry.tiers has 4 delays"),
-        (with_(grup="x"), "grup: unknown key: did you mean group?"),
-        (with_(topics=["a b"]), "topics[0]: "),
-        (with_(topics=["^.*"]), "topics[0]: "),
-        (with_(topics=[]), "reads nothing"),
-        (with_(group="a\nb"), "group: "),
-        (with_(value_format="xml"), "value_format: "),
-        (with_(retry={"errors": {"x" * 70_000: "skip"}}), "bytes"),
-        ([], "no JSON object"),
-        (None, "no JSON object"),
-        ({"a": [[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]}, "nested"),
-    ],
+    ("changes", "said"), [*TABLE["settings"], [{"retry": {"errors": {"x" * 70_000: "skip"}}}, "bytes"]]
 )
-def test_what_reaches_further_than_a_team_may_is_refused_by_name(settings: Any, said: str) -> None:
+def test_what_reaches_further_than_a_team_may_is_refused_by_name(changes: Any, said: str) -> None:
     """The sentence names the setting and what is allowed."""
-    assert said in problem_of(settings)
+    assert said in problem_of(with_(**changes) if isinstance(changes, dict) else changes)
 
 
 def test_the_operator_sets_the_bounds() -> None:

@@ -7,16 +7,19 @@ import decimal
 import io
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.codec_avro import AvroCodec
 
+TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 ANIMAL = {
     "type": "record",
     "name": "Animal",
@@ -71,32 +74,19 @@ def encode(schema: AvroCodec, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "note",
+    "changes",
     [
-        None,
-        {"string": "GOOD"},
-        {"zoo.Mood": "GOOD"},
-        {"zoo.Tag": "\u00e9\u0000"},
-        {"array": [None, {"int": 7}]},
-        {"map": {"a": True}},
+        *({"note": note} for note in (None, {"string": "GOOD"}, {"zoo.Mood": "GOOD"}, {"zoo.Tag": "\u00e9\u0000"})),
+        *({"note": note} for note in ({"array": [None, {"int": 7}]}, {"map": {"a": True}})),
+        *({"weight": weight} for weight in ({"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1})),
+        {"weight": {"double": "-Infinity"}},
+        {"size": "NaN"},
     ],
 )
-def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroCodec, note: Any) -> None:
-    """Branches that share a Python type are not mixed up."""
-    value = animal(note=note)
+def test_every_branch_of_a_union_comes_back_under_its_name(schema: AvroCodec, changes: Any) -> None:
+    """Branches that share a Python type are not mixed up; what is no number is a string, as JSON has none for it."""
+    value = animal(**changes)
     assert json.loads(schema.decode(encode(schema, value))) == value
-
-
-@pytest.mark.parametrize("weight", [{"float": 0.5}, {"double": 0.5}, {"int": 1}, {"long": 1}, {"double": "-Infinity"}])
-def test_numbers_of_a_union_keep_their_branch(schema: AvroCodec, weight: Any) -> None:
-    """Int and long, float and double are one Python type each, and two Avro types."""
-    value = animal(weight=weight)
-    assert json.loads(schema.decode(encode(schema, value))) == value
-
-
-def test_what_is_no_number_is_a_string_in_json(schema: AvroCodec) -> None:
-    """JSON has no NaN; null would lose it."""
-    assert json.loads(schema.decode(encode(schema, animal(size="NaN"))))["size"] == "NaN"
 
 
 def test_a_field_that_is_absent_takes_its_default(schema: AvroCodec) -> None:
@@ -127,51 +117,21 @@ def test_the_payload_is_what_the_library_writes_for_the_plain_value(schema: Avro
     assert schema.decode_python(payload) == plain | {"weight": 0.1, "note": "BAD"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [
-        ({"legs": "4"}, "$.legs"),
-        ({"legs": 4.0}, "$.legs"),
-        ({"legs": True}, "$.legs"),
-        ({"legs": 2**31}, "$.legs"),
-        ({"weight": {"long": 2**63}}, "$.weight.long"),
-        ({"weight": {"float": 1e39}}, "$.weight.float"),
-        ({"weight": 5}, "$.weight"),
-        ({"weight": {"double": 1, "int": 1}}, "$.weight"),
-        ({"weight": {"string": "x"}}, "$.weight"),
-        ({"weight": None}, "$.weight"),
-        ({"note": {"null": None}}, "$.note"),
-        ({"note": {"zoo.Mood": "UGLY"}}, "$.note.zoo.Mood"),
-        ({"note": {"array": [{"int": 1}, {"int": "x"}]}}, "$.note.array[...].int"),
-        ({"note": {"map": {"k": 1}}}, "$.note.map[...]"),
-        ({"tag": "abc"}, "$.tag"),
-        ({"photo": "\u0100"}, "$.photo"),
-        ({"photo": None}, "$.photo"),
-        ({"size": "big"}, "$.size"),
-        ({"size": 10**400}, ""),
-        ({"colour": "red"}, "colour"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "place"), TABLE["avro values"])
 def test_a_value_that_does_not_fit_is_refused_with_its_place(
     schema: AvroCodec, changes: dict[str, Any], place: str
 ) -> None:
-    """Nothing is bent into shape, and the error says where."""
+    """Nothing is bent into shape, and the error says where, without the value, which may be a secret."""
     with pytest.raises(EncodeError) as raised:
         encode(schema, animal(**changes))
     assert place in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_a_missing_field_without_default_is_named(schema: AvroCodec) -> None:
     """The error names the field."""
     with pytest.raises(EncodeError, match=r"field legs of zoo\.Animal is missing"):
         encode(schema, {})
-
-
-def test_errors_do_not_show_values(schema: AvroCodec) -> None:
-    """A value may be a secret."""
-    with pytest.raises(EncodeError) as raised:
-        encode(schema, animal(legs="hunter2", note={"zoo.Mood": "hunter2"}))
-    assert "hunter2" not in str(raised.value)
 
 
 @given(data=st.data())
@@ -225,26 +185,7 @@ A_OR_B = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("schema", "value", "wrapped"),
-    [
-        (["null", "long"], 7, {"long": 7}),
-        (["null", "long"], None, None),
-        (["int", "double"], 7, {"int": 7}),
-        (["int", "double"], 7.5, {"double": 7.5}),
-        (["int", "long"], 2**40, {"long": 2**40}),
-        (["null", "string"], "null", {"string": "null"}),
-        ([{"type": "enum", "name": "E", "symbols": ["UP"]}, "string"], "UP", {"E": "UP"}),
-        ([{"type": "enum", "name": "E", "symbols": ["UP"]}, "string"], "DOWN", {"string": "DOWN"}),
-        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], "ab", {"F": "ab"}),
-        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], "abc", {"bytes": "abc"}),
-        ([{"type": "array", "items": ["null", "int"]}, "null"], [None, 1], {"array": [None, {"int": 1}]}),
-        ([{"type": "map", "values": "int"}, *A_OR_B], {"x": 1}, {"A": {"x": 1}}),
-        ([{"type": "map", "values": "int"}, *A_OR_B], {"z": 1}, {"map": {"z": 1}}),
-        (A_OR_B, {"y": {"y": {"x": 1}}}, {"B": {"y": {"B": {"y": {"A": {"x": 1}}}}}}),
-        (["boolean", "int"], True, {"boolean": True}),
-    ],
-)
+@pytest.mark.parametrize(("schema", "value", "wrapped"), TABLE["avro plain unions"])
 def test_unions_without_their_branch_names_are_the_same_bytes(schema: Any, value: Any, wrapped: Any) -> None:
     """By switch, as the original's `useNoWrappingAvro`: written by the first branch that fits, and read plain."""
     plain, usual = plain_codec(schema), AvroCodec(json.dumps(schema))

@@ -63,16 +63,12 @@ def test_the_principal_of_a_certificate_is_what_the_brokers_make_of_it(tmp_path:
     assert principal_of(kafka(security={"tls": gone}))[0] == "the principal of the client certificate"
 
 
-def test_the_principal_of_a_login() -> None:
-    """It counts also with a client certificate; clients that do not log in share one."""
-    assert principal_of(kafka(security=LOGIN))[0] == "User:ann"
+def test_the_principal_of_a_login_or_a_token() -> None:
+    """A login counts also with a client certificate; clients without share one; a token may have another name."""
     tls = {"certificate": "a.pem", "key": "a.key"}
-    assert principal_of(kafka(security={**LOGIN, "tls": tls}))[0] == "User:ann"
+    assert principal_of(kafka(security=LOGIN)) == principal_of(kafka(security={**LOGIN, "tls": tls}))
+    assert principal_of(kafka(security=LOGIN))[0] == "User:ann"
     assert principal_of(kafka())[0] == "User:ANONYMOUS"
-
-
-def test_the_principal_of_a_token_is_what_the_brokers_find_in_it() -> None:
-    """Many token servers write something else than the name of the client."""
     oauth = {"token_url": "https://localhost/t", "client_id": "ann", "client_secret": "secret"}
     found = principal_of(kafka(security={"sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}))
     assert found == ("the principal in the token of ann", "PRINCIPAL")

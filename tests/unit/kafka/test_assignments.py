@@ -294,9 +294,11 @@ async def test_what_has_ended_is_committed_before_the_client_closes(member: Memb
     assert client.log[-2:] == ["commit t-0 4", "close"]
 
 
-def test_a_store_that_does_not_answer_for_one_partition_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions are asked for at the same time, and the one without an answer again with a later epoch."""
-    partitions = [TopicPartition("t", number) for number in range(100)]
+def test_partitions_whose_store_does_not_answer_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many are asked for at a time, the silent, the refused and the slow again: later, longer, with a new epoch."""
+    monkeypatch.setattr("headrace.kafka.consumer._FIRST_STORE_SECONDS", 0.2)
+    partitions = [TopicPartition("t", number) for number in range(120)]
+    silent, slow, refused = partitions[:40], partitions[40], [partitions[41]]
     asked: dict[TopicPartition, list[int]] = {}
     under_way = SimpleNamespace(now=0, most=0)
 
@@ -304,59 +306,35 @@ def test_a_store_that_does_not_answer_for_one_partition_holds_no_other(monkeypat
         asked.setdefault(partition, []).append(epoch)
         under_way.now += 1
         under_way.most = max(under_way.most, under_way.now)
-        await asyncio.sleep(0)
-        under_way.now -= 1
-        if partition == partitions[3] and len(asked[partition]) < 3:
-            raise DestinationUnavailable("HTTP 503")
-        return 7
-
-    async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
-        client.assign(*partitions)
-        await member.until(lambda: len(heard.epochs) == 99, "the partitions that have an answer")
-        assert "HTTP 503" in member.consumer.trouble(partitions[3])
-        await member.until(lambda: len(heard.epochs) == 100, "the last one")
-        assert set(client.assigned.values()) == {7}
-        assert heard.epochs == {partition: epochs[-1] for partition, epochs in asked.items()}
-        assert {len(epochs) for partition, epochs in asked.items() if partition != partitions[3]} == {1}
-        assert sorted(asked[partitions[3]]) == asked[partitions[3]]
-        assert 1 < under_way.most <= 32
-
-    with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))
-
-
-def test_partitions_whose_store_is_silent_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also more of them than are asked for at a time; asked again beside the others, they get longer to answer."""
-    monkeypatch.setattr("headrace.kafka.consumer._FIRST_STORE_SECONDS", 0.2)
-    partitions = [TopicPartition("t", number) for number in range(120)]
-    silent, slow = partitions[:40], partitions[40]
-    under_way: set[TopicPartition] = set()
-    most = 0
-
-    async def stored(group: str, partition: TopicPartition, epoch: int) -> int | None:
-        nonlocal most
-        under_way.add(partition)
-        most = max(most, len(under_way))
         try:
+            await asyncio.sleep(0)
             if partition in silent:
                 await asyncio.Event().wait()
             if partition == slow:
                 await asyncio.sleep(0.3)
+            if partition in refused:
+                raise DestinationUnavailable("HTTP 503")
         finally:
-            under_way.remove(partition)
+            under_way.now -= 1
         return 7
 
     async def test(member: Member) -> None:
-        client, heard = member.client, member.listener
+        client, heard, trouble = member.client, member.listener, member.consumer.trouble
         client.assign(*partitions[:100])
-        await member.until(lambda: len(heard.epochs) >= 59, "the partitions that have an answer")
-        assert "no answer within 0.2 s" in member.consumer.trouble(silent[0])
-        await member.until(lambda: len(heard.epochs) == 60, "the slow one")
+        await member.until(lambda: len(heard.epochs) >= 58, "the partitions that have an answer")
+        assert "no answer within 0.2 s" in trouble(silent[0])
+        await member.until(lambda: "HTTP 503" in trouble(partitions[41]), "the refusal")
+        refused.clear()
+        await member.until(lambda: len(heard.epochs) == 60, "the slow one and the one that was refused")
         client.assign(*partitions[100:])
         await member.until(lambda: len(heard.epochs) == 80, "the partitions that came later")
         silent.clear()
         await member.until(lambda: len(heard.epochs) == 120, "those that are silent no more")
-        assert most <= 64
+        assert {client.assigned[partition] for partition in partitions} == {7}
+        assert heard.epochs == {partition: epochs[-1] for partition, epochs in asked.items()}
+        assert all(sorted(epochs) == epochs for epochs in asked.values())
+        assert {len(asked[partition]) for partition in partitions[42:]} == {1}
+        assert 1 < under_way.most <= 64
 
     with_member(monkeypatch, test, policy=ReadPolicy(stored_offsets=stored))
 

@@ -1,4 +1,4 @@
-"""What is committed, and what is not any more: with a client that keeps what it is given."""
+"""What is committed, and what is not any more; a place that was sought begins once its own commit is acknowledged."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import confluent_kafka
 import pytest
 
 from headrace.kafka.commits import Commits, commit_now
+from headrace.kafka.loop_proxy import ConsumerProblems
+from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition
 from headrace.records import Committed, TopicPartition
 from headrace.testing import ManualClock
 
-PLACE = TopicPartition("t", 0)
+PLACE, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Bench:
-    """Commits of one partition that is ours in epoch 1."""
+    """Commits and places of two partitions that are ours in epoch 1; a client that only takes what it is given."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.epochs = {PLACE: 1}
+        self.epochs = {PLACE: 1, OTHER: 1}
         self.sent: list[int] = []
         self.refuses = False
-        self.commits = Commits("c", self.clock, self.epochs)
+        self.problems = ConsumerProblems("g")
+        self.resolver = PositionResolver(ReadPolicy(), self.clock, self.problems)
+        self.commits = Commits("c", self.clock, self.epochs, self.resolver.acknowledged)
 
     def commit(self, offsets: list[Any], asynchronous: bool) -> None:
         assert asynchronous
@@ -32,18 +36,32 @@ class Bench:
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._STATE))
         self.sent += [item.offset for item in offsets]
 
-    def want(self, offset: int, epoch: int) -> None:
-        self.commits.request({PLACE: Committed(offset)}, {PLACE: epoch})
+    def want(self, offset: int, epoch: int, partition: TopicPartition = PLACE) -> None:
+        self.commits.request({partition: Committed(offset)}, {partition: epoch})
         self.commits.send_due(self)
 
-    def report(self, offset: int, *, failed: bool) -> None:
-        item = SimpleNamespace(topic="t", partition=0, offset=offset, metadata="", error=None)
+    def seek(self, offset: int, epoch: int) -> StartPosition:
+        start = StartPosition(offset, Committed(offset), epoch=epoch)
+        self.commits.forget([PLACE])
+        self.epochs[PLACE] = epoch
+        self.resolver.wait_for_commit(PLACE, start)
+        self.want(offset, epoch)
+        return start
+
+    def report(
+        self, offset: int, *, failed: bool = False, fails_alone: bool = False, partition: TopicPartition = PLACE
+    ) -> None:
         moved = confluent_kafka.KafkaError(confluent_kafka.KafkaError.NOT_COORDINATOR)
+        item = SimpleNamespace(topic="t", partition=partition.partition, offset=offset, metadata="", error=None)
+        item.error = moved if fails_alone else None
         self.commits.reported(moved if failed else None, [item])
 
     def wait(self) -> None:
         asyncio.run(self.clock.advance(2))
         self.commits.send_due(self)
+
+    def begun(self) -> list[Any]:
+        return list(self.resolver.resolve(self))
 
 
 @pytest.fixture
@@ -56,7 +74,7 @@ def test_one_is_under_way_and_the_newest_follows(bench: Bench) -> None:
     for offset in (5, 6, 7):
         bench.want(offset, 1)
     assert bench.sent == [5]
-    bench.report(5, failed=False)
+    bench.report(5)
     bench.commits.send_due(bench)
     assert bench.sent == [5, 7]
 
@@ -112,11 +130,11 @@ def test_commits_are_settled_when_the_last_one_is_acknowledged_or_revoked(bench:
     assert settled == [[]]
     bench.want(5, 1)
     bench.want(6, 1)
-    bench.commits.when_settled([PLACE, TopicPartition("t", 1)], settled.append)
+    bench.commits.when_settled([PLACE, OTHER], settled.append)
     bench.report(5, failed=True)
     bench.wait()
     assert (bench.sent, settled) == ([5, 6], [[]])
-    bench.report(6, failed=False)
+    bench.report(6)
     assert settled == [[], []]
     bench.want(7, 1)
     bench.commits.when_settled([PLACE], settled.append)
@@ -149,3 +167,56 @@ def test_a_commit_that_meets_a_rebalance_is_tried_again(
     failure = commit_now(SimpleNamespace(commit=commit), {PLACE: Committed(1)})
     assert (failure.name() if failure else None) == failed
     assert len(list(left)) == len(answers) - calls
+
+
+def test_a_seek_is_committed_behind_what_was_under_way(bench: Bench) -> None:
+    """A report of the epoch before begins nothing, and only the new offset is sent until it is taken."""
+    bench.want(9, 1)
+    start = bench.seek(5, 2)
+    assert bench.sent == [9]
+    bench.report(9, fails_alone=True)
+    assert bench.begun() == []
+    bench.wait()
+    bench.report(5, fails_alone=True)
+    assert bench.begun() == []
+    bench.wait()
+    assert bench.sent == [9, 5, 5]
+    bench.report(5)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_what_is_lost_before_a_seek_begins_is_not_begun(bench: Bench) -> None:
+    """Before its commit is acknowledged or after; nor by an acknowledgement of a seek before the last."""
+    for is_acknowledged in (False, True):
+        bench.seek(5, 2)
+        if is_acknowledged:
+            bench.report(5)
+        bench.resolver.forget([PLACE])
+        bench.report(5)
+        assert bench.begun() == []
+    bench.seek(6, 3)
+    start = bench.seek(7, 4)
+    bench.report(6)
+    bench.commits.send_due(bench)
+    assert bench.begun() == []
+    bench.report(7)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_a_report_of_another_commit_acknowledges_no_seek(bench: Bench) -> None:
+    """A revoke commits its partitions by itself, and that is reported while the seek's commit is under way."""
+    start = bench.seek(5, 2)
+    bench.report(9, partition=OTHER)
+    assert bench.begun() == []
+    bench.report(5)
+    assert bench.begun() == [(PLACE, start)]
+
+
+def test_problems_are_those_of_the_partition_or_of_the_membership(bench: Bench) -> None:
+    """The partition's own goes first."""
+    assert bench.problems.of(PLACE) == "group g: not joined yet"
+    bench.problems.report(str(PLACE), "offset 5 is gone")
+    assert (bench.problems.of(PLACE), bench.problems.of(OTHER)) == ("offset 5 is gone", "group g: not joined yet")
+    bench.problems.report("", "")
+    bench.problems.report(str(PLACE), "")
+    assert (bench.problems.of(PLACE), bench.problems.all()) == ("", [])

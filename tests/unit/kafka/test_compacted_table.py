@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
 from headrace.lifecycle import Clock, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
-from headrace.records import OutgoingRecord, Produced, Record
+from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
 
@@ -44,18 +45,46 @@ class Log:
         return Produced(0, record.offset)
 
 
-class NoBroker:
-    config = KafkaConfig()
+class Cluster(MemoryCluster):
+    """Readers of its one topic fail when they are behind the end of the log, and once after `broken` is set."""
 
-    async def has_topic(self, name: str) -> bool:
-        raise KafkaUnavailable("no broker answers")
+    def __init__(self, failure: KafkaError | None = None, *, create_topics: bool = True) -> None:
+        super().__init__({TOPIC: 1})
+        self.config = KafkaConfig(create_topics=create_topics)
+        self.failure = failure
+        self.broken = asyncio.Event()
+        self.starts: list[int] = []
+
+    async def read_records(self, kafka: Any, starts: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
+        ((place, start),) = starts.items()
+        self.starts.append(start)
+        while True:
+            if start > self._end(place) or self.broken.is_set():
+                self.broken.clear()
+                raise KafkaError("offset out of range")
+            if records := [each for each in self.logs[place] if each.offset >= start]:
+                yield records
+                start = records[-1].offset + 1
+            if ends and start >= ends[place]:
+                return
+            await asyncio.sleep(0)
+
+    def fill(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.write(OutgoingRecord(TOPIC, key, entry({"size": len(keys)}), None, 0))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+    monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
+    return cluster
 
 
 def table(log: Log, admin: Any = None, clock: Clock | None = None) -> CompactedTable[Any]:
-    topic = InternalTopic(TOPIC)
-    made = CompactedTable(
-        admin or NoBroker(), topic, JSON_OBJECTS, log.produce, clock or SystemClock(), optional="control"
-    )
+    admin = admin or Cluster(KafkaUnavailable("no broker answers"))
+    topic, clock = InternalTopic(TOPIC), clock or SystemClock()
+    made = CompactedTable(admin, topic, JSON_OBJECTS, log.produce, clock, optional="control")
     log.reads = made
     return made
 
@@ -190,103 +219,47 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
 
 async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
     """Each question lists the topics of the cluster; who creates it by hand waits for half a minute."""
-
-    class Without:
-        asked = 0
-        config = KafkaConfig(create_topics=False)
-
-        async def has_topic(self, name: str) -> bool:
-            self.asked += 1
-            return False
-
-    admin, clock = Without(), ManualClock()
+    admin, clock = Cluster(create_topics=False), ManualClock()
+    admin.has_topic = asked = AsyncMock(return_value=False)  # type: ignore[method-assign]
     view = table(Log(), admin, clock)
     await view.start()
     await clock.settle()
-    asked = admin.asked
+    count = asked.await_count
     await clock.advance(29)
-    assert (admin.asked, view.known.is_set()) == (asked, True)
+    assert (asked.await_count, view.known.is_set()) == (count, True)
     await clock.advance(1)
-    assert admin.asked == 2 * asked
+    assert asked.await_count == 2 * count
     await view.stop()
 
 
-def test_an_interrupted_load_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) -> None:
     """Older changes that are applied again would undo newer ones for a moment, and repeat commands."""
-    starts: list[int] = []
-    records = [Record(TOPIC, 0, offset, 0, b"a", entry({"id": offset})) for offset in range(3)]
-
-    async def read(kafka: Any, positions: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
-        (start,) = positions.values()
-        starts.append(start)
-        if ends is None:
-            yield []
-            await asyncio.Event().wait()
-        yield records[start : start + 1]
-        if start == 0:
-            raise KafkaUnavailable("no broker answers")
-        yield records[start + 1 :]
-
-    class Cluster(NoBroker):
-        async def has_topic(self, name: str) -> bool:
-            return True
-
-        async def topic_ids(self, names: Any) -> dict[str, str]:
-            return {}
-
-        async def start_offsets(self, partitions: Any) -> dict[Any, int]:
-            return dict.fromkeys(partitions, 0)
-
-        async def written_offsets(self, partitions: Any) -> dict[Any, int]:
-            return dict.fromkeys(partitions, 5)
-
-    async def main() -> None:
-        clock, seen = ManualClock(), []
-        view = table(Log(), Cluster(), clock)
-        view.watch("", lambda key, value: seen.append((key, value)))
-        await view.start()
-        await clock.settle()
-        assert (seen, view.readiness().ready) == ([], False)
-        await clock.advance(1)
-        assert (starts, seen, view.readiness().ready) == ([0, 1, 5], [("a", {"id": 2})], True)
-        await view.catch_up()
-        await view.stop()
-
-    monkeypatch.setattr(compacted_table, "read_records", read)
-    asyncio.run(main())
+    clock, seen = ManualClock(), []
+    cluster.written[TopicPartition(TOPIC, 0)] = 5
+    cluster.fill([b"a"])
+    view = table(Log(), cluster, clock)
+    view.watch("", lambda key, value: seen.append((key, value)))
+    await view.start()
+    await clock.settle()
+    assert (seen, view.readiness().ready) == ([], False)
+    cluster.broken.set()
+    await clock.settle()
+    cluster.fill([b"a"])
+    cluster.append(Record(TOPIC, 0, 4, 0, b"a", entry({"id": 2})))
+    await clock.advance(1)
+    assert (cluster.starts, seen, view.readiness().ready) == ([0, 1, 5], [("a", {"id": 2})], True)
+    await view.catch_up()
+    await view.stop()
 
 
 @pytest.mark.parametrize(
     "topic_id, size", [("b", 2), ("b", 9), ("a", 2)], ids=["created again", "and longer", "cut off"]
 )
 async def test_a_topic_that_was_created_again_is_read_from_its_start(
-    monkeypatch: pytest.MonkeyPatch, topic_id: str, size: int
+    cluster: Cluster, topic_id: str, size: int
 ) -> None:
     """What is not in it is removed, and what is written to it is read back."""
-
-    class Cluster(MemoryCluster):
-        config = KafkaConfig()
-        broken = asyncio.Event()
-
-        async def read_records(self, kafka: Any, starts: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
-            ((place, start),) = starts.items()
-            while True:
-                if start > len(self.logs[place]) or self.broken.is_set():
-                    self.broken.clear()
-                    raise KafkaError("offset out of range")
-                if records := [each for each in self.logs[place] if each.offset >= start]:
-                    yield records
-                    start = records[-1].offset + 1
-                if ends and start >= ends[place]:
-                    return
-                await asyncio.sleep(0)
-
-        def fill(self, keys: Sequence[bytes]) -> None:
-            for key in keys:
-                self.write(OutgoingRecord(TOPIC, key, entry({"size": len(keys)}), None, 0))
-
-    cluster, clock, seen = Cluster({TOPIC: 1}), ManualClock(), dict[str, Any]()
-    monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
+    clock, seen = ManualClock(), dict[str, Any]()
     cluster.ids[TOPIC] = "a"
     cluster.fill([b"a", b"b", b"c"])
     view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.produce, clock)  # type: ignore[arg-type]

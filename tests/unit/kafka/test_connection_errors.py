@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from confluent_kafka import KafkaError
 
 from headrace.config.kafka import KafkaConfig
@@ -20,6 +21,8 @@ OAUTH = {"token_url": f"https://t/token?key={SECRET}", "client_id": "app", "clie
 LOGIN = {"sasl": {"mechanism": "SCRAM-SHA-512", "username": "app", "password": SECRET}}
 TOKENS = {"sasl": {"mechanism": "OAUTHBEARER", "oauth": OAUTH}}
 CERTIFICATE = {"tls": {"certificate": "c.pem", "key": "k.pem"}}
+SECURITY: dict[str, dict[str, Any]] = {"login": LOGIN, "tokens": TOKENS, "certificate": CERTIFICATE}
+TEXTS = yaml.safe_load(Path(__file__).with_name("connection_errors.yaml").read_text())
 TOKEN = "Failed to acquire SASL OAUTHBEARER token: "
 ALERT = "ssl://k:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert: SSL alert number "
 SASL = "sasl_ssl://k:1/bootstrap: SASL authentication error: "
@@ -35,20 +38,7 @@ def kafka(security: dict[str, Any]) -> KafkaConfig:
     return KafkaConfig.model_validate({"bootstrap_servers": "k:1", "security": security})
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("_TRANSPORT", "k:1/1: Connect to ipv4#1.2.3.4:1 failed: Connection refused (after 0ms in state CONNECT)",
-         "connection refused by k:1"),
-        ("_RESOLVE", "nohost:1/bootstrap: Failed to resolve 'nohost:1': Name unknown (after 3ms in state CONNECT)",
-         "unknown host nohost:1"),
-        ("_TRANSPORT", "k:1/2: Connection setup timed out in state CONNECT (after 30028ms in state CONNECT)",
-         "timed out at k:1"),
-        ("_TRANSPORT", "sasl_ssl://k:1/2: Disconnected (after 7ms in state UP)", "connection closed by k:1"),
-        ("_TRANSPORT", "ssl://k:1/2: Something else", "k:1: Something else"),
-        ("_MAX_POLL_EXCEEDED", "Application maximum poll interval exceeded", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "text", "reason"), TEXTS["network"])
 def test_reasons_of_the_network_need_no_fix(name: str, text: str, reason: str) -> None:
     """Refused, unknown host, timed out and closed read differently; the address has no protocol."""
     found = plain_reason(error(name, text), kafka({}))
@@ -57,52 +47,16 @@ def test_reasons_of_the_network_need_no_fix(name: str, text: str, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("security", "name", "text", "problem"),
-    [
-        (LOGIN, "_AUTHENTICATION", f"{SASL}Authentication failed: Invalid username or password (after 302ms in state "
-         "AUTH_REQ)", "password"),
-        (LOGIN, "_AUTHENTICATION", f"{SASL}Authentication failed during authentication due to invalid credentials with "
-         "SASL mechanism SCRAM-SHA-512", "password"),
-        (LOGIN, "_AUTHENTICATION", "sasl_ssl://k:1/1: SASL SCRAM-SHA-512 mechanism handshake failed: Broker: "
-         "Unsupported SASL mechanism: broker's supported mechanisms: PLAIN (after 1ms in state AUTH_HANDSHAKE)",
-         "mechanism"),
-        (LOGIN, "_AUTHENTICATION", "sasl_ssl://k:1/1: SASL PLAIN mechanism handshake failed: Broker: Request not valid "
-         "in current SASL state: broker's supported mechanisms:  (after 1ms in state AUTH_HANDSHAKE)", "no login"),
-        (LOGIN, "_AUTHENTICATION", f"{SASL}the account is locked", "login"),
-        (TOKENS, "_AUTHENTICATION", f'{SASL}{{"status":"invalid_token"}} (after 437ms in state AUTH_REQ)', "token"),
-        (TOKENS, "_AUTHENTICATION", f"{TOKEN}Must supply an unexpired token: now=2ms, exp=1ms", "token expired"),
-        (TOKENS, "_AUTHENTICATION", f'{TOKEN}{{"error":"invalid_client","error_description":"{SECRET}"}}',
-         "client secret"),
-        (TOKENS, "_AUTHENTICATION", f"{TOKEN}SSL certificate OpenSSL verify result: unable to get local issuer "
-         "certificate (20)", "token server's certificate"),
-        (TOKENS, "_AUTHENTICATION", f"{TOKEN}Failed to connect to localhost:1 after 0 ms: Could not connect to server",
-         "token server"),
-        (TOKENS, "_AUTHENTICATION", f"{TOKEN}Could not resolve host: nohost", "token server"),
-        (TOKENS, "_AUTHENTICATION", f"{TOKEN}you sent {SECRET}", "no token"),
-        (LOGIN, "_SSL", "sasl_ssl://k:1/bootstrap: SSL handshake failed: error:0A000086:SSL routines::certificate "
-         "verify failed: broker certificate could not be verified", "broker's certificate"),
-        (LOGIN, "_TRANSPORT", "sasl_ssl://k:1/bootstrap: error:0A000086:SSL routines::certificate verify failed (after "
-         "14ms in state SSL_HANDSHAKE)", "broker's certificate"),
-        (CERTIFICATE, "_TRANSPORT", f"{ALERT}46", "certificate's dates"),
-        (CERTIFICATE, "_TRANSPORT", f"{ALERT}45", "certificate's dates"),
-        (CERTIFICATE, "_TRANSPORT", f"{ALERT}42", "client certificate"),
-        (CERTIFICATE, "_TRANSPORT", f"{ALERT}48", "client certificate"),
-        (LOGIN, "_TRANSPORT", f"{ALERT}42", "no certificate"),
-        (LOGIN, "_TRANSPORT", f"{ALERT}116", "no certificate"),
-        (LOGIN, "_TRANSPORT", f"{ALERT}70", "TLS version"),
-        (LOGIN, "_SSL", "ssl://k:1/1: SSL handshake failed: something new", "TLS"),
-        (LOGIN, "_TRANSPORT", "ssl://k:1/bootstrap: SSL handshake failed: Disconnected: SSL connection closed by peer: "
-         "connecting to a PLAINTEXT broker listener? (after 5ms in state SSL_HANDSHAKE)", "no TLS"),
-    ],
-)  # fmt: skip
-def test_every_text_of_tls_and_login_has_a_sentence(
-    security: dict[str, Any], name: str, text: str, problem: str
-) -> None:
+    ("login", "name", "text", "problem"), [(login, *row) for login in SECURITY for row in TEXTS[login]]
+)
+def test_every_text_of_tls_and_login_has_a_sentence(login: str, name: str, text: str, problem: str) -> None:
     """It names the broker or the token server, what to change, and no secret."""
-    found = plain_reason(error(name, text), kafka(security))
+    start, _, rest = text.replace("SECRET", SECRET).partition(" ")
+    begins = {"TOKEN": TOKEN, "ALERT": ALERT, "SASL": SASL}.get(start, f"{start} ")
+    found = plain_reason(error(name, begins + rest), kafka(SECURITY[login]))
     assert found
     assert (found.name, found.refused) == (problem, problem != "no TLS")
-    assert ("https://t/token" if text.startswith(TOKEN) else "k:1") in str(found)
+    assert ("https://t/token" if start == "TOKEN" else "k:1") in str(found)
     assert "kafka." in found.fix or "clock" in found.fix
     assert not [sign for sign in ("{", "}", SECRET, "SSL routines", "after") if sign in str(found)]
 

@@ -1,4 +1,4 @@
-"""Producer settings as the client gets them."""
+"""Producer settings as the client gets them; the defaults are those of sidecar.md 13.3, or differ on purpose."""
 
 from __future__ import annotations
 
@@ -7,11 +7,31 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.kafka.properties import check_properties, producer_properties
+
+DIFFERENT = {
+    "batch.size": "1000000",  # filled by the linger time, not by one request
+    "buffer.memory": str(67_108_864 // 512 + 16_384),  # KiB; the byte budget itself is kept before the client
+    "retries": str(2**31 - 1),  # the delivery timeout ends them
+}
+
+
+def test_the_clients_defaults_are_those_of_light_4j() -> None:
+    """Each that the client knows is the same, or stands here with the reason."""
+    ours = producer_properties(KafkaConfig(), ProducerConfig(), "test")
+    compared = set()
+    for name, key in PRODUCER_KEYS.items():
+        if key.light_4j and key.client in ours:
+            value = ours[key.client]
+            said = str(value).lower() if isinstance(value, bool | str) else f"{value:.0f}"
+            assert said == DIFFERENT.get(name, key.light_4j), name
+            compared.add(name)
+    same = {"acks", "enable.idempotence", "linger.ms", "max.in.flight.requests.per.connection", "max.request.size"}
+    assert compared == same | set(DIFFERENT) | {"bootstrap.servers"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 import confluent_kafka
@@ -59,85 +61,68 @@ async def test_a_request_without_records_is_answered_in_a_context_of_its_own() -
     await producer.stop()
 
 
-class Silent:
-    """Does not tell the limit of a topic."""
-
-    async def topic_configs(self, topic: str) -> dict[str, str]:
+async def limit_of(topic: str) -> dict[str, str]:
+    """Tell the limit that a topic has as its name, if that is a number."""
+    if not topic.isdigit():
         raise KafkaUnauthorized
+    return {"max.message.bytes": topic}
 
 
-def cluster(answers: type) -> Admin:
-    """Return a cluster without brokers, of whose topics the limits are known."""
+@asynccontextmanager
+async def producing(delivery_timeout_seconds: float = 30) -> AsyncIterator[tuple[Producer, Admin]]:
+    """Run a producer on a cluster without brokers."""
     admin = Admin(KafkaConfig(bootstrap_servers="127.0.0.1:1"))
-    admin.batch_limits = BatchLimits(answers().topic_configs)
-    return admin
+    admin.batch_limits = BatchLimits(limit_of)
+    settings = ProducerConfig(delivery_timeout_seconds=delivery_timeout_seconds)
+    producer = Producer(admin.config, settings, admin=admin)
+    await producer.start()
+    yield producer, admin
+    await producer.stop()
 
 
 async def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
     """Whichever topic of its request the records in flight are of: two clients would not keep their order."""
-    admin = cluster(Silent)
-    settings = ProducerConfig(delivery_timeout_seconds=0.5)
-    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
-    await producer.start()
-    first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
-    producer.send([first, second], lambda results: None)
-    too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
-    admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
-    with pytest.raises(ProducerQueueFull, match="records are in flight"):
-        await producer.produce([second])
-    await producer.drain(Deadline(SystemClock(), 60))
-    producer.send([second], lambda results: None)
-    await producer.stop()
-
-
-class Limited:
-    """Tells the limit that a topic has as its name."""
-
-    async def topic_configs(self, topic: str) -> dict[str, str]:
-        return {"max.message.bytes": topic}
+    async with producing(0.5) as (producer, admin):
+        first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
+        producer.send([first, second], lambda results: None)
+        too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
+        admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
+        with pytest.raises(ProducerQueueFull, match="records are in flight"):
+            await producer.produce([second])
+        await producer.drain(Deadline(SystemClock(), 60))
+        producer.send([second], lambda results: None)
 
 
 async def test_topics_with_very_small_limits_share_one_client() -> None:
     """So there are nine clients at most, and the usual one."""
-    admin = cluster(Limited)
-    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
-    await producer.start()
-    topics = [str((1 << power) + 256) for power in range(20)]
-    for topic in topics:
-        await admin.batch_limits.learn(topic)
-    assert len({producer._client_of(topic) for topic in topics}) == 9
-    assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
-    await producer.stop()
+    async with producing() as (producer, admin):
+        topics = [str((1 << power) + 256) for power in range(20)]
+        for topic in topics:
+            await admin.batch_limits.learn(topic)
+        assert len({producer._client_of(topic) for topic in topics}) == 9
+        assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
 
 
 async def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
     """Records that the client did not get yet count as refused."""
-    settings = ProducerConfig(delivery_timeout_seconds=0.5)
-    admin = cluster(Silent)
-    await admin.batch_limits.learn("t")
-    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, admin=admin)
-    await producer.start()
-    records = [OutgoingRecord("t", None, b"1")] * 5000
-    request = asyncio.ensure_future(producer.produce(records, sliced=True))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(request), 0.01)
-    assert producer.pending_bytes
-    request.cancel()
-    await producer.drain(Deadline(SystemClock(), 60))
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert producer.pending_bytes == 0
-    await producer.stop()
+    async with producing(0.5) as (producer, admin):
+        await admin.batch_limits.learn("t")
+        request = asyncio.ensure_future(producer.produce([OutgoingRecord("t", None, b"1")] * 5000, sliced=True))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(request), 0.01)
+        assert producer.pending_bytes
+        request.cancel()
+        await producer.drain(Deadline(SystemClock(), 60))
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert producer.pending_bytes == 0
 
 
 async def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
     """Whatever the client raises, the request ends and gives its room back."""
-    admin = cluster(Silent)
-    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(), admin=admin)
-    await producer.start()
-    odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
-    (result,) = await producer.produce([odd])
-    assert isinstance(result, RecordRefused)
-    assert "did not take the record" in result.description
-    assert producer.pending_bytes == 0
-    await producer.stop()
+    async with producing() as (producer, _):
+        odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
+        (result,) = await producer.produce([odd])
+        assert isinstance(result, RecordRefused)
+        assert "did not take the record" in result.description
+        assert producer.pending_bytes == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.config.http import SecurityConfig
 from headrace.errors import AuthTokenExpired, AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
@@ -16,28 +18,7 @@ WRITE = ("kafka:w",)
 
 
 @pytest.mark.parametrize(
-    ("scopes", "name", "missing"),
-    [
-        ("kafka:w", "orders", ""),
-        ("kafka:r", "orders", "kafka:w"),
-        ("admin", "orders", "kafka:w"),
-        ("", "orders", "kafka:w"),
-        ("kafka:w", "_schemas", "admin"),
-        ("kafka:w", "__consumer_offsets", "admin"),
-        ("kafka:w admin", "__consumer_offsets", ""),
-        ("produce:*", "_schemas", "admin"),
-        ("produce:orders", "orders", ""),
-        ("produce:orders.*", "orders.eu", ""),
-        ("produce:orders.*", "orders", "produce:orders"),
-        ("produce:orders.*", "Orders.eu", "produce:Orders.eu"),
-        ("kafka:w produce:orders", "other", "produce:other"),
-        ("kafka:w consume:orders", "orders", "produce:orders"),
-        ("kafka:w group:g", "orders", "produce:orders"),
-        ("produce:a produce:b", "b", ""),
-        ("produce:orders", None, ""),
-        ("consume:orders", None, "produce:*"),
-        ("kafka:w", None, ""),
-    ],
+    ("scopes", "name", "missing"), yaml.safe_load(Path(__file__).with_name("scopes.yaml").read_text())
 )
 def test_scopes_and_patterns(scopes: str, name: str | None, missing: str) -> None:
     """Scopes allow all but internal names; with any pattern, patterns alone decide; the error names what is missing."""

@@ -13,7 +13,7 @@ import yaml
 
 from headrace.records import OutgoingRecord
 from headrace.testing import Fault, HeadraceProcess, RecordingBackend
-from tests.faults.push_scene import PushScene, write
+from tests.faults.push_scene import PushScene
 
 JOURNAL = """
 import itertools, json, os, time
@@ -62,21 +62,18 @@ class FunctionScene(PushScene):
         trigger = {"kind": "kafka-cluster", "numWorkers": 2, **given.get("trigger", {}), "attributes": attributes}
         spec = {"handler": "act:handler", "triggers": {"push": trigger}, **given.get("spec", {})}
         self.file.write_text(yaml.safe_dump({"metadata": {"name": "act"}, "spec": spec}))
-        self.servers = cluster.bootstrap_servers
-        """Where the processes reach the brokers."""
 
     @property
     def config(self) -> dict[str, Any]:
         """The configuration of a process of the group."""
-        return {"kafka": {"bootstrap_servers": self.servers}, "functions": [str(self.file)]}
+        return {"kafka": super().config["kafka"], "functions": [str(self.file)]}
 
-    def write_values(self, *values: str, partition: int | None = None) -> None:
+    def write_values(self, *values: str) -> None:
         """Write records with these values and few keys."""
-        records = [
-            OutgoingRecord(self.topic, b"k%d" % (n % 7), v.encode(), None, partition) for n, v in enumerate(values)
-        ]
-        self.written += len(records)
-        write(self.kafka, records)
+        self.written += len(values)
+        self.write(
+            self.topic, *(OutgoingRecord(self.topic, b"k%d" % (n % 7), v.encode()) for n, v in enumerate(values))
+        )
 
     @property
     def ended(self) -> int:
@@ -85,7 +82,7 @@ class FunctionScene(PushScene):
 
     def wait_handled(self, records: int) -> None:
         """Wait until so many calls have ended."""
-        self.wait_for(lambda: self.ended >= records, f"{records} calls")
+        self.wait_until(lambda: self.ended >= records, f"{records} calls")
 
     def fault_since(self, begin: float, most: float) -> None:
         """Record that until now so many records may be called again."""

@@ -8,22 +8,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import threading
 import time
-import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.delivery.dead_letter import origin_of
-from headrace.kafka import Admin, Producer
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.kafka import Producer
+from headrace.records import OutgoingRecord
 from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
-from headrace.testing.evidence import gather, read_journal, unique_records
+from headrace.testing.evidence import GroupCommit, gather, group_commits, read_journal, unique_records
+from tests.faults.ledger import Ledger
 
 PARTITIONS = 4
 SAME_MEMBER = {"instance_id": "one"}
@@ -72,48 +72,35 @@ class Hostile:
         return number < self._poison or (number < self._poison + self._flaky and record["attempt"] == 1)
 
 
-def write(kafka: KafkaConfig, records: list[OutgoingRecord]) -> None:
-    """Write records and wait until all are acknowledged."""
-
-    async def produce() -> None:
-        producer = Producer(kafka, ProducerConfig())
-        await producer.start()
-        results = await producer.produce(records)
-        await producer.stop()
-        assert not [result for result in results if isinstance(result, Exception)]
-
-    asyncio.run(produce())
-
-
-class PushScene:
+class PushScene(Ledger):
     """A topic, its dead letter topic, a backend with a journal, and Headrace processes of one group."""
 
-    def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path, **given: Any) -> None:
-        name = f"push-{uuid.uuid4().hex[:8]}"
-        self.cluster, self.topic, self.group, self._start = cluster, name, f"{name}-push", start
-        self.journal = folder / "journal"
+    def __init__(self, cluster: Any, start: Any, folder: Path, **given: Any) -> None:
+        """Create the topics; scenes may share a backend and its journal."""
+        super().__init__(cluster, folder)
+        self._start = start
+        self.partitions = given.get("partitions", PARTITIONS)
+        self.topic = self.new_topic(self.partitions)
+        # Stamped by the broker when it appends, so that it is known what was there before a commit.
+        cluster.create_topic(f"{self.topic}.dlq", self.partitions, {"message.timestamp.type": "LogAppendTime"})
+        self.group, self.journal = f"{self.topic}-group", folder / "journal"
         self.backend = given.get("backend") or RecordingBackend(journal=self.journal)
-        self.kafka = KafkaConfig(bootstrap_servers=cluster.bootstrap_servers)
-        self.admin = Admin(self.kafka)
         self.written = self.dead_letters = 0
         self.faults: list[Fault] = []
+        self.commits: Sequence[GroupCommit] = ()
+        """All commits of the cluster, if scenes share them."""
+        self.properties: dict[str, Any] = {}
+        """Properties of the clients of the processes."""
         self.settings: dict[str, Any] = {
             "ordering": "key",
             "batch": {"max_records": 20},
             "retry": {"attempts": 3, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
         }
-        partitions = given.get("partitions", PARTITIONS)
-        cluster.create_topic(name, partitions, {})
-        # Stamped by the broker when it appends, so that it is known what was there before a commit.
-        cluster.create_topic(f"{name}.dlq", partitions, {"message.timestamp.type": "LogAppendTime"})
 
     @property
     def config(self) -> dict[str, Any]:
         """The configuration of a process of the group."""
-        return {
-            "kafka": {"bootstrap_servers": self.cluster.bootstrap_servers},
-            "reactive_consumers": {"push": self.consumer},
-        }
+        return {**super().config, "reactive_consumers": {"push": self.consumer}}
 
     @property
     def consumer(self) -> dict[str, Any]:
@@ -122,28 +109,36 @@ class PushScene:
         place = {"topics": [self.topic], "group": self.group, "backend": backend}
         return {**place, "key_format": "string", "value_format": "string", **self.settings}
 
-    def run(self, failpoints: str = "", *, wait: bool = True, **env: str) -> HeadraceProcess:
-        """Start a process of the group, with failpoints if any are named."""
-        return self._start(self.config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints, **env})
+    def run(self, failpoints: str = "", *, wait: bool = True, servers: str = "", **env: str) -> HeadraceProcess:
+        """Start a process of the group, with failpoints if any are named; it may reach the brokers another way."""
+        config, kafka = self.config, {"properties": self.properties}
+        config["kafka"] = {**config["kafka"], **kafka, **({"bootstrap_servers": servers} if servers else {})}
+        process: HeadraceProcess = self._start(config, wait=wait, env={"HEADRACE_FAILPOINTS": failpoints, **env})
+        return process
 
     def new(self, records: int) -> list[OutgoingRecord]:
         """Return so many unique records that nobody has written yet."""
         begin, self.written = self.written, self.written + records
         return list(itertools.islice(unique_records(self.topic, 1), begin, self.written))
 
-    def write(self, records: int) -> None:
+    def fill(self, records: int) -> None:
         """Write unique records and wait until all are acknowledged."""
-        write(self.kafka, self.new(records))
+        self.write(self.topic, *self.new(records))
+
+    def ends(self) -> list[int]:
+        """Return the end of each partition."""
+        offsets = asyncio.run(self.admin.topic_offsets(self.topic))
+        return [offsets[partition][1] for partition in sorted(offsets)]
 
     def crashed(self, process: HeadraceProcess, point: str) -> None:
         """Wait until a process has met its failpoint and note the fault; it began when the process said its last."""
-        self.wait_for(lambda: process.exit_code is not None, f"the crash at {point}")
+        self.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
         assert (process.exit_code, f"failpoint {point}: crash" in process.output) == (-signal.SIGKILL, True), point
         self.faults.append(Fault(process.server.log.stat().st_mtime, time.time()))
 
     def raised(self, process: HeadraceProcess, point: str, begin: float) -> None:
         """Wait until a defect has shown, and for the end of the process, which may be its own decision."""
-        self.wait_for(lambda: f"failpoint {point}: raise" in process.output, f"the defect at {point}")
+        self.wait_until(lambda: f"failpoint {point}: raise" in process.output, f"the defect at {point}")
         process.terminate()
         self.faults.append(Fault(begin, time.time()))
 
@@ -154,54 +149,77 @@ class PushScene:
         yield
         self.faults.append(Fault(begin, time.time()))
 
-    def wait_for(self, condition: Callable[[], Any], what: str, limit_seconds: float = 200.0) -> None:
-        """Wait for a condition."""
-        end = time.monotonic() + limit_seconds
-        while not condition():
-            assert time.monotonic() < end, f"waited {limit_seconds:.0f} s in vain for {what}"
-            time.sleep(0.02)
-
     def wait_handled(self, records: int) -> None:
         """Wait until the backend has handled so many records."""
-        self.wait_for(lambda: self.backend.accepted_records >= records, f"{records} records at the backend")
+        self.wait_until(lambda: self.backend.accepted_records >= records, f"{records} records at the backend")
+
+    def wait_more(self, records: int = 500) -> None:
+        """Wait until the backend has handled so many more records than now."""
+        self.wait_handled(self.backend.accepted_records + records)
+
+    def wait_members(self, count: int) -> None:
+        """Wait until the group has so many members."""
+        self.wait_until(lambda: self.members(self.group) == count, f"{count} members of {self.group}")
 
     def wait_done(self) -> None:
         """Wait until the group has committed the end of every partition."""
-
-        async def left() -> int:
-            offsets, committed = await self.admin.topic_offsets(self.topic), await self.admin.committed(self.group)
-            return sum(end - committed.get(partition, 0) for partition, (_, end) in offsets.items())
-
-        self.wait_for(lambda: asyncio.run(left()) == 0, "the commits to reach the end")
-
-    def committed(self) -> dict[TopicPartition, int]:
-        """Return what the group has committed."""
-        return asyncio.run(self.admin.committed(self.group))
-
-    def members(self) -> int:
-        """Return how many members the group has."""
-        groups = asyncio.run(self.admin.list_groups())
-        return next((group.members for group in groups if group.name == self.group), 0)
+        self.wait_committed_all(self.topic, self.group)
 
     def attempts(self) -> int:
         """Return how many deliveries of single records the backend has noted."""
         return sum(len(attempts) for attempts in read_journal(self.journal).values())
 
+    def read_commits(self) -> Sequence[GroupCommit]:
+        """Return all commits of the cluster."""
+        return asyncio.run(group_commits(self.kafka, self.admin))
+
     def evidence(self) -> list[Pushed]:
         """Return all that is known, partition by partition."""
-        return asyncio.run(gather(self.kafka, self.admin, self.group, self.topic, self.journal))
+        return asyncio.run(gather(self.kafka, self.admin, self.group, self.topic, self.journal, self.commits))
 
-    def check(self) -> list[str]:
-        """Return what the ledger has to say of every partition."""
+    def check(self, but: str = "") -> list[str]:
+        """Return what the ledger has to say of every partition, but for sentences of one kind."""
         found = self.evidence()
         self.dead_letters = sum(len(run.dead_letters) for run in found)
         assert sum(len(run.log) for run in found) == self.written
-        ordering = self.settings["ordering"]
-        return [text for run in found for text in check_pushed(run, ordering, self.faults)]
+        said = [text for run in found for text in check_pushed(run, self.settings["ordering"], self.faults)]
+        return [text for text in said if not (but and text.startswith(but))]
 
 
-def dead_letter_attempts(record: Record) -> int:
-    """Return how often a dead letter was delivered before."""
-    origin = origin_of(record.headers)
-    assert origin
-    return origin.attempts
+class Feeder:
+    """Writes unique records at a rate, in a thread, until it ends."""
+
+    def __init__(self, scene: PushScene, per_second: int) -> None:
+        self._scene, self._per_second = scene, per_second
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    def __enter__(self) -> Feeder:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._stop.set()
+        self._thread.join(240)
+        assert not self._thread.is_alive()
+
+    async def _run(self) -> None:
+        # New partitions are to be used soon, and an outage of brokers is to be outlived.
+        properties = {"topic.metadata.refresh.interval.ms": 500}
+        kafka = KafkaConfig(bootstrap_servers=self._scene.kafka.bootstrap_servers, properties=properties)
+        producer = Producer(kafka, ProducerConfig(delivery_timeout_seconds=200))
+        await producer.start()
+        # A billion keys: the most frequent one has three of a hundred records, and they wait for each other.
+        records = unique_records(self._scene.topic, seed=7, keys=10**9)
+        begin, first = time.monotonic(), self._scene.written
+        while not self._stop.is_set():
+            due = int((time.monotonic() - begin) * self._per_second) - self._scene.written + first
+            results = await producer.produce(list(itertools.islice(records, min(max(due, 1), 1000))))
+            assert not [result for result in results if isinstance(result, Exception)]
+            self._scene.written += len(results)
+            await asyncio.sleep(0.1)
+        await producer.stop()

@@ -7,26 +7,21 @@ group in the broker's own topic, all with times of one machine.
 from __future__ import annotations
 
 import http.client
-import json
-import os
 import signal
-import sys
 import threading
 import time
 import urllib.error
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import confluent_kafka.admin
 import pytest
 from active_client import Instance
 
 from headrace.records import OutgoingRecord
 from headrace.testing.evidence import OFFSETS_TOPIC, by_partition, decode_commit
 from headrace.testing.history import TICK_SECONDS, Commit
-from headrace.testing.scene import Scene
+from tests.faults.ledger import Ledger
 
 PARTITIONS = 2
 SETTINGS = {
@@ -124,14 +119,12 @@ class Reader:
                 instance = None
 
 
-class Bench(Scene):
+class Bench(Ledger):
     """A topic on a cluster, and what is known of its group."""
 
     def __init__(self, cluster: Any, folder: Path) -> None:
-        super().__init__(cluster.bootstrap_servers, folder)
-        self.cluster, self.topic = cluster, f"active-{uuid.uuid4().hex[:8]}"
-        self.written = 0
-        cluster.create_topic(self.topic, PARTITIONS, {})
+        super().__init__(cluster, folder)
+        self.topic, self.written = self.new_topic(PARTITIONS), 0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -160,14 +153,10 @@ class Bench(Scene):
         """Wait until everything has arrived."""
         self.wait_until(lambda: len(reader.places()) >= self.written, "every record")
 
-    def wait_committed_all(self) -> None:
-        """Wait until the commits reach the end."""
-        self.wait_until(lambda: sum(self.committed(self.topic).values()) == self.written, "the last commit")
-
 
 @pytest.fixture
-def bench(kafka: Any, tmp_path: Path) -> Bench:
-    return Bench(kafka, tmp_path)
+def bench(cluster: Any, tmp_path: Path) -> Bench:
+    return Bench(cluster, tmp_path)
 
 
 @pytest.mark.timeout(400)
@@ -183,17 +172,16 @@ def test_headrace_is_killed_while_it_is_read(bench: Bench, headrace: Any, auto: 
         running[-1].kill()
         running.append(headrace(bench.settings))
         bench.wait_read(reader)
-        bench.wait_committed_all()
+        bench.wait_committed_all(bench.topic, bench.topic)
     assert bench.check(reader) == []
     assert reader.sessions >= 2
     assert bench.commits()
     assert running[-1].terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "auto", [pytest.param(False, id="explicit"), pytest.param(True, id="auto", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 def test_a_paused_process_comes_back_after_its_session(bench: Bench, headrace: Any, auto: bool) -> None:
     """Another process takes over meanwhile; what the first one still commits counts for nothing."""
     paused, peer = headrace(bench.settings), headrace(bench.settings)
@@ -206,7 +194,7 @@ def test_a_paused_process_comes_back_after_its_session(bench: Bench, headrace: A
             bench.append(100)
             paused.server.signal(signal.SIGCONT)
             bench.wait_until(lambda: len(first.places() | second.places()) >= bench.written, "every record")
-            bench.wait_committed_all()
+            bench.wait_committed_all(bench.topic, bench.topic)
     first.got = sorted([*first.got, *(one._replace(session=one.session + 1000) for one in second.got)])
     found = [text for text in bench.check(first) if not text.startswith("passed")]  # the other member has those between
     assert found == []
@@ -214,71 +202,22 @@ def test_a_paused_process_comes_back_after_its_session(bench: Bench, headrace: A
         assert process.terminate() == 0
 
 
-COMMITS_WHAT_WAS_FETCHED = """
-from headrace.sidecar.active.instance import ActiveInstance
-
-arrived, commit = ActiveInstance.on_records, ActiveInstance.commit
-fetched = {}
-
-def on_records(self, partition, epoch, records):
-    arrived(self, partition, epoch, records)
-    fetched[partition] = records[-1].offset + 1
-
-async def commit_fetched(self, *offsets, **how):
-    self.positions.update(fetched)
-    return await commit(self, *offsets, **how)
-
-ActiveInstance.on_records, ActiveInstance.commit = on_records, commit_fetched
-"""
-CONFIRMS_AT_THE_READ = """
-from headrace.sidecar.active.instance import ActiveInstance
-
-real = ActiveInstance.read
-
-async def read(self, **limits):
-    found = await real(self, **limits)
-    if found.records:
-        self._confirmed.update({r.topic_partition: r.offset + 1 for r in found.records})
-    return found
-
-ActiveInstance.read = read
-"""
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("mutant", "auto"),
-    [("", False), ("", True), (COMMITS_WHAT_WAS_FETCHED, False), (CONFIRMS_AT_THE_READ, True)],
-    ids=["right", "right-auto", "commits-what-was-fetched", "confirms-at-the-read"],
+    ("wrong", "got", "committed"),
+    [
+        ([], [(1, 1, 0), (2, 1, 1), (3, 1, 2)], 3),
+        ([], [(1, 1, 0), (2, 2, 0), (3, 2, 1), (3, 2, 2)], 3),
+        (["ahead"], [(1, 1, 0), (2, 1, 1), (4, 1, 2)], 3),
+        (["passed"], [(1, 1, 0), (2, 1, 2), (3, 2, 1)], 3),
+        (["lost"], [(1, 1, 0), (2, 1, 1)], 2),
+        (["ahead", "lost"], [(1, 1, 0), (2, 1, 1)], 3),
+    ],
 )
-def test_the_checker_catches_a_headrace_that_is_broken(
-    bench: Bench, headrace: Any, tmp_path: Path, mutant: str, auto: bool
-) -> None:
-    """A client reads some records, and does not receive its second answer; a process that is right commits less."""
-    (tmp_path / "sitecustomize.py").write_text(mutant)
-    process = headrace(
-        bench.settings, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])} if mutant else {}
-    )
-    large = [OutgoingRecord(bench.topic, None, json.dumps("\x01" * 20_000).encode(), None, 0) for _ in range(90)]
-    bench.write(bench.topic, *large)
-    bench.written += 90
-    instance = Instance(process.url, bench.topic, autoCommitEnable=auto)
-    instance.ok("POST", "/subscriptions", {"topics": [bench.topic]})
-    reader = Reader(lambda: process.url, bench.topic, auto=auto)
-    read = instance.first("&max_records=3")
-    reader.got += [Got(time.time(), 1, one["partition"], one["offset"]) for one in read]
-    if not auto:
-        instance.ok("POST", "/offsets")
-    stuck = instance.open(query="?timeout=20000&max_bytes=2000000", receive_bytes=4096)
-    stuck.until(lambda data: len(data) > 10_000)
-    bench.wait_until(lambda: bench.committed(bench.topic), "a commit")
-    if mutant and auto:
-        bench.wait_until(lambda: sum(bench.committed(bench.topic).values()) > 3, "the commit of what is read")
-    found = {text.partition(":")[0] for text in bench.check(reader)}
-    assert ("ahead" in found) == bool(mutant)
-    stuck.cut()
-    process.kill()
+def test_the_checker_finds_what_is_wrong(wrong: list[str], got: list[tuple[int, int, int]], committed: int) -> None:
+    """Second, session and offset of each record that arrived; the commit is made between the third and the fourth."""
+    arrived = [Got(at, session, 0, offset) for at, session, offset in got]
+    found = check_active([(0, n) for n in range(3)], arrived, {0: [Commit(3.5, committed)]})
+    assert [text.partition(":")[0] for text in found] == wrong
 
 
 @pytest.mark.timeout(400)
@@ -287,29 +226,24 @@ def test_the_checker_catches_a_headrace_that_is_broken(
     ("victim", "auto"),
     [
         ("leader", False),
-        ("coordinator", True),
+        pytest.param("coordinator", True, marks=pytest.mark.long),
         pytest.param("leader", True, marks=pytest.mark.long),
         pytest.param("coordinator", False, marks=pytest.mark.long),
     ],
 )
 def test_a_broker_is_killed_while_its_group_reads(
-    kafka_three: Any, headrace: Any, tmp_path: Path, victim: str, auto: bool
+    kafka_three: Any, bench: Bench, headrace: Any, victim: str, auto: bool
 ) -> None:
     """The instance lives on, and reads and commits to the end."""
-    bench = Bench(kafka_three, tmp_path)
     process = headrace(bench.settings)
     with Reader(lambda: process.url, bench.topic, auto=auto) as reader:
         bench.append(300)
         bench.wait_until(lambda: bench.committed(bench.topic), "a commit")
-        admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka_three.bootstrap_servers})
-        if victim == "leader":
-            number = int(admin.list_topics(bench.topic, timeout=60).topics[bench.topic].partitions[0].leader)
-        else:
-            number = int(admin.describe_consumer_groups([bench.topic])[bench.topic].result(60).coordinator.id)
+        number = bench.leader_of(bench.topic) if victim == "leader" else bench.coordinator_of(bench.topic)
         kafka_three.kill(number)
         bench.append(300)
         bench.wait_read(reader)
-        bench.wait_committed_all()
+        bench.wait_committed_all(bench.topic, bench.topic)
         kafka_three.restart(number)
     assert bench.check(reader) == []
     assert process.terminate() == 0

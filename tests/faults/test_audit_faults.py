@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
-import uuid
 from collections import Counter
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.testing import Answer
+from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
@@ -23,8 +22,7 @@ class Numbers:
     """What a process counts."""
 
     def __init__(self, url: str) -> None:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
+        text = Ledger.ask(f"{url}/metrics").body
         sample = r"(?m)^headrace_(\w+?)(?:_total)?(?:\{(.*?)\})? (\S+)"
         self.found = {(name, tuple(re.findall(r'"(.*?)"', of))): float(n) for name, of, n in re.findall(sample, text)}
 
@@ -47,87 +45,83 @@ class Numbers:
         return not self.of("audit_pending_notes")
 
 
-def notes_of(ledger: Any, topic: str) -> tuple[list[Any], int]:
-    """Return the notes of a topic, and how many it says are missing."""
-    notes = [json.loads(record.value) for record in ledger.records(topic)]
-    holes = sum(note["count"] for note in notes if note["auditType"] == "DROPPED")
-    return [note for note in notes if note["auditType"] != "DROPPED"], holes
+class Audited(Ledger):
+    """A topic that a process writes and pushes, with notes of all of it."""
 
-
-def settled(bed: Any, process: Any, ledger: Any, group: str) -> Numbers:
-    """Return the numbers of a process once everything has ended and is noted, and let it drain."""
-    bed.wait_until(lambda: ledger.lag(group) == 0, 150, f"lag 0 of {group}")
-    bed.wait_until(lambda: Numbers(process.url).is_quiet, 150, "the last notes")
-    numbers = Numbers(process.url)
-    assert process.terminate() == 0
-    return numbers
-
-
-def start(headrace: Any, cluster: Any, topic: str, url: str, **audit: Any) -> Any:
-    """Start a process that writes and pushes a topic, and notes all of it."""
-    consumer = {
-        "topics": [topic],
-        "group": f"{topic}-push",
-        "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1},
-        "backend": {"url": url},
-    }
-    return headrace(
-        {
-            "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
-            "control": {"topic": f"_headrace-control-{topic}"},
-            "audit": {"to": "topic", "records": "all", "topic": f"{topic}-audit", **audit},
-            "reactive_consumers": {"push": consumer},
+    def __init__(self, cluster: Any, folder: Path, headrace: Any, url: str, **audit: Any) -> None:
+        super().__init__(cluster, folder)
+        self.topic = self.new_topic(3)
+        cluster.create_topic(f"{self.topic}-audit", 3, {})
+        consumer = {
+            "topics": [self.topic],
+            "group": self.topic,
+            "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1},
+            "backend": {"url": url},
         }
-    )
+        self.process = headrace(
+            {
+                **self.config,
+                "control": {"topic": f"_headrace-control-{self.topic}"},
+                "audit": {"to": "topic", "records": "all", "topic": f"{self.topic}-audit", **audit},
+                "reactive_consumers": {"push": consumer},
+            }
+        )
+
+    def settled(self) -> Numbers:
+        """Return the numbers of the process once everything has ended and is noted, and let it drain."""
+        self.wait_committed_all(self.topic, self.topic)
+        self.wait_until(lambda: Numbers(self.process.url).is_quiet, "the last notes")
+        numbers = Numbers(self.process.url)
+        assert self.process.terminate() == 0
+        return numbers
+
+    def notes(self) -> tuple[list[Any], int]:
+        """Return the notes, and how many they say are missing."""
+        notes = [json.loads(record.value or b"") for record in self.records(f"{self.topic}-audit")]
+        holes = sum(note["count"] for note in notes if note["auditType"] == "DROPPED")
+        return [note for note in notes if note["auditType"] != "DROPPED"], holes
 
 
-TROUBLE: Sequence[Answer] = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
+TROUBLE = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
 
 
 @pytest.mark.parametrize("budget", [134_217_728, pytest.param(3_000, marks=pytest.mark.long)])
 def test_notes_and_told_holes_are_as_many_as_records_that_ended(
-    kafka: Any, headrace: Any, backend: Any, bed: Any, budget: int
+    kafka: Any, headrace: Any, backend: Any, tmp_path: Path, budget: int
 ) -> None:
     """The backend breaks and some records are bad; with a budget for a dozen notes, holes say what is missing."""
-    topic = f"audited-{uuid.uuid4().hex[:8]}"
-    kafka.create_topic(topic, 3)
-    ledger = bed.Ledger(kafka.bootstrap_servers)
     backend.script += TROUBLE
     backend.answer = Answer(fails=lambda record: record["value"]["id"] % 50 == 7)
-    process = start(headrace, kafka, topic, backend.url, max_pending_bytes=budget)
-    with bed.Poster(process.url, topic) as poster:
-        poster.wait_for(600)
-    numbers = settled(bed, process, ledger, f"{topic}-push")
-    notes, holes = notes_of(ledger, f"{topic}-audit")
+    scene = Audited(kafka, tmp_path, headrace, backend.url, max_pending_bytes=budget)
+    with Poster(scene.process.url, scene.topic) as poster:
+        poster.wait_for_more(600)
+    numbers = scene.settled()
+    notes, holes = scene.notes()
     assert len(notes) + holes == numbers.due == numbers.counted
     if not holes:
         kinds = Counter((note["auditType"], note["auditStatus"]) for note in notes)
-        records, letters = len(ledger.records(topic)), len(ledger.records(f"{topic}.dlq"))
-        assert kinds["PRODUCER", "SUCCESS"] == records + letters
-        assert letters == kinds["REACTIVE_CONSUMER", "FAILURE"] > 0
+        records, letters = scene.records(scene.topic), scene.records(f"{scene.topic}.dlq")
+        assert kinds["PRODUCER", "SUCCESS"] == len(records) + len(letters)
+        assert len(letters) == kinds["REACTIVE_CONSUMER", "FAILURE"] > 0
         places = {(n["partition"], n["offset"]) for n in notes if n["auditType"] == "REACTIVE_CONSUMER"}
-        assert places == {(record.partition, record.offset) for record in ledger.records(topic)}
+        assert places == {(record.partition, record.offset) for record in records}
 
 
 @pytest.mark.long
 def test_a_broker_that_dies_costs_no_note_that_is_not_counted(
-    kafka_three: Any, headrace: Any, backend: Any, bed: Any
+    kafka_three: Any, headrace: Any, backend: Any, tmp_path: Path
 ) -> None:
     """Notes wait for the other brokers; what is lost all the same is counted."""
-    topic = f"audited-{uuid.uuid4().hex[:8]}"
-    for name in (topic, f"{topic}-audit"):
-        kafka_three.create_topic(name, 3, {"min.insync.replicas": "2"})
-    ledger = bed.Ledger(kafka_three.bootstrap_servers)
-    process = start(headrace, kafka_three, topic, backend.url)
-    with bed.Poster(process.url, topic) as poster:
-        poster.wait_for(300)
+    scene = Audited(kafka_three, tmp_path, headrace, backend.url)
+    with Poster(scene.process.url, scene.topic) as poster:
+        poster.wait_for_more(300)
         kafka_three.kill(1)
         poster.wait_for_more()
         kafka_three.restart(1)
         kafka_three.wait_in_sync()
         poster.wait_for_more()
-    numbers = settled(bed, process, ledger, f"{topic}-push")
-    notes, holes = notes_of(ledger, f"{topic}-audit")
+    numbers = scene.settled()
+    notes, holes = scene.notes()
     lost = numbers.of("audit_notes", "lost")
     assert numbers.counted == numbers.due
     assert numbers.due - holes <= len(notes) <= numbers.due - holes + lost

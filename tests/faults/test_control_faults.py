@@ -5,11 +5,8 @@ Everything is asked for over HTTP, of a process that may have the partition or n
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,62 +15,21 @@ from typing import Any
 import pytest
 
 from headrace.cli.api import Api
-from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
 from headrace.errors import HeadraceError
-from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Answer, HeadraceProcess, Operation, PauseSpan, Seek, Skip, check_pushed
-from tests.faults.push_scene import PushScene, write
+from tests.faults.push_scene import SHORT_SESSION, Feeder, PushScene
 
 CONSUMER = "/adm/reactive-consumers/push"
 
 
-class Feeder(threading.Thread):
-    """Writes unique records to every partition in turn, until it is told to stop."""
-
-    def __init__(self, kafka: KafkaConfig, topic: str, partitions: int, per_round: int) -> None:
-        super().__init__()
-        self.written = [0] * partitions
-        self._kafka, self._topic, self._per_round = kafka, topic, per_round
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        asyncio.run(self._run())
-
-    async def _run(self) -> None:
-        producer = Producer(self._kafka, ProducerConfig())
-        await producer.start()
-        numbers = itertools.count()
-        while not self._stop_asked.is_set():
-            for partition in range(len(self.written)):
-                batch = [
-                    OutgoingRecord(self._topic, b"k%d" % (n % 97), b"%d" % n, None, partition)
-                    for n in itertools.islice(numbers, self._per_round)
-                ]
-                assert not [result for result in await producer.produce(batch) if isinstance(result, Exception)]
-                self.written[partition] += len(batch)
-            await asyncio.sleep(0.1)
-        await producer.stop()
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._stop_asked.set()
-        self.join(120)
-
-
-class Scene(PushScene):
+class Steered(PushScene):
     """A topic, a backend with a journal, and processes of one deployment that push to it."""
 
     def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path, partitions: int) -> None:
         super().__init__(cluster, start, folder, partitions=partitions)
         self.backend.answer = Answer(delay_seconds=0.02)
-        self.settings = {
-            "ordering": "key",
-            "batch": {"max_records": 10},
-            "max_in_flight": 8,
-            "consumer": {"session_timeout_seconds": 3},
-        }
+        self.settings = {"ordering": "key", "batch": {"max_records": 10}, "max_in_flight": 8, "consumer": SHORT_SESSION}
         self.operations: dict[int, list[Operation]] = {number: [] for number in range(partitions)}
 
     @property
@@ -81,20 +37,16 @@ class Scene(PushScene):
         """The configuration of a process of the deployment."""
         return {**super().config, "control": {"topic": f"_headrace-control-{self.topic}"}}
 
-    def fill(self, records: int, keys: int = 7) -> None:
+    def fill_each(self, records: int, keys: int = 7) -> None:
         """Write so many records of so many keys to each partition."""
         made = (
             OutgoingRecord(self.topic, b"k%d" % (n % keys), b"%d-%d" % (p, n), None, p)
             for n in range(records)
             for p in self.operations
         )
-        write(self.kafka, [*made])
+        self.write(self.topic, *made)
 
-    def wait_more(self, records: int) -> None:
-        """Wait until the backend has handled so many more records than now."""
-        self.wait_handled(self.backend.accepted_records + records)
-
-    def check(self) -> list[str]:
+    def check(self, but: str = "") -> list[str]:
         """Ask the ledger."""
         runs = self.evidence()
         assert [run.log[0].partition for run in runs] == [*self.operations]
@@ -116,15 +68,15 @@ def details(process: HeadraceProcess) -> dict[str, Any]:
         return {"commands": [{}], "partitions": [], "paused": None}
 
 
-def wait_obeyed(scene: Scene, process: HeadraceProcess) -> None:
+def wait_obeyed(scene: Steered, process: HeadraceProcess) -> None:
     """Wait until no command waits for a process any more."""
-    scene.wait_for(lambda: not details(process)["commands"], "every command to be done")
+    scene.wait_until(lambda: not details(process)["commands"], "every command to be done")
 
 
 @pytest.fixture
-def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Steered]:
     """A topic of one partition, or as many as the test asks for, a backend, and what starts processes."""
-    made = Scene(kafka, headrace, tmp_path, getattr(request, "param", 1))
+    made = Steered(kafka, headrace, tmp_path, getattr(request, "param", 1))
     made.backend.start()
     yield made
     made.backend.stop()
@@ -139,18 +91,18 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequ
         "seek.after",
     ],
 )
-def test_a_process_dies_of_a_seek(scene: Scene, point: str) -> None:
+def test_a_process_dies_of_a_seek(scene: Steered, point: str) -> None:
     """Before the new offset is committed, before it begins there, or before it says so: the next process goes on."""
     process = scene.run(f"{point}=crash")
-    scene.fill(300)
+    scene.fill_each(300)
     scene.wait_more(120)
     begin = time.time()
     with scene.fault():
         ask(process, "seek", partitions=[0], offset=30)
-        scene.wait_for(lambda: process.exit_code is not None, f"the crash at {point}")
+        scene.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
         assert process.exit_code == -signal.SIGKILL
         if point != "seek.before":
-            assert scene.committed() == {TopicPartition(scene.topic, 0): 30}
+            assert scene.committed(scene.group) == {TopicPartition(scene.topic, 0): 30}
         process = scene.run()
         wait_obeyed(scene, process)
         scene.operations[0].append(Seek(begin, time.time(), 30))
@@ -160,16 +112,16 @@ def test_a_process_dies_of_a_seek(scene: Scene, point: str) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
+def test_a_skip_outlives_the_process_that_did_it(scene: Steered) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
     scene.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
-    scene.fill(60, keys=1)  # first, because the end of an empty partition would be committed
+    scene.fill_each(60, keys=1)  # first, because the end of an empty partition would be committed
     process = scene.run("commit.before=crash")
-    scene.wait_for(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
+    scene.wait_until(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
     begin = time.time()
     with scene.fault():
         ask(process, "skip", partition=0, offset=0, reason="the handler hangs on it")
-        scene.wait_for(lambda: process.exit_code is not None, "the crash at the first commit")
+        scene.wait_until(lambda: process.exit_code is not None, "the crash at the first commit")
         assert process.exit_code == -signal.SIGKILL
         process = scene.run()
         scene.operations[0].append(Skip(begin, time.time(), 0))
@@ -182,36 +134,34 @@ def test_a_skip_outlives_the_process_that_did_it(scene: Scene) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("scene", [4], indirect=True)
 @pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_steering_while_two_processes_take_turns(scene: Scene, changes: int) -> None:
+def test_steering_while_two_processes_take_turns(scene: Steered, changes: int) -> None:
     """Each change one process dies while a partition is sought, another is paused, and a record of that is skipped."""
-    feeder = Feeder(scene.kafka, scene.topic, 4, per_round=20)
     processes = [scene.run(), scene.run()]
-    scene.wait_for(lambda: scene.members() == 2, "both to be members")
-    feeder.start()
-    for change in range(changes):
-        one, other = processes[change % 2], processes[1 - change % 2]
-        scene.wait_more(1500)
-        sought, paused = change % 4, (change + 1) % 4
-        ask(other, "pause", partitions=[paused], reason="test")
-        scene.wait_for(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
-        paused_at, coming = time.time(), feeder.written[paused]
-        scene.wait_for(lambda: feeder.written[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
-        begin = time.time()
-        with scene.fault():
-            place = scene.committed().get(TopicPartition(scene.topic, sought), 0)
-            target = min(max(0, place - 100) if change % 2 else place + 30, feeder.written[sought])
-            ask(other, "seek", partitions=[sought], offset=target)
-            ask(other, "skip", partition=paused, offset=coming, reason="test")
-            one.kill()
-            one.start()
-            one.wait_ready()
-            scene.wait_for(lambda: scene.members() == 2, "both to be members")
-            wait_obeyed(scene, other)
-            scene.operations[sought].append(Seek(begin, time.time(), target))
-            scene.operations[paused].append(Skip(begin, time.time(), coming))
-        scene.operations[paused].append(PauseSpan(paused_at, time.time()))
-        ask(other, "resume", partitions=[paused])
-    feeder.stop()
+    scene.wait_members(2)
+    with Feeder(scene, per_second=700):
+        for change in range(changes):
+            one, other = processes[change % 2], processes[1 - change % 2]
+            scene.wait_more(1500)
+            sought, paused = change % 4, (change + 1) % 4
+            ask(other, "pause", partitions=[paused], reason="test")
+            scene.wait_until(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
+            paused_at, coming = time.time(), scene.ends()[paused]
+            scene.wait_until(lambda: scene.ends()[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
+            begin = time.time()
+            with scene.fault():
+                place = scene.committed(scene.group).get(TopicPartition(scene.topic, sought), 0)
+                target = min(max(0, place - 100) if change % 2 else place + 30, scene.ends()[sought])
+                ask(other, "seek", partitions=[sought], offset=target)
+                ask(other, "skip", partition=paused, offset=coming, reason="test")
+                one.kill()
+                one.start()
+                one.wait_ready()
+                scene.wait_members(2)
+                wait_obeyed(scene, other)
+                scene.operations[sought].append(Seek(begin, time.time(), target))
+                scene.operations[paused].append(Skip(begin, time.time(), coming))
+            scene.operations[paused].append(PauseSpan(paused_at, time.time()))
+            ask(other, "resume", partitions=[paused])
     scene.wait_done()
     assert scene.check() == []
     assert [process.terminate() for process in processes] == [0, 0]

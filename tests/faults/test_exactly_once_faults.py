@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.records import Record
 from headrace.testing.proxy import END_TRANSACTION, FaultProxy
-from headrace.testing.scene import Scene
 from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fill, violations, write_function
+from tests.faults.ledger import Ledger
 
+RECORDS = 2000
 ABORTS = """
 from headrace.errors import TransactionAborted
 from headrace.kafka import transactions
@@ -153,40 +153,34 @@ def changed(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
-@pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    """The broker and the running process as a user sees them."""
-    return Scene(kafka.bootstrap_servers, tmp_path)
-
-
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("fault", "ordering"),
     [
-        pytest.param(ABORTS.format(aborts="count % 10 == 0"), "partition", marks=pytest.mark.long),
-        (ABORTS.format(aborts="count % 10 == 0"), "key"),
-        pytest.param(ABORTS.format(aborts="count % 10 == 0"), "none", marks=pytest.mark.long),
+        pytest.param(ABORTS.format(aborts="count % 4 == 0"), "partition", marks=pytest.mark.long),
+        (ABORTS.format(aborts="count % 4 == 0"), "key"),
+        pytest.param(ABORTS.format(aborts="count % 4 == 0"), "none", marks=pytest.mark.long),
         pytest.param(UNCONFIRMED, "partition", marks=pytest.mark.long),
         pytest.param(UNCONFIRMED, "key", marks=pytest.mark.long),
     ],
     ids=["aborts-partition", "aborts-key", "aborts-none", "unconfirmed-partition", "unconfirmed-key"],
 )
 def test_transactions_that_fail_lose_and_repeat_nothing(
-    site: Scene, topic: Any, headrace: Any, tmp_path: Path, fault: str, ordering: str
+    ledger: Ledger, headrace: Any, tmp_path: Path, fault: str, ordering: str
 ) -> None:
-    """Each tenth is aborted, or each fifth commit is not confirmed, every other one of which was carried out."""
-    source, target = topic(3), topic(3)
-    fill(site, source, 4000, keys=40)
+    """Each fourth is aborted, or each fifth commit is not confirmed, every other one of which was carried out."""
+    source, target = ledger.new_topic(3), ledger.new_topic(3)
+    fill(ledger, source, RECORDS, keys=40)
     file = write_function(tmp_path, source, target, FAILING, ordering=ordering, retry={"first_delay_seconds": 0.05})
-    process = headrace({**site.config, "functions": [file]}, env=changed(tmp_path, fault))
-    site.wait_until(lambda: committed_records(site, source) == 4000, "every record committed")
+    process = headrace({**ledger.config, "functions": [file]}, env=changed(tmp_path, fault))
+    ledger.wait_until(lambda: committed_records(ledger, source) == RECORDS, "every record committed")
     assert "its records are delivered again" in process.output
     lanes: dict[str, LaneOf | None] = {
         "partition": lambda each: each.partition,
         "key": lambda each: (each.partition, each.key),
         "none": None,
     }
-    check(site, source, target, function_or_dead_letter, lane_of=lanes[ordering])
+    check(ledger, source, target, function_or_dead_letter, lane_of=lanes[ordering])
     assert process.terminate() == 0
 
 
@@ -203,25 +197,25 @@ def test_transactions_that_fail_lose_and_repeat_nothing(
     ids=["offsets-outside", "random-ids", "no-rewind", "kept-producer"],
 )
 def test_the_checker_finds_what_a_changed_headrace_does_wrong(
-    site: Scene, topic: Any, headrace: Any, tmp_path: Path, mutant: str, wrong: str, is_killed: bool
+    ledger: Ledger, headrace: Any, tmp_path: Path, mutant: str, wrong: str, is_killed: bool
 ) -> None:
     """Offsets apart from the transaction, another name at each start, no rewind, or a producer that is kept."""
-    source, target = topic(3), topic(1)
-    fill(site, source, 3000)
+    source, target = ledger.new_topic(3), ledger.new_topic()
+    fill(ledger, source, 3000)
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}  # how long a killed member keeps its partitions
     file = write_function(tmp_path, source, target, SLOW, **times)
     # Longer than the test, so that Kafka does not end by itself what a killed process has left open.
     more = {"producer": {"transactions": {"timeout_seconds": 600}}}
-    process = headrace({**site.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))
+    process = headrace({**ledger.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))
     if is_killed:
-        site.wait_until(lambda: process.exit_code is not None, "the end of the process")
+        ledger.wait_until(lambda: process.exit_code is not None, "the end of the process")
         process.start()
-    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
+    ledger.wait_until(lambda: committed_records(ledger, source) == 3000, "every record committed")
     # A producer begins a transaction when Kafka has ended the one before, and all of that is visible.
-    fill(site, source, 3)
-    site.wait_until(lambda: committed_records(site, source) == 3003, "later records committed")
-    inputs = [record for record in site.records(source) if record.offset < 1000]
-    found = violations(inputs, site.records(target), site.committed(f"{source}-work"), by_id)
+    fill(ledger, source, 3)
+    ledger.wait_until(lambda: committed_records(ledger, source) == 3003, "later records committed")
+    inputs = [record for record in ledger.records(source) if record.offset < 1000]
+    found = violations(inputs, ledger.records(target), ledger.committed(f"{source}-work"), by_id)
     assert [text for text in found if wrong in text], found[:5]
     process.kill()
 
@@ -231,37 +225,34 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "answer-lost"])
 def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_answer(
-    kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path, is_carried_out: bool
+    kafka_three: Any, kafka_network: FaultProxy, ledger: Ledger, headrace: Any, is_carried_out: bool
 ) -> None:
     """Its successor ends the transaction once, whether the request was lost or only its answer."""
-    site = Scene(kafka_three.bootstrap_servers, tmp_path)
-    source, target = (f"once-{uuid.uuid4().hex[:8]}" for _ in range(2))
-    for name in (source, target):
-        kafka_three.create_topic(name, 3, {"min.insync.replicas": "2"})
-    file = write_function(tmp_path, source, target, SLOW)
+    source, target = ledger.new_topic(3), ledger.new_topic(3)
+    file = write_function(ledger.folder, source, target, SLOW)
     process = headrace({"kafka": {"bootstrap_servers": kafka_network.bootstrap_servers}, "functions": [file]})
 
     def committed() -> int:
         with contextlib.suppress(HeadraceError):  # a broker is down just now
-            return committed_records(site, source)
+            return committed_records(ledger, source)
         return 0
 
-    fill(site, source, 6000)
-    site.wait_until(lambda: committed() > 300, "progress")
+    fill(ledger, source, 6000)
+    ledger.wait_until(lambda: committed() > 300, "progress")
     kafka_network.hold(END_TRANSACTION)
-    site.wait_until(lambda: kafka_network.held, "the request of a commit")
+    ledger.wait_until(lambda: kafka_network.held, "the request of a commit")
     at = committed()
     if is_carried_out:
         kafka_network.silence(requests=False)
-        site.wait_until(lambda: committed() > at, "the commit, whose answer is held")
+        ledger.wait_until(lambda: committed() > at, "the commit, whose answer is held")
     [(_, coordinator)] = kafka_network.held
     kafka_three.kill(coordinator)
     kafka_network.cut()
     kafka_network.heal()
-    fill(site, source, 600)
-    site.wait_until(lambda: committed() == 6600, "every record committed, without the broker")
+    fill(ledger, source, 600)
+    ledger.wait_until(lambda: committed() == 6600, "every record committed, without the broker")
     assert " is replaced: " in process.output
     kafka_three.restart(coordinator)
     kafka_three.wait_in_sync()
-    check(site, source, target, lane_of=lambda each: each.partition)
+    check(ledger, source, target, lane_of=lambda each: each.partition)
     assert process.terminate() == 0

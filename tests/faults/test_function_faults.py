@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.function_scene import SLOW, FunctionScene, alive, children, descriptors
-from tests.faults.push_scene import write
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -126,31 +124,33 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     letters = [record for run in scene.evidence() for record in run.dead_letters]
     found = {record.value.decode(): dict(record.headers)["headrace.dlq.error"].decode() for record in letters}
     assert found == LETTERS and len(letters) == len(LETTERS) + 1
+    assert (process.output.count(": assigned "), process.output.count(": revoked ")) == (1, 0)
     assert descriptors(process) <= open_before + 5
     workers = children(process)
     assert process.terminate() == 0
     assert alive(workers) == []
 
 
-@pytest.mark.parametrize("workers", ["workers-run", pytest.param("workers-freeze", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", ["workers-run", "workers-freeze"])
 def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any, tmp_path: Path, workers: str) -> None:
     """In the middle of its frames; what it then says of them counts for nothing, and it takes part again."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
     scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times)
-    scene.write(2000)
+    scene.fill(2000)
     frozen = scene.run()
     scene.wait_handled(200)
     pids = [frozen.server.id.pid, *(children(frozen) if workers == "workers-freeze" else ())]
     begin = time.time()
     for each in pids:
         os.kill(each, signal.SIGSTOP)
-    scene.wait_for(lambda: scene.members() == 0, "the broker to give the member up")
+    scene.wait_members(0)
     peer = scene.run()
     scene.wait_done()
     for each in pids:
         os.kill(each, signal.SIGCONT)
-    scene.wait_for(lambda: scene.members() == 2, "both to be members")
-    scene.write(1000)
+    scene.wait_members(2)
+    scene.fill(1000)
     scene.wait_done()
     scene.fault_since(begin, most=2 * 2 * 2000)
     assert scene.check() == []
@@ -158,14 +158,13 @@ def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("restarts", [3, pytest.param(6, marks=pytest.mark.long)])
-def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path, restarts: int) -> None:
-    """Three processes are replaced one after the other, once or twice; every call is the only one of its record."""
+def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
+    """Three processes are replaced one after the other, twice; every call is the only one of its record."""
     scene = FunctionScene(kafka, headrace, tmp_path, SLOW, partitions=6)
     processes: list[HeadraceProcess] = [scene.run() for _ in range(3)]
-    for _ in range(restarts):
+    for _ in range(6):
         had = scene.ended
-        scene.write(1500)
+        scene.fill(1500)
         scene.wait_handled(had + 300)
         assert processes.pop(0).terminate() == 0
         processes.append(scene.run())
@@ -175,20 +174,21 @@ def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, t
     assert [process.terminate() for process in processes] == [0, 0, 0]
 
 
-def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_path: Path, kills: int) -> None:
     """Kill -9 of the process in the middle of its frames: its workers end with it, and a peer has its partitions."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
     scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
     peer = scene.run()
-    for _ in range(3):
+    for _ in range(kills):
         victim = scene.run()
-        scene.wait_for(lambda: scene.members() == 2, "both to be members")
+        scene.wait_members(2)
         had = scene.ended
-        scene.write(1000)
+        scene.fill(1000)
         scene.wait_handled(had + 100)
         begin, workers = time.time(), children(victim)
         victim.kill()
-        scene.wait_for(lambda workers=workers: not alive(workers), "the workers' end")
+        scene.wait_until(lambda workers=workers: not alive(workers), "the workers' end")
         scene.wait_done()
         scene.fault_since(begin, most=2 * 2 * 2000)
     assert scene.check() == []
@@ -206,9 +206,9 @@ def test_many_topics_and_a_thousand_partitions_over_few_workers(
     scene = FunctionScene(kafka, headrace, tmp_path, code, trigger={"numWorkers": 3}, attributes=attributes)
     process = scene.run()
     for _ in range(3):
-        write(scene.kafka, [OutgoingRecord(name, b"k", b"v", None, number) for name in names for number in range(50)])
-    scene.wait_for(lambda: scene.ended >= 2 * 3 * 1000, "every call")
-    scene.wait_for(lambda: sum(scene.committed().values()) == 3000, "the commits")
+        scene.write("", *(OutgoingRecord(name, b"k", b"v", None, number) for name in names for number in range(50)))
+    scene.wait_until(lambda: scene.ended >= 2 * 3 * 1000, "every call")
+    scene.wait_until(lambda: sum(scene.committed(scene.group).values()) == 3000, "the commits")
     calls: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for entry in map(json.loads, scene.journal.read_text().splitlines()):
         if "of" in entry:
@@ -231,18 +231,16 @@ def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(
 ) -> None:
     """The next one takes the commits, none of which passes an event that has not ended."""
     scene = FunctionScene(kafka_three, headrace, tmp_path, SLOW)
-    scene.servers = kafka_network.bootstrap_servers
-    process = scene.run()
-    scene.write(1000)
+    process = scene.run(servers=kafka_network.bootstrap_servers)
+    scene.fill(1000)
     scene.wait_handled(200)
     kafka_network.hold(OFFSET_COMMIT)
     begin = time.time()
-    scene.wait_for(lambda: kafka_network.held, "a commit")
-    admin = AdminClient({"bootstrap.servers": kafka_three.bootstrap_servers})
-    victim = int(admin.describe_consumer_groups([scene.group])[scene.group].result(60).coordinator.id)
+    scene.wait_until(lambda: kafka_network.held, "a commit")
+    victim = scene.coordinator_of(scene.group)
     kafka_three.kill(victim)
     kafka_network.heal()
-    scene.write(1000)
+    scene.fill(1000)
     kafka_three.restart(victim)
     kafka_three.wait_in_sync()
     scene.wait_done()

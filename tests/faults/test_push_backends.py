@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
+from headrace.delivery.dead_letter import origin_of
 from headrace.testing import Answer, Received
 from headrace.testing.evidence import unique_records
-from tests.faults.push_scene import SAME_MEMBER, PushScene, dead_letter_attempts, luck
+from tests.faults.push_scene import SAME_MEMBER, PushScene, luck
 
 
 @pytest.mark.timeout(500)
@@ -25,11 +26,12 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scene: PushScene) 
 
     scene.backend.answer = answer
     scene.settings["retry"]["attempts"] = 5
-    scene.write(1000)
+    scene.fill(1000)
     process = scene.run()
     scene.wait_done()
     assert scene.check() == []
-    assert {dead_letter_attempts(record) for run in scene.evidence() for record in run.dead_letters} == {5}
+    origins = [origin_of(record.headers) for run in scene.evidence() for record in run.dead_letters]
+    assert {origin and origin.attempts for origin in origins} == {5}
     assert process.terminate() == 0
 
 
@@ -38,13 +40,13 @@ def test_a_backend_that_is_away_costs_nothing(scene: PushScene) -> None:
     """Connections are refused, then it is back (row E2): no dead letters, and every record is delivered once."""
     scene.backend.stop()
     scene.settings["retry"]["attempts"] = 1
-    scene.write(10_000)
+    scene.fill(2000)
     process = scene.run("delivery.refused=delay:0@5")
-    scene.wait_for(lambda: "failpoint delivery.refused" in process.output, "five refusals")
+    scene.wait_until(lambda: "failpoint delivery.refused" in process.output, "five refusals")
     scene.backend.start()
     scene.wait_done()
     assert scene.check() == []
-    assert (scene.dead_letters, scene.backend.accepted_records) == (0, 10_000)
+    assert (scene.dead_letters, scene.backend.accepted_records) == (0, 2000)
     assert process.terminate() == 0
 
 
@@ -54,7 +56,7 @@ def test_without_order_a_crash_repeats_only_what_was_open(scene: PushScene) -> N
     scene.settings["consumer"] = SAME_MEMBER
     scene.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["value"]) / 200)
     scene.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
-    scene.write(800)
+    scene.fill(800)
     process = scene.run()
     scene.wait_handled(200)
     with scene.fault():
@@ -71,7 +73,7 @@ def test_a_key_that_stands_still_holds_nobody_else(scene: PushScene) -> None:
     slow = "k1"
     scene.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["key"] == slow else 0)
     scene.settings.update(batch={"max_records": 1})
-    scene.write(1000)
+    scene.fill(1000)
     held = sum(record.key == slow.encode() for record in itertools.islice(unique_records("", 1), 1000))
     process = scene.run()
     scene.wait_handled(1000 - held)

@@ -15,8 +15,8 @@ from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.faults.conftest import wait_until
-from tests.faults.rotation import IN_USE, LIMIT_SECONDS, REFUSED, Rotation, pushed, ready, wait_logged, wait_replaced
+from tests.faults.ledger import Ledger, delivered_by
+from tests.faults.rotation import IN_USE, REFUSED, Rotation, ready, wait_logged, wait_replaced
 
 CLIENTS = 8
 """Of one process: each gets its own tokens."""
@@ -48,7 +48,8 @@ def test_a_new_certificate_of_another_user_is_taken_up(world: Rotation, member: 
     world.check(poster)
 
 
-@pytest.mark.parametrize("first", ["broker", pytest.param("file", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["broker", "file"])
 def test_a_new_password_is_taken_up(world: Rotation, first: str) -> None:
     """Whether the broker knows it before the file or after; then every connection is opened again."""
     world.operator.password(world.name, "old-password")
@@ -105,7 +106,7 @@ def tokens(world: Rotation, kafka_secured: SecuredCluster, tmp_path: Path) -> It
 def wait_for_tokens(tokens: Tokens, rounds: int, clients: int) -> None:
     """Wait until so many tokens of each client have ended."""
     wanted = tokens.given() + rounds * clients
-    wait_until(lambda: tokens.given() >= wanted, LIMIT_SECONDS, "tokens")
+    Ledger.wait_until(lambda: tokens.given() >= wanted, "tokens")
 
 
 @pytest.mark.long
@@ -137,14 +138,14 @@ def test_a_secret_that_is_revoked_too_early_loses_nothing(world: Rotation, token
     """Callers get errors when the last token has ended; the new secret in the file ends that."""
     with world.under_load(world.oauth(tokens.server)) as (process, poster):
         tokens.take("new-secret")
-        wait_until(lambda: not ready(process), LIMIT_SECONDS, "the end of the last token")
+        Ledger.wait_until(lambda: not ready(process), "the end of the last token")
         world.mount.put(secret="new-secret")
         wait_logged(process, IN_USE)
         poster.wait_for_more(20)
         wait_replaced(process)
         poster.wait_for_more(500)
     world.ledger.check_acknowledged(world.name, poster)
-    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, pushed(world.backend)))
+    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, delivered_by(world.backend)))
 
 
 @pytest.fixture
@@ -188,6 +189,6 @@ def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: 
         wait_replaced(process)
         world.operator.deny(f"{world.name}-old")
         poster.wait_for_more(500)
-    assert poster.unknown == []
+    assert poster.told("unknown") == []
     world.ledger.check_acknowledged(world.name, poster)
-    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, pushed(world.backend)))
+    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, delivered_by(world.backend)))

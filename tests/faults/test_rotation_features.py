@@ -17,14 +17,11 @@ import pytest
 import yaml
 
 from headrace.control.redrive import REPEATS_AT_MOST
-from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.records import OutgoingRecord, Record
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Answer, Instance, send
-from tests.faults.conftest import Poster, wait_until
-from tests.faults.rotation import LIMIT_SECONDS, REFUSED, Rotation, wait_logged, wait_replaced
+from tests.faults.ledger import Ledger, Poster, dead_letter
+from tests.faults.rotation import REFUSED, Rotation, wait_logged, wait_replaced
 
 LETTERS = 3000
 
@@ -75,11 +72,11 @@ class Requests:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(LIMIT_SECONDS)
+        self._thread.join(150)
 
     def wait_for_more(self, count: int = 3) -> None:
         wanted = len(self.answers) + count
-        wait_until(lambda: len(self.answers) >= wanted, LIMIT_SECONDS, "answers")
+        Ledger.wait_until(lambda: len(self.answers) >= wanted, "answers")
 
     def _run(self) -> None:
         while not self._stop.wait(0.05):
@@ -98,7 +95,7 @@ def test_reads_control_and_audit_use_the_new_certificate(world: Rotation) -> Non
         for action in ("pause", "resume"):
             answer = send("POST", f"{process.url}/adm/reactive-consumers/push/{action}", {})
             assert answer.status == 200, answer
-        wait_until(lambda: len(world.ledger.records(audit)) > known, LIMIT_SECONDS, "audited requests")
+        Ledger.wait_until(lambda: len(world.ledger.records(audit)) > known, "audited requests")
         poster.wait_for_more(200)
     assert Counter((answer.status, len(answer.body["records"])) for answer in reads.answers) == {
         (200, 5): len(reads.answers)
@@ -126,28 +123,25 @@ def test_a_command_that_follows_a_topic_connects_again(world: Rotation, tmp_path
         world.under_load(world.tls()) as (process, poster),
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path) as following,
     ):
-        wait_until(lambda: len(printed.read_bytes().splitlines()) > 100, LIMIT_SECONDS, "printed records")
+        Ledger.wait_until(lambda: len(printed.read_bytes().splitlines()) > 100, "printed records")
         before = connections(following.pid, port)
         with rotated(world, process, poster):
-            wait_until(
-                lambda: before.isdisjoint(connections(following.pid, port) or before),
-                LIMIT_SECONDS,
-                "new connections of the command",
+            Ledger.wait_until(
+                lambda: before.isdisjoint(connections(following.pid, port) or before), "new connections of the command"
             )
-        wanted = len(poster.acknowledged)
-        wait_until(
-            lambda: len(printed.read_bytes().splitlines()) >= wanted or following.poll() is not None,
-            LIMIT_SECONDS,
-            "every record",
+        wanted = len(poster.told())
+        Ledger.wait_until(
+            lambda: len(printed.read_bytes().splitlines()) >= wanted or following.poll() is not None, "every record"
         )
         following.send_signal(signal.SIGINT)
-        _, errors = following.communicate(timeout=LIMIT_SECONDS)
+        _, errors = following.communicate(timeout=150)
     assert b"no right" not in errors, errors
     counts = Counter(json.loads(line)["id"] for line in printed.read_bytes().splitlines())
-    assert {one.id for one in poster.acknowledged[:wanted]} <= set(counts)
+    assert {json.loads(one.value)["id"] for one in poster.told()[:wanted]} <= set(counts)
     assert set(counts.values()) == {1}
 
 
+@pytest.mark.long
 def test_a_store_that_is_half_written_is_not_used(world: Rotation, tmp_path: Path) -> None:
     """Clients that are made meanwhile use the store from before; the whole one is taken up."""
     store = tmp_path / "client.p12"
@@ -169,7 +163,7 @@ def test_a_store_that_is_half_written_is_not_used(world: Rotation, tmp_path: Pat
         assert instance.first()
         with Poster(process.url, transactions, keyed=True) as keyed:
             keyed.wait_for_more(100)
-        assert (keyed.refused, keyed.unknown) == ([], [])
+        assert keyed.not_written == []
         store.write_bytes(new)
         wait_replaced(process)
         world.operator.deny(f"{world.name}-old")
@@ -191,7 +185,7 @@ def test_a_redrive_ends_though_the_user_of_its_lease_loses_every_right(world: Ro
         body = {"rate": 100, "exactlyOnce": exactly_once}
         began = send("POST", f"{process.url}/adm/dead-letters/{dead}/redrive", body)
         assert began.status == 202, began
-        wait_until(lambda: world.ledger.records(topic), LIMIT_SECONDS, "redriven records")
+        Ledger.wait_until(lambda: world.ledger.records(topic), "redriven records")
         with rotated(world, process, poster):
             pass
         job = end_of(process.url, began.body["id"])
@@ -206,12 +200,6 @@ def test_a_redrive_ends_though_the_user_of_its_lease_loses_every_right(world: Ro
     assert sum(times.values()) - LETTERS <= (0 if exactly_once else REPEATS_AT_MOST), job
 
 
-def dead_letter(topic: str, dead: str, number: int) -> OutgoingRecord:
-    origin = Record(topic, number % 2, number, 1, None, b"%d" % number)
-    letter = DeadLetter(origin, "group", 5, Reply("E", "no", permanent=True), 1.0, 2.0)
-    return OutgoingRecord(dead, None, origin.value, headers_of(letter), number % 2)
-
-
 def end_of(url: str, job: str) -> dict[str, Any]:
     """Wait until a job has ended, and return it."""
     found: dict[str, Any] = {}
@@ -220,5 +208,5 @@ def end_of(url: str, job: str) -> dict[str, Any]:
         found.update(send("GET", f"{url}/adm/jobs/{job}").body)
         return found["state"] in ("done", "failed", "stopped")
 
-    wait_until(ended, LIMIT_SECONDS, f"the end of {job}")
+    Ledger.wait_until(ended, f"the end of {job}")
     return found

@@ -8,19 +8,17 @@ import re
 import sqlite3
 import subprocess
 import sys
-import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.ports import free_ports
-from headrace.kafka import Admin
-from headrace.records import TopicPartition
+from headrace.records import OutgoingRecord, TopicPartition
+from tests.faults.ledger import Ledger
+from tests.faults.push_scene import SHORT_SESSION
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 CRASHING = """\
@@ -61,13 +59,6 @@ class Store:
             return database.execute(query).fetchall()
 
 
-def post(url: str, topic: str, records: list[dict[str, Any]]) -> None:
-    body = json.dumps({"records": records}).encode()
-    request = urllib.request.Request(f"{url}/producers/{topic}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert all("offset" in entry for entry in json.load(answer)["offsets"])
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path)
@@ -78,29 +69,23 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.mark.timeout(400)
-def test_each_record_has_its_effect_once(
-    kafka: Any, topic: Callable[..., str], headrace: Any, store: Store, bed: Any
-) -> None:
+def test_each_record_has_its_effect_once(ledger: Ledger, headrace: Any, store: Store) -> None:
     """The store dies between transaction and answer, twice; Headrace is killed; the group's offsets are set back."""
-    name = topic(2)
+    name = ledger.new_topic(2)
     group = f"{name}-totals"
-    place = {"bootstrap_servers": kafka.bootstrap_servers, "properties": {"session.timeout.ms": 3000}}
     push = {
         "topics": [name],
         "group": group,
         "batch": {"max_records": 1},
         "retry": {"first_delay_seconds": 0.05, "max_delay_seconds": 0.2},
+        "consumer": SHORT_SESSION,
         "backend": {"url": f"http://127.0.0.1:{store.port}/payments", "offsets_path": "/offsets"},
     }
-    ledger = bed.Ledger(kafka.bootstrap_servers)
-    source = headrace({"kafka": place})
-    sent = Counter[str]()
-    for account in range(3):
-        amounts = range(1, 31)
-        records = [{"partition": n % 2, "value": {"account": str(account), "amount": n}} for n in amounts]
-        post(source.url, name, records)
-        sent[str(account)] += sum(amounts)
-    config = {"kafka": place, "reactive_consumers": {"totals": push}}
+    payments = [(account, amount) for account in range(3) for amount in range(1, 31)]
+    values = [json.dumps({"account": str(account), "amount": amount}).encode() for account, amount in payments]
+    ledger.write(name, *(OutgoingRecord(name, None, value, None, n % 2) for n, value in enumerate(values)))
+    sent = {str(account): sum(range(1, 31)) for account in range(3)}
+    config = {**ledger.config, "reactive_consumers": {"totals": push}}
     crashed = store.start(crash_at=10)
     process = headrace(config)
     assert crashed.wait(150) == 7
@@ -109,13 +94,12 @@ def test_each_record_has_its_effect_once(
     process.kill()
     store.start()
     process = headrace(config)
-    bed.wait_until(lambda: ledger.lag(group) == 0, 60, "lag 0")
+    ledger.wait_committed_all(name, group)
     assert process.terminate() == 0
     assert dict(store.rows("SELECT account, amount FROM totals")) == sent
 
-    admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60))
-    asyncio.run(admin.alter_group_offsets(group, {TopicPartition(name, n): 0 for n in range(2)}))
+    asyncio.run(ledger.admin.alter_group_offsets(group, {TopicPartition(name, n): 0 for n in range(2)}))
     headrace(config)
-    bed.wait_until(lambda: ledger.lag(group) == 0, 60, "the group where its store is")
+    ledger.wait_committed_all(name, group)
     assert dict(store.rows("SELECT account, amount FROM totals")) == sent
     assert store.rows("SELECT topic_partition, next_offset FROM headrace_offsets ORDER BY 1") == [(0, 45), (1, 45)]

@@ -9,45 +9,38 @@ import itertools
 import json
 import random
 import threading
-import urllib.error
-import urllib.request
-import uuid
 from typing import Any
 
 import pytest
 
-KILLS = 10
+from tests.active_client import send
+from tests.faults.ledger import Ledger
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
+
 CLIENTS = 4
 
 
 def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
     """Return status and body of an answer; status 0 if there was none."""
-    headers = {"Content-Type": "application/json", **({"Idempotency-Key": key} if key else {})}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return answer.code, json.load(answer)
+        return send("POST", url, body, {"Idempotency-Key": key} if key else {})
     except (OSError, ValueError, http.client.HTTPException):
         return 0, None
 
 
-def ids_in(ledger: Any, topic: str) -> dict[int, tuple[int, int]]:
+def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
     """Return where each id is; one that is there twice fails."""
-    places = [(json.loads(record.value), (record.partition, record.offset)) for record in ledger.records(topic)]
+    places = [(json.loads(record.value or b""), (record.partition, record.offset)) for record in ledger.records(topic)]
     assert not [number for number, count in collections.Counter(n for n, _ in places).items() if count > 1]
     return dict(places)
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(500)
-def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, headrace: Any, bed: Any) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_a_key_writes_once_though_the_process_is_killed(ledger: Ledger, headrace: Any, kills: int) -> None:
     """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the answer says."""
-    name, keys = topic(3), f"keys-{uuid.uuid4().hex[:8]}"
-    settings = {"producer": {"idempotency": {"topic": keys}}}
-    process = headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, **settings})
+    name = ledger.new_topic(3)
+    process = headrace({**ledger.config, "producer": {"idempotency": {"topic": f"{name}-keys"}}})
     moments, answers, numbers = random.Random(), {}, itertools.count()
 
     def send(number: int) -> None:
@@ -56,11 +49,11 @@ def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, 
             answers[number] = body["offsets"][0]
 
     def send_until_answered(number: int) -> None:
-        bed.wait_until(lambda: send(number) or number in answers, 60, f"an answer to key {number}")
+        ledger.wait_until(lambda: send(number) or number in answers, f"an answer to key {number}")
 
     send_until_answered(next(numbers))
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
-        for _ in range(KILLS):
+        for _ in range(kills):
             wave = list(itertools.islice(numbers, CLIENTS))
             sent = [clients.submit(send, number) for number in wave]
             threading.Event().wait(moments.uniform(0, 0.06))
@@ -69,22 +62,19 @@ def test_a_key_writes_once_though_the_process_is_killed(kafka: Any, topic: Any, 
             process.start()
             process.wait_ready()
             list(clients.map(send_until_answered, wave))
-    ledger = bed.Ledger(kafka.bootstrap_servers)
-    bed.wait_until(lambda: len(ledger.records(name)) >= len(answers), 30, "the last commit to be visible")
+    ledger.wait_until(lambda: len(ledger.records(name)) >= len(answers), "the last commit to be visible")
     places = {number: (entry["partition"], entry["offset"]) for number, entry in answers.items()}
-    assert len(places) == 1 + KILLS * CLIENTS
+    assert len(places) == 1 + kills * CLIENTS
     assert ids_in(ledger, name) == places
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.long), "killed"])
-def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: Any, bed: Any, fault: str) -> None:
+def test_transactions_are_whole_though_brokers_fail(
+    kafka_three: Any, ledger: Ledger, headrace: Any, fault: str
+) -> None:
     """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
-    first, second = (f"tx-{uuid.uuid4().hex[:8]}" for _ in range(2))
-    for name in (first, second):
-        kafka_three.create_topic(name, 3, {"min.insync.replicas": "2"})
-    process = headrace({"kafka": {"bootstrap_servers": kafka_three.bootstrap_servers}})
+    first, second = ledger.new_topic(3), ledger.new_topic(3)
+    process = headrace(ledger.config)
     answers: dict[int, str] = {}
     numbers, stop = itertools.count(), threading.Event()
 
@@ -102,7 +92,7 @@ def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: 
 
     def more(count: int) -> None:
         wanted = sum(outcome == "ok" for outcome in list(answers.values())) + count
-        bed.wait_until(lambda: sum(o == "ok" for o in list(answers.values())) >= wanted, 60, "committed transactions")
+        ledger.wait_until(lambda: sum(o == "ok" for o in list(answers.values())) >= wanted, "committed transactions")
 
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
         running = [clients.submit(run) for _ in range(CLIENTS)]
@@ -121,16 +111,15 @@ def test_transactions_are_whole_though_brokers_fail(kafka_three: Any, headrace: 
                 for broker in (1, 2, 3):
                     kafka_three.resume(broker)
                 # A broker that is killed may hit no transaction at all, one that stands still for 5 s hits them all.
-                bed.wait_until(lambda: " is replaced: " in process.output, 60, "the replacement of a producer")
+                ledger.wait_until(lambda: " is replaced: " in process.output, "the replacement of a producer")
                 kafka_three.wait_in_sync()
             more(20)
         finally:
             stop.set()
             for client in running:
                 client.result(150)
-    ledger = bed.Ledger(kafka_three.bootstrap_servers)
     ok, failed = ({n for n, outcome in answers.items() if outcome == wanted} for wanted in ("ok", "fail"))
-    bed.wait_until(lambda: ok <= set(ids_in(ledger, first)) & set(ids_in(ledger, second)), 30, "the last commits")
+    ledger.wait_until(lambda: ok <= set(ids_in(ledger, first)) & set(ids_in(ledger, second)), "the last commits")
     # One whose outcome is unknown may be committed between two looks.
-    bed.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), 30, "whole transactions")
+    ledger.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), "whole transactions")
     assert not failed & set(ids_in(ledger, first))

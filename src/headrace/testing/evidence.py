@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +55,8 @@ def decode_commit(record: Record) -> GroupCommit | None:
     size, start = _varint(value, 14) if version > 3 else (struct.unpack_from(">h", value, 14)[0] + 1, 16)
     end = start + size - 1
     partition, time_ms = struct.unpack_from(">i", key, at)[0], struct.unpack_from(">q", value, end)[0]
-    return GroupCommit(
-        group, TopicPartition(topic, partition), Commit(time_ms / 1000, offset, value[start:end].decode())
-    )
+    metadata = value[start:end].decode().removesuffix("\0")  # the client library sends the end of a C string, too
+    return GroupCommit(group, TopicPartition(topic, partition), Commit(time_ms / 1000, offset, metadata))
 
 
 def read_journal(journal: Path) -> dict[TopicPartition, list[Attempt]]:
@@ -80,13 +79,20 @@ def read_journal(journal: Path) -> dict[TopicPartition, list[Attempt]]:
     return found
 
 
-async def gather(kafka: KafkaConfig, admin: Admin, group: str, topic: str, journal: Path) -> list[Pushed]:
-    """Return the evidence of a group's deliveries of a topic, partition by partition."""
+async def group_commits(kafka: KafkaConfig, admin: Admin) -> list[GroupCommit]:
+    """Return every commit of every group, in the order of the broker."""
+    return [found for found in map(decode_commit, await _read(kafka, admin, OFFSETS_TOPIC)) if found]
+
+
+async def gather(
+    kafka: KafkaConfig, admin: Admin, group: str, topic: str, journal: Path, made: Sequence[GroupCommit] = ()
+) -> list[Pushed]:
+    """Return what is known of a group's deliveries of a topic, by partition; `made` are all commits, if read before."""
     attempts = read_journal(journal)
     commits = by_partition(
         (found.partition, found.commit)
-        for found in map(decode_commit, await _read(kafka, admin, OFFSETS_TOPIC))
-        if found and (found.group, found.partition.topic) == (group, topic)
+        for found in made or await group_commits(kafka, admin)
+        if (found.group, found.partition.topic) == (group, topic)
     )
     dead_letters = by_partition(
         (origin.partition, record)

@@ -78,7 +78,7 @@ def run_command(
 
 def can_fork(env: Mapping[str, str]) -> bool:
     """Return whether a fork is as good as a new interpreter: no variable asks for something at its start."""
-    at_start = {name for name in env if name.startswith("PYTHON") or name == failpoints.VARIABLE} - {"PYTHONUNBUFFERED"}
+    at_start = {name for name in env if name.startswith("PYTHON")} - {"PYTHONUNBUFFERED"}
     return all(env[name] == os.environ.get(name, "") for name in at_start)
 
 
@@ -105,6 +105,15 @@ def _run(words: list[str], cwd: str, env: dict[str, str], stdin: str, output: st
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", -1 if "PYTHONUNBUFFERED" not in env else 1, closefd=False)
     sys.argv = ["headrace", *words]
+    _arm(env.get(failpoints.VARIABLE, ""))
     from headrace.cli.main import main
 
     main(words)
+
+
+def _arm(points: str) -> None:
+    """Arm failpoints in the modules that are loaded, as a new interpreter does when it loads them."""
+    off, armed = failpoints.reach, failpoints.arm(points) if points else failpoints.reach
+    for module in [module for name, module in sys.modules.items() if name.startswith("headrace.")]:
+        if getattr(module, "reach", None) is off:
+            vars(module)["reach"] = armed

@@ -234,6 +234,8 @@ def test_a_window_is_offsets_that_hold_something() -> None:
         ({"until": 3_000_000}, InvalidRequest, "in the future"),
         ({"since": 1_003_000, "until": 1_001_000}, InvalidRequest, "reversed"),
         ({"until": 1000}, InvalidRequest, "holds no record"),
+        ({"since": 1_500_000}, InvalidRequest, "holds nothing since"),
+        ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "empty"),
     ],
 )
 def test_a_window_that_makes_no_sense_is_refused(asked: dict[str, Any], error: type[Exception], said: str) -> None:

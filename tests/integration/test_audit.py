@@ -52,18 +52,13 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     assert b"----" not in text
 
 
-def test_by_default_requests_and_deliveries_have_a_note_each(
-    site: Any, topic: Any, headrace: Any, backend: Any
-) -> None:
+def test_by_default_requests_and_deliveries_have_a_note_each(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """With partition, first and last offset and count; a record that failed has a note of its own."""
     name, audit = topic(), f"{topic()}-audit"
     backend.answer = Answer(fails=lambda record: record["offset"] == 1)
-    consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
-    process = headrace(
-        {**site.config, "audit": {"to": "topic", "topic": audit}, "reactive_consumers": {"push": consumer}}
-    )
+    process = push(name, more={"audit": {"to": "topic", "topic": audit}}, retry={"attempts": 1})
     assert produce(f"{process.url}/producers/{name}", "loader") == 200
-    site.wait_committed(f"{name}-g", name, 3)
+    site.wait_committed(f"{name}-push", name, 3)
     process.terminate()
     notes = [json.loads(record.value) for record in site.records(audit)]
     written = [n for n in notes if n["auditType"] == "PRODUCER" and n["topic"] == name]

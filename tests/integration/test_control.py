@@ -43,40 +43,6 @@ def offsets(records: list[dict[str, Any]]) -> list[int]:
     return [record["offset"] for record in records]
 
 
-def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Pause, seek back while paused, resume, skip, and settings; the status says each."""
-    name = topic()
-    site.write_json(name, *range(10))
-    process = push(name)
-    api = Api(process.url)
-    site.wait_committed(f"{name}-push", name, 10)
-    paused = api.request("POST", f"{CONSUMER}/pause", {"reason": "the database is moved"})
-    assert paused["paused"]["reason"] == "the database is moved"
-    assert paused["why"].startswith("paused by anonymous since ")
-    sought = api.request("POST", f"{CONSUMER}/seek", {"offset": 4})
-    assert not sought["pending"]
-    assert [(one["outcome"], one["cameFrom"], one["offset"]) for one in sought["results"]] == [("sought", 10, 4)]
-    assert site.committed(f"{name}-push")[(name, 0)] == 4
-    assert len(backend.accepted) == 10
-    skipped = api.request("POST", f"{CONSUMER}/skip", {"partition": 0, "offset": 6, "reason": "it is no order"})
-    assert skipped["results"][0]["outcome"] in ("skipped", "will be skipped")
-    changed = api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": 2})
-    assert changed["settings"]["maxRecords"] == 2
-    resumed = api.request("POST", f"{CONSUMER}/resume")
-    assert resumed["paused"] is None
-    site.wait_committed(f"{name}-push", name, 10)
-    assert offsets(backend.accepted[10:]) == [4, 5, 7, 8, 9]
-    assert max(len(request.body) for request in backend.requests[1:]) <= 2
-    assert api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": None})["settings"]["maxRecords"] == 100
-    [summary] = api.request("GET", "/adm/reactive-consumers")["consumers"]
-    assert (summary["name"], summary["kind"], summary["group"], summary["topics"]) == (
-        "push",
-        "reactive",
-        f"{name}-push",
-        [name],
-    )
-
-
 def has(api: Api, place: str) -> list[int]:
     """Return the partitions that a process has."""
     return [one["partition"] for one in api.request("GET", place)["partitions"] if one["assigned"]]

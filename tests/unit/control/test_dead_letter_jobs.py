@@ -142,7 +142,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = N
     async def found_some(topic: str, selection: Selection) -> None:
         """There is a dead letter."""
 
-    jobs = jobs_of(admin or Members([]), Replays())
+    jobs = jobs_of(admin or FakeKafka(), Replays())
     monkeypatch.setattr(jobs, "_check_ready", found_some)
     made: Any = asyncio.run(jobs.begin(Created(), kind, topic, DeadLetterJobRequest(**asked), "ann"))  # type: ignore[arg-type]
     return made  # type: ignore[no-any-return]
@@ -175,24 +175,18 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
         spec_of(later, ReplaySpec)
 
 
-class Members:
-    """An administration that knows one group."""
-
-    def __init__(self, clients: Sequence[str]) -> None:
-        self._clients = clients
-
-    async def group_members(self, group: str, right: str = "") -> list[Any]:
-        assert group == "headrace.lease.redrive.t.dlq"
-        return [SimpleNamespace(client=client) for client in self._clients]
-
-
 def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that could not begin is none: whoever asks is told who is at work."""
-    admin: Any = Members(["headrace-lease-here-process-7"])
-    letters = jobs_of(admin)
+    cluster: Any = FakeKafka()
+
+    async def members(group: str, right: str = "") -> list[Any]:
+        assert group == "headrace.lease.redrive.t.dlq"
+        return [SimpleNamespace(client="headrace-lease-here-process-7")]
+
+    monkeypatch.setattr(cluster, "group_members", members)
     monkeypatch.setattr(dead_letter_jobs, "_RELEASE_SECONDS", 0.0)
     with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
-        asyncio.run(letters._check_ready("t.dlq", Selection()))
+        asyncio.run(jobs_of(cluster)._check_ready("t.dlq", Selection()))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from headrace.errors import (
     KafkaTimeout,
     KafkaUnauthorized,
     LeaseLost,
+    LeaseTaken,
     RecordTooLarge,
     TopicNotFound,
     TransactionAborted,
@@ -470,3 +471,12 @@ def test_a_letter_that_does_not_fit_stays_and_the_others_go(fake: FakeKafka) -> 
     done = run(fake)
     assert (done.records, done.too_large) == (3, [f"{DLQ}-0 offset 2: too large"])
     assert fake.ended() == {0, 1, 3}
+
+
+def test_a_second_run_is_refused_and_told_of_the_first(fake: FakeKafka) -> None:
+    """Who has the lease, and nothing is done."""
+    fake.letter(1)
+    fake.holder = "host-process-1-since-2026"
+    with pytest.raises(LeaseTaken, match="worked on by host-process-1-since-2026"):
+        run(fake)
+    assert fake.sends == []

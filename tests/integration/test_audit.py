@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from headrace.testing import Answer
+from tests.active_client import send
 
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
 PRINCIPALS = {name: {"token": f"${{env:{name}}}", "scopes": [scope]} for name, scope in TOKENS.items()}
@@ -16,13 +15,7 @@ BODY = {"records": [{"key": "k", "value": {"card": "4111"}, "correlationId": f"c
 
 
 def produce(url: str, name: str) -> int:
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {name:->16}"}
-    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return send("POST", url, BODY, {"Authorization": f"Bearer {name:->16}"}).status
 
 
 def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:

@@ -6,23 +6,15 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from headrace.config.kafka import SchemaRegistryConfig
-from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterPages, ScanOptions
 from headrace.control.dead_letters import DeadLetterTopics
 from headrace.control.ended_offsets import EndedOffsets
-from headrace.control.selection import Selection
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import InvalidRequest, TopicNotFound
-from headrace.formats.codecs import Codecs
-from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
 from headrace.records import Header, OutgoingRecord, Record
 from tests.dead_letter_records import written_for
 
@@ -48,20 +40,6 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     letters = letters_of(topic, values)
     site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
     return dlq
-
-
-def paged(site: Any, dlq: str, selection: Selection, options: ScanOptions, most: int) -> DeadLetterPage:
-    """Return a page as the command and the endpoint have it."""
-
-    async def main() -> DeadLetterPage:
-        registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
-        letters = DeadLetterPages(Admin(site.kafka), Codecs(registry), SystemClock())
-        try:
-            return await letters.page(dlq, selection, options, most)
-        finally:
-            await registry.close()
-
-    return asyncio.run(main())
 
 
 def test_a_list_is_made_of_offsets_and_reads_no_letter(
@@ -128,45 +106,14 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     assert "continue with --cursor oldest.0-1" in said.stderr
 
 
-def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: Any) -> None:
-    """By error, key, header, text and time; a limit of records says how far it came."""
-    name = topic()
-    dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
-
-    def search(options: ScanOptions | None = None, **selection: Any) -> DeadLetterPage:
-        return paged(site, dlq, Selection(**selection), options or ScanOptions(), 50)
-
-    now = datetime.now(UTC)
-    assert len(search(errors=["HTTP 500"]).dead_letters) == 10
-    assert [bytes(letter.key) for letter in search(keys=["k7"]).dead_letters] == [b'"k7"']
-    assert len(search(headers={"tenant": "acme"}).dead_letters) == 30
-    assert search(headers={"tenant": "other"}).dead_letters == []
-    assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).dead_letters] == [b'"k12"']
-    assert search(until=now - timedelta(days=1)).dead_letters == []
-    assert len(search(since=now - timedelta(hours=1)).dead_letters) == 30
-    some = search(ScanOptions(limit_records=10), errors=["HTTP 500"])
-    assert (some.scanned, some.remaining) == (10, 20)
-    rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
-    assert (rest.scanned, rest.remaining, rest.cursor) == (20, 0, "")
-    assert len(some.dead_letters) + len(rest.dead_letters) == 10
-    with pytest.raises(InvalidRequest, match="oldest is requested"):
-        search(ScanOptions("oldest", some.cursor))
-    said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--max", "1").stderr
-    assert "found 1; continue with --cursor newest.0-" in said
-
-
 def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:
     """Each is said clearly."""
     ordinary, empty = topic(), buried(site, kafka, topic(), [])
     site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
     assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
-    for command in ("list", "stats"):
+    for command in ("list", "stats", "show"):
         assert "is no dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
-    assert "does not exist" in site.cli("dlq", "list", f"{ordinary}.none", code=1).stderr
-    with pytest.raises(InvalidRequest, match="is no dead letter topic: 1 of its records"):
-        paged(site, ordinary, Selection(), ScanOptions(), 1)
-    with pytest.raises(TopicNotFound, match="does not exist"):
-        paged(site, f"{ordinary}.none", Selection(), ScanOptions(), 1)
+        assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
 
 
 def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) -> None:

@@ -125,18 +125,6 @@ def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, bac
     assert call().body["status"] == "processed"
 
 
-def test_topics_that_nobody_reads_and_parameters_that_are_none(again: Any, letters: Letters) -> None:
-    """ERR30001 for a topic that is not in the file; another group is only told back."""
-    call = again()
-    unknown = call(topic=f"{letters.name},nobodys")
-    assert (unknown.status, unknown.body["code"]) == (400, "ERR30001")
-    assert "nobodys is consumed by no reactive consumer here" in unknown.body["description"]
-    assert call(topic=letters.dlq).body["code"] == "ERR30001"
-    for wrong in ({"timeout": "soon"}, {"lastretry": "perhaps"}, {"timeout": -1}):
-        assert call(**wrong).status == 400
-    assert call(group="replays", timeout=2000, colour="blue").body["group"] == "replays"
-
-
 def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend: Any) -> None:
     """One delivers, the other is told to come back."""
     letters.bury(2)

@@ -79,35 +79,6 @@ def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
     assert firsts(entry["attempt"] for entry in alone if entry["offset"] == 17) == list(range(1, attempts + 1))
 
 
-def test_statuses_and_errors_mean_what_the_file_says(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """409 is handled already; a class of error is a dead letter at once, another one is skipped."""
-    name = topic()
-    site.write_json(name, *range(6))
-
-    def answer(request: Received) -> Answer:
-        if any(entry["offset"] == 4 for entry in request.body):
-            return Answer(status=409)
-        traces = {1: "shop.NoSuchOrderException: 1", 2: "shop.AlreadyDoneException: 2"}
-        return Answer(
-            body=[
-                {"processed": entry["offset"] not in traces, "stacktrace": traces.get(entry["offset"])}
-                for entry in request.body
-            ]
-        )
-
-    backend.answer = answer
-    policy = {
-        "statuses": {409: "skip"},
-        "errors": {"NoSuchOrderException": "dead_letter", "shop.AlreadyDoneException": "skip"},
-    }
-    process = push(name, batch={"max_records": 4}, retry=policy)
-    site.wait_committed(f"{name}-push", name, 6)
-    (letter,) = site.records(f"{name}.dlq")
-    assert (history(letter)["offset"], history(letter)["attempts"]) == ("1", "1")
-    metrics = site.ask(f"{process.url}/metrics").body
-    assert f'headrace_ended_records_total{{consumer="{name}",kind="reactive",outcome="skipped"}} 2.0' in metrics
-
-
 def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_there(
     site: Any, topic: Any, push: Any, backend: Any, kafka: Any
 ) -> None:

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.consumers import DeliveryConfig, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
+from headrace.config.section import fits_any
 from headrace.control import consumer_control
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.lifecycle import SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.testing import ManualClock
 
 CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -119,7 +122,7 @@ class Processes:
             admin, InternalTopic("c"), JSON_OBJECTS, self.log.produce, self.clock, optional="control"
         )
         made = ConsumerControl(table, {}, f"m{len(self.started)}", lambda group: [], self.clock)
-        made.add(_running(pump))
+        made.add(running(CONFIG, pump, name="orders/a b", pump=pump, admin=Admin(KafkaConfig())))  # not contacted
         await made.start()
         self.started.append(made)
         if loaded:
@@ -140,18 +143,18 @@ class Processes:
         await process.stop()
 
 
-def _running(pump: FakePump) -> RunningConsumer:
-    admin = Admin(KafkaConfig())  # is not contacted
-    anything: Any = pump
-    return RunningConsumer(
-        name="orders/a b",
-        kind="reactive",
-        delivery=CONFIG,
-        topics=["t"],
-        destination=anything,
-        pump=anything,
-        admin=admin,
-    )
+def running(config: DeliveryConfig, destination: Any = None, *, admin: Any = None, **more: Any) -> RunningConsumer:
+    """Return a consumer of topic `t` or of those of its settings, with a pump that has begun nothing."""
+    group, patterns = getattr(config, "group", "mine"), getattr(config, "topic_patterns", ())
+    facts = {
+        "name": group,
+        "kind": "reactive",
+        "topics": getattr(config, "topics", ["t"]),
+        "matches": fits_any(patterns) if patterns else None,
+    }
+    if "pump" not in more:
+        more["pump"] = Pump("live", group, destination, None, delivery=config, clock=ManualClock())
+    return RunningConsumer(delivery=config, destination=destination, admin=admin, **{**facts, **more})
 
 
 def live(test: Callable[[Processes], Coroutine[Any, Any, None]]) -> None:

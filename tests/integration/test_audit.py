@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from headrace.testing import Answer
+from tests.active_client import send
 
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
 PRINCIPALS = {name: {"token": f"${{env:{name}}}", "scopes": [scope]} for name, scope in TOKENS.items()}
@@ -16,13 +15,7 @@ BODY = {"records": [{"key": "k", "value": {"card": "4111"}, "correlationId": f"c
 
 
 def produce(url: str, name: str) -> int:
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {name:->16}"}
-    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return send("POST", url, BODY, {"Authorization": f"Bearer {name:->16}"}).status
 
 
 def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
@@ -52,18 +45,13 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     assert b"----" not in text
 
 
-def test_by_default_requests_and_deliveries_have_a_note_each(
-    site: Any, topic: Any, headrace: Any, backend: Any
-) -> None:
+def test_by_default_requests_and_deliveries_have_a_note_each(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """With partition, first and last offset and count; a record that failed has a note of its own."""
     name, audit = topic(), f"{topic()}-audit"
     backend.answer = Answer(fails=lambda record: record["offset"] == 1)
-    consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
-    process = headrace(
-        {**site.config, "audit": {"to": "topic", "topic": audit}, "reactive_consumers": {"push": consumer}}
-    )
+    process = push(name, more={"audit": {"to": "topic", "topic": audit}}, retry={"attempts": 1})
     assert produce(f"{process.url}/producers/{name}", "loader") == 200
-    site.wait_committed(f"{name}-g", name, 3)
+    site.wait_committed(f"{name}-push", name, 3)
     process.terminate()
     notes = [json.loads(record.value) for record in site.records(audit)]
     written = [n for n in notes if n["auditType"] == "PRODUCER" and n["topic"] == name]

@@ -13,13 +13,18 @@ import yaml
 from headrace.records import Header, OutgoingRecord
 from headrace.testing import Answer
 
-RETRY = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
 HANDLER = """
 def handler(context, event):
     if event.offset == 1:
         raise ValueError("poison")
     return {"offset": event.offset}
 """
+
+
+def audited(topic: str) -> dict[str, Any]:
+    """Return the sections of a process that notes every record in a topic, named after the one that it consumes."""
+    audit = {"to": "topic", "records": "all", "topic": f"{topic}-audit"}
+    return {"audit": audit, "control": {"topic": f"_headrace-control-{topic}"}}
 
 
 def notes(site: Any, topic: str, kind: str) -> list[Any]:
@@ -37,7 +42,7 @@ def judged(request: Any) -> Answer:
     )
 
 
-def test_each_record_that_ended_has_one_note(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_each_record_that_ended_has_one_note(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and the letter has one."""
     name = topic()
     own: list[Header] = [("X-Correlation-Id", b"c-1"), ("X-Traceability-Id", b"t-1")]
@@ -48,26 +53,18 @@ def test_each_record_that_ended_has_one_note(site: Any, topic: Any, headrace: An
     backend.answer = judged
     # The first answer is a whole batch that fails: it is rolled back, and leaves no note.
     backend.script.append(Answer(fails=lambda record: True))
-    consumer = {"topics": [name], "group": "g", "retry": RETRY, "backend": {"url": backend.url}}
-    consumer["retry"] = {**RETRY, "attempts": 3, "rollback_threshold_percent": 50}
-    process = headrace(
-        {
-            **site.config,
-            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
-            "reactive_consumers": {"push": consumer},
-        }
-    )
-    site.wait_committed("g", name, 5)
+    process = push(name, more=audited(name), retry={"rollback_threshold_percent": 50})
+    site.wait_committed(f"{name}-push", name, 5)
     assert process.terminate() == 0
     found = sorted(notes(site, f"{name}-audit", "REACTIVE_CONSUMER"), key=lambda note: note["offset"])
     assert [(note["offset"], note["auditStatus"], note["correlationId"]) for note in found] == [
-        (0, "SUCCESS", f"g:{name}:0:0"),
+        (0, "SUCCESS", f"{name}-push:{name}:0:0"),
         (1, "SUCCESS", "c-1"),
-        (2, "SUCCESS", f"g:{name}:0:77"),
+        (2, "SUCCESS", f"{name}-push:{name}:0:77"),
         (3, "FAILURE", "r-1"),
         (4, "FAILURE", "c-1"),
     ]
-    assert {(note["group"], note["topic"], note["partition"]) for note in found} == {("g", name, 0)}
+    assert {(note["group"], note["topic"], note["partition"]) for note in found} == {(f"{name}-push", name, 0)}
     assert [note.get("traceabilityId") for note in found] == [None, "t-1", None, None, "t-1"]
     assert found[2]["redriveOf"] == f"{name}:0:77"
     assert found[3]["reason"] == "dead letter: ValueError"
@@ -78,9 +75,7 @@ def test_each_record_that_ended_has_one_note(site: Any, topic: Any, headrace: An
     ]
 
 
-def test_records_that_wait_in_a_tier_are_noted_when_they_end(
-    site: Any, topic: Any, headrace: Any, backend: Any
-) -> None:
+def test_records_that_wait_in_a_tier_are_noted_when_they_end(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """Under the place they came from, once, also where they only waited behind another of their key."""
     name = topic()
     site.write(name, *(OutgoingRecord(name, b"k", b'{"bad":%s}' % bad, None, 0) for bad in (b"true", b"false")))
@@ -91,22 +86,8 @@ def test_records_that_wait_in_a_tier_are_noted_when_they_end(
         return Answer(body=[{"processed": entry["offset"] == 1 or calls[0] > 1} for entry in request.body])
 
     backend.answer = answer
-    retry = {"attempts": 1, "first_delay_seconds": 0.05, "tiers": [1], "keep_key_order": True}
-    consumer = {
-        "topics": [name],
-        "group": f"{name}-g",
-        "ordering": "key",
-        "batch": {"max_records": 1},
-        "retry": retry,
-        "backend": {"url": backend.url},
-    }
-    process = headrace(
-        {
-            **site.config,
-            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
-            "reactive_consumers": {"push": consumer},
-        }
-    )
+    retry = {"attempts": 1, "tiers": [1], "keep_key_order": True}
+    process = push(name, more=audited(name), ordering="key", batch={"max_records": 1}, retry=retry)
     site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both notes")
     assert process.terminate() == 0
     found = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
@@ -125,38 +106,29 @@ def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: 
     trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
     spec = {"handler": "work:handler", "triggers": {"in": trigger}}
     (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    audit = {"to": "topic", "records": "all", "topic": f"{name}-audit"}
-    process = headrace({**site.config, "audit": audit, "functions": [str(tmp_path / "function.yaml")]})
+    process = headrace({**site.config, **audited(name), "functions": [str(tmp_path / "function.yaml")]})
     site.wait_committed(f"{name}-work", name, 3)
     assert process.terminate() == 0
-    consumed = notes(site, audit["topic"], "STREAMING_CONSUMER")
+    consumed = notes(site, f"{name}-audit", "STREAMING_CONSUMER")
     assert sorted((note["offset"], note["auditStatus"]) for note in consumed) == [
         (0, "SUCCESS"),
         (1, "FAILURE"),
         (2, "SUCCESS"),
     ]
-    written = notes(site, audit["topic"], "STREAMING_PRODUCER")
+    written = notes(site, f"{name}-audit", "STREAMING_PRODUCER")
     assert [(note["topic"], note["auditStatus"]) for note in written] == [(target, "SUCCESS")] * 2
-    assert [note["topic"] for note in notes(site, audit["topic"], "PRODUCER")] == [f"{name}.dlq"]
+    assert [note["topic"] for note in notes(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq"]
 
 
-def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """Who did it, and the records once more under the job's id."""
     name = topic()
     site.write_json(name, {"n": 0}, {"n": 1})
-    consumer = {"topics": [name], "group": f"{name}-g", "backend": {"url": backend.url, "mode": "status"}}
-    process = headrace(
-        {
-            **site.config,
-            "audit": {"to": "topic", "records": "all", "topic": f"{name}-audit"},
-            "control": {"topic": f"_headrace-control-{name}"},
-            "reactive_consumers": {"push": consumer},
-        }
-    )
-    site.wait_committed(f"{name}-g", name, 2)
-    assert site.ask(f"{process.url}/adm/reactive-consumers/push/pause", {"reason": "ticket 12"}).status == 200
-    assert site.ask(f"{process.url}/adm/reactive-consumers/push/resume", {}).status == 200
-    replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": "push"}}
+    process = push(name, more=audited(name), backend={"mode": "status"})
+    site.wait_committed(f"{name}-push", name, 2)
+    assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/pause", {"reason": "ticket 12"}).status == 200
+    assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/resume", {}).status == 200
+    replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": name}}
     job = site.ask(f"{process.url}/adm/replays", replay).body["id"]
     site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 3, "the note of the replay")
     assert process.terminate() == 0
@@ -167,26 +139,23 @@ def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, headrace: 
     assert done[0]["reason"] == "ticket 12"
 
 
-def test_a_redrive_over_http_is_noted(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_a_redrive_over_http_is_noted(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """Who asked for it, the record that was written again, and its delivery under the place it had first."""
     name = topic()
     site.write_json(name, 0)
     backend.answer = lambda request: Answer(fails=lambda record: len(backend.requests) == 1)
-    consumer = {"topics": [name], "group": f"{name}-g", "retry": {"attempts": 1}, "backend": {"url": backend.url}}
-    audit = {"to": "topic", "records": "all", "topic": f"{name}-audit"}
-    control = {"topic": f"_headrace-control-{name}"}
-    process = headrace({**site.config, "audit": audit, "control": control, "reactive_consumers": {"push": consumer}})
-    site.wait_committed(f"{name}-g", name, 1)
+    process = push(name, more=audited(name), retry={"attempts": 1})
+    site.wait_committed(f"{name}-push", name, 1)
     assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
-    site.wait_until(lambda: len(notes(site, audit["topic"], "REACTIVE_CONSUMER")) == 2, "the second delivery")
+    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 2, "the second delivery")
     assert process.terminate() == 0
-    delivered = notes(site, audit["topic"], "REACTIVE_CONSUMER")
+    delivered = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
     assert [(n["offset"], n["auditStatus"], n.get("redriveOf")) for n in delivered] == [
         (0, "FAILURE", None),
         (1, "SUCCESS", f"{name}:0:0"),
     ]
-    assert [n["topic"] for n in notes(site, audit["topic"], "PRODUCER")] == [f"{name}.dlq", name]
-    assert [n["action"] for n in notes(site, audit["topic"], "CONTROL")] == ["redrive"]
+    assert [n["topic"] for n in notes(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq", name]
+    assert [n["action"] for n in notes(site, f"{name}-audit", "CONTROL")] == ["redrive"]
 
 
 @pytest.mark.parametrize("to", ["topic", "file"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -41,40 +40,6 @@ CONSUMER = "/adm/reactive-consumers/push"
 
 def offsets(records: list[dict[str, Any]]) -> list[int]:
     return [record["offset"] for record in records]
-
-
-def test_each_command_on_one_process(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Pause, seek back while paused, resume, skip, and settings; the status says each."""
-    name = topic()
-    site.write_json(name, *range(10))
-    process = push(name)
-    api = Api(process.url)
-    site.wait_committed(f"{name}-push", name, 10)
-    paused = api.request("POST", f"{CONSUMER}/pause", {"reason": "the database is moved"})
-    assert paused["paused"]["reason"] == "the database is moved"
-    assert paused["why"].startswith("paused by anonymous since ")
-    sought = api.request("POST", f"{CONSUMER}/seek", {"offset": 4})
-    assert not sought["pending"]
-    assert [(one["outcome"], one["cameFrom"], one["offset"]) for one in sought["results"]] == [("sought", 10, 4)]
-    assert site.committed(f"{name}-push")[(name, 0)] == 4
-    assert len(backend.accepted) == 10
-    skipped = api.request("POST", f"{CONSUMER}/skip", {"partition": 0, "offset": 6, "reason": "it is no order"})
-    assert skipped["results"][0]["outcome"] in ("skipped", "will be skipped")
-    changed = api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": 2})
-    assert changed["settings"]["maxRecords"] == 2
-    resumed = api.request("POST", f"{CONSUMER}/resume")
-    assert resumed["paused"] is None
-    site.wait_committed(f"{name}-push", name, 10)
-    assert offsets(backend.accepted[10:]) == [4, 5, 7, 8, 9]
-    assert max(len(request.body) for request in backend.requests[1:]) <= 2
-    assert api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": None})["settings"]["maxRecords"] == 100
-    [summary] = api.request("GET", "/adm/reactive-consumers")["consumers"]
-    assert (summary["name"], summary["kind"], summary["group"], summary["topics"]) == (
-        "push",
-        "reactive",
-        f"{name}-push",
-        [name],
-    )
 
 
 def has(api: Api, place: str) -> list[int]:
@@ -148,36 +113,6 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
     late.request("POST", f"{CONSUMER}/resume")
     backend.wait_for(lambda b: len(b.accepted) == 10)
     assert max(len(request.body) for request in backend.requests) <= 3
-
-
-def test_a_command_waits_for_a_process_that_can_do_it(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Nobody has done it yet: that is said, and it can be taken back; who comes back does it."""
-    name = topic()
-    site.write_json(name, *range(5))
-    processes = [push(name, consumer={"session_timeout_seconds": 300}) for _ in range(2)]
-    site.wait_committed(f"{name}-push", name, 5)
-    apis = [Api(process.url) for process in processes]
-    site.wait_until(lambda: sum(len(has(api, CONSUMER)) for api in apis) == 1, "one of them to have the partition")
-    owner = 0 if has(apis[0], CONSUMER) else 1
-    asked = apis[1 - owner]
-    processes[owner].server.signal(signal.SIGSTOP)
-    try:
-        sought = asked.request("POST", f"{CONSUMER}/seek?waitSeconds=0", {"to": "begin", "reason": "again"})
-        assert sought["pending"]
-        assert "the command waits" in sought["why"]
-        [waiting] = asked.request("GET", CONSUMER)["commands"]
-        assert (waiting["id"], waiting["offset"], waiting["reason"]) == (sought["id"], 0, "again")
-        taken = asked.request("DELETE", f"{CONSUMER}/commands/{sought['id']}")
-        assert taken["partitions"] == [f"{name}-0"]
-        with pytest.raises(HeadraceError, match="is done, or there was none"):
-            asked.request("DELETE", f"{CONSUMER}/commands/{sought['id']}")
-        again = asked.request("POST", f"{CONSUMER}/seek?waitSeconds=0", {"offset": 2})
-        assert again["pending"]
-    finally:
-        processes[owner].server.signal(signal.SIGCONT)
-    backend.wait_for(lambda b: len(b.accepted) == 8)
-    assert offsets(backend.accepted[5:]) == [2, 3, 4]
-    site.wait_until(lambda: asked.request("GET", CONSUMER)["commands"] == [], "the command to be done")
 
 
 def test_functions_and_retry_tiers_are_steered_alike(
@@ -256,6 +191,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
             body,
             refused.value.description,
         )
+    with pytest.raises(HeadraceError, match="is done, or there was none"):
+        api.request("DELETE", f"{CONSUMER}/commands/none")
     with pytest.raises(HeadraceError, match="did you mean push"):
         api.request("POST", "/adm/reactive-consumers/pusj/pause")
     shown = api.request("GET", CONSUMER)

@@ -6,37 +6,23 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from headrace.config.kafka import SchemaRegistryConfig
-from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterPages, Order, ScanOptions
 from headrace.control.dead_letters import DeadLetterTopics
 from headrace.control.ended_offsets import EndedOffsets
-from headrace.control.selection import Selection
-from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import InvalidRequest, TopicNotFound
-from headrace.formats.codecs import Codecs
-from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
 from headrace.records import Header, OutgoingRecord, Record
+from tests.dead_letter_records import written_for
 
 OWN: list[Header] = [("tenant", b"acme"), ("bytes", b"\xff")]
 
 
 def letters_of(topic: str, values: Sequence[bytes], group: str = "g") -> list[OutgoingRecord]:
     """Return records as a reactive consumer writes them: every third is an HTTP 500, the others a ValueError."""
-    written: list[OutgoingRecord] = []
-
-    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
-        written.extend(records)
-        return [None] * len(records)
-
     letters = []
     for n, value in enumerate(values):
         error, status = ("HTTP 500", 500) if n % 3 == 0 else ("ValueError", None)
@@ -44,9 +30,7 @@ def letters_of(topic: str, values: Sequence[bytes], group: str = "g") -> list[Ou
         outcome = Reply(error, f"no such order {n}", status, details)
         record = Record(topic, 0, n, 1_700_000_000_000 + n, b"k%d" % n, value, lambda: OWN)
         letters.append(DeadLetter(record, group, 5, outcome, 1.0, 2.0))
-    if letters:
-        asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write(letters))
-    return written
+    return written_for(letters)
 
 
 def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partitions: int = 1) -> str:
@@ -56,20 +40,6 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     letters = letters_of(topic, values)
     site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
     return dlq
-
-
-def paged(site: Any, dlq: str, selection: Selection, options: ScanOptions, most: int) -> DeadLetterPage:
-    """Return a page as the command and the endpoint have it."""
-
-    async def main() -> DeadLetterPage:
-        registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
-        letters = DeadLetterPages(Admin(site.kafka), Codecs(registry), SystemClock())
-        try:
-            return await letters.page(dlq, selection, options, most)
-        finally:
-            await registry.close()
-
-    return asyncio.run(main())
 
 
 def test_a_list_is_made_of_offsets_and_reads_no_letter(
@@ -136,78 +106,14 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     assert "continue with --cursor oldest.0-1" in said.stderr
 
 
-@pytest.mark.parametrize("order", ["newest", "oldest"])
-def test_pages_over_partitions_hold_every_letter_once(site: Any, kafka: Any, topic: Any, order: Order) -> None:
-    """By the cursor, with gaps of other records between; within a partition in order."""
-    name = topic()
-    dlq = buried(site, kafka, name, [b"%d" % n for n in range(60)], 3)
-    site.write(dlq, *(OutgoingRecord(dlq, None, b"foreign", None, n % 2) for n in range(5)))
-    site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, 1) for r in letters_of(name, [b"x"] * 10)))
-    seen: list[tuple[int, int]] = []
-    foreign, cursor, pages = 0, "", 0
-    while pages == 0 or cursor:
-        page = paged(site, dlq, Selection(), ScanOptions(order, cursor), 16)
-        seen += [(letter.partition, letter.offset) for letter in page.dead_letters]
-        foreign, cursor, pages = foreign + page.foreign, page.cursor, pages + 1
-    assert len(seen) == len(set(seen)) == 70
-    assert foreign == 5
-    assert pages >= 5
-    for partition in range(3):
-        own = [offset for at, offset in seen if at == partition]
-        assert own == sorted(own, reverse=order == "newest")
-
-
-def test_a_search_ends_at_its_limit_and_goes_on(site: Any, kafka: Any, topic: Any) -> None:
-    """By error, key, header, text and time; a limit of records says how far it came."""
-    name = topic()
-    dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
-
-    def search(options: ScanOptions | None = None, **selection: Any) -> DeadLetterPage:
-        return paged(site, dlq, Selection(**selection), options or ScanOptions(), 50)
-
-    now = datetime.now(UTC)
-    assert len(search(errors=["HTTP 500"]).dead_letters) == 10
-    assert [bytes(letter.key) for letter in search(keys=["k7"]).dead_letters] == [b'"k7"']
-    assert len(search(headers={"tenant": "acme"}).dead_letters) == 30
-    assert search(headers={"tenant": "other"}).dead_letters == []
-    assert [bytes(letter.key) for letter in search(ScanOptions(text="ORDER 12")).dead_letters] == [b'"k12"']
-    assert search(until=now - timedelta(days=1)).dead_letters == []
-    assert len(search(since=now - timedelta(hours=1)).dead_letters) == 30
-    some = search(ScanOptions(limit_records=10), errors=["HTTP 500"])
-    assert (some.scanned, some.remaining) == (10, 20)
-    rest = search(ScanOptions(cursor=some.cursor), errors=["HTTP 500"])
-    assert (rest.scanned, rest.remaining, rest.cursor) == (20, 0, "")
-    assert len(some.dead_letters) + len(rest.dead_letters) == 10
-    with pytest.raises(InvalidRequest, match="oldest is requested"):
-        search(ScanOptions("oldest", some.cursor))
-    said = site.cli("dlq", "search", dlq, "--error", "HTTP 500", "--max", "1").stderr
-    assert "found 1; continue with --cursor newest.0-" in said
-
-
-def test_letters_are_counted(site: Any, kafka: Any, topic: Any) -> None:
-    """By error class, origin, status and time."""
-    name = topic()
-    dlq = buried(site, kafka, name, [b"%d" % n for n in range(30)], 2)
-    found = json.loads(site.cli("dlq", "stats", dlq, "--output", "json").stdout)
-    assert (found["letters"], found["left"], found["partial"]) == (30, 30, False)
-    assert found["errors"] == {"ValueError": 20, "HTTP 500": 10}
-    assert found["topics"] == {name: 30}
-    assert found["statuses"] == {"500": 10}
-    assert sum(found["times"].values()) == 30
-
-
 def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:
     """Each is said clearly."""
     ordinary, empty = topic(), buried(site, kafka, topic(), [])
     site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
     assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
-    for command in ("list", "stats"):
+    for command in ("list", "stats", "show"):
         assert "is no dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
-    assert "does not exist" in site.cli("dlq", "list", f"{ordinary}.none", code=1).stderr
-    with pytest.raises(InvalidRequest, match="is no dead letter topic: 1 of its records"):
-        paged(site, ordinary, Selection(), ScanOptions(), 1)
-    with pytest.raises(TopicNotFound, match="does not exist"):
-        paged(site, f"{ordinary}.none", Selection(), ScanOptions(), 1)
+        assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
 
 
 def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) -> None:

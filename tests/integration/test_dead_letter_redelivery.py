@@ -10,50 +10,27 @@ from urllib.parse import urlencode
 
 import pytest
 
-from headrace.delivery.dead_letter import DeadLetterTopic, origin_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.dead_letter import origin_of
 from headrace.devcluster import Received
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
 from headrace.testing import Answer
+from tests.dead_letter_records import bury
 
 OWN: list[Header] = [("own", b"h")]
 
 
 class Letters:
-    """A topic with dead letters of a group, and a process whose consumer they belong to."""
+    """A topic with dead letters of a group."""
 
     def __init__(self, site: Any, kafka: Any, name: str, partitions: int = 2) -> None:
-        self.site, self.name, self.dlq, self.group = site, name, f"{name}.dlq", f"{name}-g"
+        self.site, self.name, self.dlq, self.group = site, name, f"{name}.dlq", f"{name}-push"
         kafka.create_topic(self.dlq, partitions, {})
 
     def bury(self, count: int = 0, group: str = "") -> None:
         """Write records and a letter of every record; what comes before the process, its consumer does not read."""
         self.site.write(self.name, *(OutgoingRecord(self.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(count)))
-        letters = [
-            DeadLetter(r, group or self.group, 3, Reply("HTTP 500", "no", 500), 1.0, 2.0)
-            for r in self.site.records(self.name)
-        ]
-        written: list[OutgoingRecord] = []
-
-        async def produce(records: Any) -> list[Any]:
-            written.extend(records)
-            return [None] * len(records)
-
-        asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write(letters))
-        self.site.write(self.dlq, *written)
-
-    def config(self, backend: Any, **settings: Any) -> dict[str, Any]:
-        """Return a configuration whose consumer reads what comes from now on."""
-        consumer = {
-            "topics": [self.name],
-            "group": self.group,
-            "auto_offset_reset": "latest",
-            "batch": {"max_records": 4},
-            **settings,
-            "backend": {"url": backend.url, "timeout_seconds": 20},
-        }
-        return {**self.site.config, "reactive_consumers": {"push": consumer}}
+        bury(self.site, self.name, group or self.group)
 
 
 @pytest.fixture
@@ -62,11 +39,12 @@ def letters(site: Any, kafka: Any, topic: Any) -> Letters:
 
 
 @pytest.fixture
-def again(site: Any, headrace: Any, backend: Any, letters: Letters) -> Callable[..., Callable[..., Any]]:
-    """Start a process, `again(**settings of the consumer)`; what comes back asks it for one batch."""
+def again(site: Any, push: Any, letters: Letters) -> Callable[..., Callable[..., Any]]:
+    """Have a consumer that reads what comes from now on: `again(**settings)`; what comes back asks for one batch."""
 
     def start(**settings: Any) -> Callable[..., Any]:
-        url = headrace(letters.config(backend, **settings)).url + "/consumers/deadLetter/reactive"
+        given = {"auto_offset_reset": "latest", "batch": {"max_records": 4}, "backend": {"timeout_seconds": 20}}
+        url = push(letters.name, **given, **settings).url + "/consumers/deadLetter/reactive"
 
         def ask(body: Any = None, **query: Any) -> Any:
             return site.ask(f"{url}?{urlencode(query)}", body)
@@ -145,33 +123,6 @@ def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, bac
     assert len(letters.site.records(letters.dlq)) == 2
     backend.answer = Answer()
     assert call().body["status"] == "processed"
-
-
-def test_a_backend_that_is_away_loses_nothing(again: Any, letters: Letters, backend: Any) -> None:
-    """ERR12205, at once and again; when it is back every letter is delivered."""
-    letters.bury(3)
-    call = again()
-    backend.stop()
-    for _ in range(2):
-        answer = call()
-        assert (answer.status, answer.body["code"]) == (503, "ERR12205")
-        assert answer.body["metadata"]["retriable"] is True
-        assert int(answer.headers["retry-after"]) > 0
-    backend.start()
-    assert call().body["status"] == "processed"
-    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 2]
-
-
-def test_topics_that_nobody_reads_and_parameters_that_are_none(again: Any, letters: Letters) -> None:
-    """ERR30001 for a topic that is not in the file; another group is only told back."""
-    call = again()
-    unknown = call(topic=f"{letters.name},nobodys")
-    assert (unknown.status, unknown.body["code"]) == (400, "ERR30001")
-    assert "nobodys is consumed by no reactive consumer here" in unknown.body["description"]
-    assert call(topic=letters.dlq).body["code"] == "ERR30001"
-    for wrong in ({"timeout": "soon"}, {"lastretry": "perhaps"}, {"timeout": -1}):
-        assert call(**wrong).status == 400
-    assert call(group="replays", timeout=2000, colour="blue").body["group"] == "replays"
 
 
 def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend: Any) -> None:

@@ -187,33 +187,6 @@ async def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, An
     await scene.check()
 
 
-@pytest.mark.parametrize(
-    "membership",
-    [
-        QUICK,
-        pytest.param({**QUICK, "assignors": ["range"]}, marks=pytest.mark.long),
-        pytest.param({"group_protocol": "consumer"}, marks=pytest.mark.long),
-    ],
-    ids=IDS,
-)
-async def test_seeks_while_members_come_and_go_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
-    """Whoever has the partition at last does it; a seek that was lost on the way has left nothing behind."""
-    scene.membership = membership
-    place = scene.places[1]
-    await scene.write(RECORDS)
-    async with Member(scene) as stays:
-        await until(lambda: scene.handler.handled > 60, "some deliveries")
-        for offset in (5, 40):
-            async with Member(scene) as comes:
-                members = [stays, comes]
-                await scene.seek(members, place, offset)
-                await until(lambda: comes.pump.lanes, "a partition of its own")
-                await scene.seek(members, scene.places[0], offset + 3)
-            await scene.seek([stays], scene.places[2], offset)
-        await scene.done()
-    await scene.check()
-
-
 async def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
     """Nothing of it comes while others go on; with its release everything does, and nobody is left paused."""
     scene.ordering = "key"
@@ -265,27 +238,3 @@ def hangs(member: Member, place: TopicPartition) -> list[int]:
     """Return the offsets in flight of a partition."""
     lane = member.pump.lanes.get(place)
     return [record.offset for work, _ in lane.in_flight.values() for record in work.records] if lane else []
-
-
-@pytest.mark.parametrize("on_gap", ["stop", "continue"])
-async def test_a_seek_to_where_nothing_is_meets_the_policy(scene: Scene, on_gap: str) -> None:
-    """Beyond the end it stands still and says why, until it is sought elsewhere; or goes on at the start."""
-    place = scene.places[0]
-    await scene.write(50)
-    async with Member(scene, on_gap=on_gap) as member:
-        await scene.done()
-        handled = scene.handler.handled
-        assert await member.pump.moves.seek(place, 1000)
-        if on_gap == "stop":
-            await until(lambda: "no longer in the log" in why(member, place), "the gap to be said")
-            assert await member.pump.moves.seek(place, 30)
-            await until(lambda: scene.handler.handled == handled + 20, "what is left")
-        else:
-            await until(lambda: scene.handler.handled == handled + 50, "all once more")
-        await scene.done()
-        assert why(member, place) == ""
-
-
-def why(member: Member, place: TopicPartition) -> str:
-    """Return why a partition does not move."""
-    return member.pump.status().partitions[place].why

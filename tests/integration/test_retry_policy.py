@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
@@ -80,61 +79,6 @@ def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
     assert firsts(entry["attempt"] for entry in alone if entry["offset"] == 17) == list(range(1, attempts + 1))
 
 
-def test_statuses_and_errors_mean_what_the_file_says(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """409 is handled already; a class of error is a dead letter at once, another one is skipped."""
-    name = topic()
-    site.write_json(name, *range(6))
-
-    def answer(request: Received) -> Answer:
-        if any(entry["offset"] == 4 for entry in request.body):
-            return Answer(status=409)
-        traces = {1: "shop.NoSuchOrderException: 1", 2: "shop.AlreadyDoneException: 2"}
-        return Answer(
-            body=[
-                {"processed": entry["offset"] not in traces, "stacktrace": traces.get(entry["offset"])}
-                for entry in request.body
-            ]
-        )
-
-    backend.answer = answer
-    policy = {
-        "statuses": {409: "skip"},
-        "errors": {"NoSuchOrderException": "dead_letter", "shop.AlreadyDoneException": "skip"},
-    }
-    process = push(name, batch={"max_records": 4}, retry=policy)
-    site.wait_committed(f"{name}-push", name, 6)
-    (letter,) = site.records(f"{name}.dlq")
-    assert (history(letter)["offset"], history(letter)["attempts"]) == ("1", "1")
-    metrics = site.ask(f"{process.url}/metrics").body
-    assert f'headrace_ended_records_total{{consumer="{name}",kind="reactive",outcome="skipped"}} 2.0' in metrics
-
-
-def test_a_batch_with_too_many_failures_is_rolled_back_until_its_attempts_are_over(
-    site: Any, topic: Any, push: Any, backend: Any
-) -> None:
-    """More than 30 % of it failed: all of it comes again, three times in all, and then the good ones end."""
-    name = topic()
-    site.write_json(name, *range(4))
-    backend.answer = Answer(fails=lambda record: record["offset"] in (1, 2))
-    push(name, batch={"max_records": 4, "linger_seconds": 60}, retry={"rollback_threshold_percent": 30})
-    site.wait_committed(f"{name}-push", name, 4)
-    deliveries = [[(entry["offset"], entry["attempt"]) for entry in request.body] for request in backend.requests]
-    assert deliveries == [[(offset, attempt) for offset in range(4)] for attempt in (1, 2, 3)]
-    assert [history(letter)["offset"] for letter in site.records(f"{name}.dlq")] == ["1", "2"]
-
-
-def test_a_last_retry_is_no_dead_letter_again(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """It ends as failed, and the log names it."""
-    name = topic()
-    site.write_json(name, *range(3))
-    backend.answer = Answer(fails=lambda record: record["offset"] == 1)
-    process = push(name, retry={"last_retry": True})
-    site.wait_committed(f"{name}-push", name, 3)
-    assert site.records(f"{name}.dlq") == []
-    said = f"{name}-0: offset 1 failed 3 times (not processed) and is given up"
-    site.wait_until(lambda: said in process.output, "the log")
-
-
 def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_there(
     site: Any, topic: Any, push: Any, backend: Any, kafka: Any
 ) -> None:
@@ -152,29 +96,6 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
     site.wait_committed(f"{name}-push", name, 3)
     assert [letter.value for letter in site.records(f"{name}.dlq")] == [b"1"]
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
-
-
-def test_a_dead_letter_topic_that_refuses_holds_its_partition_until_it_takes(
-    site: Any, topic: Any, push: Any, backend: Any, kafka: Any
-) -> None:
-    """Even without headers of ours there is no room; then somebody makes some (E10)."""
-    name = topic()
-    value = b'"%s"' % (b"x" * 3000)
-    site.write(name, OutgoingRecord(name, b"a", value, None, 0), OutgoingRecord(name, b"b", b"1", None, 0))
-    kafka.create_topic(f"{name}.dlq", 1, {"max.message.bytes": "2000"})
-    backend.answer = Answer(status=422)
-    process = push(name, alone=True, backend={"mode": "status"})
-    reason = f"are not written to {name}.dlq"
-    site.wait_until(lambda: reason in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason", 60)
-    assert site.committed(f"{name}-push").get(site.records(name)[0].topic_partition, 0) == 0
-    resource = ConfigResource(ResourceType.TOPIC, f"{name}.dlq")
-    resource.add_incremental_config(
-        ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
-    )
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.incremental_alter_configs([resource])[resource].result(30)
-    site.wait_committed(f"{name}-push", name, 2)
-    assert sorted(letter.value or b"" for letter in site.records(f"{name}.dlq")) == sorted([value, b"1"])
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -47,31 +47,6 @@ def test_a_failed_record_comes_back_from_its_tiers_as_it_was(site: Any, topic: A
         site.wait_committed(f"{group}.retry", tier, 1)
 
 
-def test_after_the_last_tier_comes_the_dead_letter_topic(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """A dead letter tells the history of the record from its origin on, and nothing of the tiers."""
-    name = topic()
-    fail(backend, lambda entry: entry["value"]["n"] == 1)
-    process = push(name, retry={"attempts": 2, "tiers": [1, 2]})
-    write(site, name, b"k", 0, 1, 2)
-    group = f"{name}-push"
-    site.wait_committed(f"{group}.retry", f"{group}.retry.2s", 1)
-    (letter,) = site.records(f"{name}.dlq")
-    headers = dict(letter.headers)
-    assert letter.headers[:2] == [("own", b"x"), ("own", b"y")]
-    assert (letter.key, letter.value) == (b"k", b'{"n":1}')
-    assert [headers[f"headrace.dlq.{part}"] for part in ("topic", "offset", "group", "attempts")] == [
-        name.encode(),
-        b"1",
-        group.encode(),
-        b"4",
-    ]
-    assert headers["headrace.dlq.first_failure"] < headers["headrace.dlq.last_failure"]
-    assert not [header for header in headers if header.startswith("headrace.retry.")]
-    metrics = site.ask(f"{process.url}/metrics").body
-    assert f'consumer="{name}",kind="reactive",outcome="retry_topic"}} 2.0' in metrics
-    assert f'consumer="{name}",kind="reactive",outcome="dead_letter"}} 1.0' in metrics
-
-
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
     site: Any, kafka: Any, topic: Any, push: Any, backend: Any
 ) -> None:

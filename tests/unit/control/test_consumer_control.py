@@ -81,9 +81,6 @@ def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
         {**CONFIG.model_dump(exclude_unset=True), "backend": {"url": "http://b", "mode": "single"}}
     )
     refused: list[tuple[ReactiveConsumerConfig, dict[str, Any]]] = [
-        (CONFIG, {"max_records": 0}),
-        (CONFIG, {"max_records": 1_000_000}),
-        (CONFIG, {"rate_records": 0}),
         (CONFIG, {"rate_records": "x"}),
         (single, {"max_records": 2}),
     ]

@@ -22,6 +22,8 @@ from headrace.kafka.admin import GroupMember
 from headrace.kafka.reachability import Outage
 from headrace.records import TopicPartition
 from headrace.testing import ManualClock
+from headrace.testing.memory_cluster import MemoryCluster
+from tests.control_world import running
 
 CONFIG = ReactiveConsumerConfig.model_validate(
     {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"tiers": [60]}}
@@ -40,10 +42,12 @@ LAGS = {
 }
 
 
-class Cluster:
+class Cluster(MemoryCluster):
     """Three partitions with offsets 2 to 9, of which the last two belong to an open transaction."""
 
     def __init__(self) -> None:
+        super().__init__({"t": 3, TIER: 1})
+        self.first, self.ends, self.written = (dict.fromkeys((P0, P1, P2, T0), offset) for offset in (2, 8, 10))
         self.fails = False
         self.asked = 0
         self.reachability = SimpleNamespace(outage=None)
@@ -53,15 +57,6 @@ class Cluster:
         if self.fails:
             raise KafkaUnavailable("no broker answers")
         return [GroupMember("headrace-x", [P2], "10.0.0.7")] if group == "g" else []
-
-    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
-        return {TopicPartition(topic, n): (2, 8) for n in range(1 if topic == TIER else 3)}
-
-    async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, 10)
-
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, 8)
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         if timestamp_ms < 0:
@@ -109,18 +104,8 @@ def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
 
 def made() -> tuple[RunningConsumer, Wheel, Cluster, ConsumerStatuses]:
     cluster, wheel = Cluster(), Wheel()
-    anything: Any = cluster
-    consumer = RunningConsumer(
-        name="orders",
-        kind="reactive",
-        delivery=CONFIG,
-        topics=["t"],
-        destination=anything,
-        destination_name="http://b",
-        pump=pump("g", HERE),
-        retry_pump=pump("g.retry", {T0: HERE[P1]}),
-        admin=anything,
-    )
+    pumps = {"pump": pump("g", HERE), "retry_pump": pump("g.retry", {T0: HERE[P1]})}
+    consumer = running(CONFIG, cluster, name="orders", destination_name="http://b", admin=cluster, **pumps)
     statuses = ConsumerStatuses(wheel, lambda group: LAGS if group == "g" else {}, ManualClock())  # type: ignore[arg-type]
     return consumer, wheel, cluster, statuses
 

@@ -17,22 +17,6 @@ from tests.staged import staged
 
 
 @staged(live)
-async def test_the_process_that_has_the_partition_does_it_and_whoever_was_asked_knows(world: Processes, /) -> None:
-    """Each its part, once; nothing stays in the table."""
-    pumps = FakePump(P0), FakePump(P1)
-    first, second = [await world.process(pump) for pump in pumps]
-    _, results = await ask(first, "seek", {P0: 3, P1: 5})
-    assert [(one.topic, one.partition, one.outcome, one.by) for one in results] == [
-        (*P0, "sought", "m0"),
-        (*P1, "sought", "m1"),
-    ]
-    assert (pumps[0].sought, pumps[1].sought) == ([(P0, 3)], [(P1, 5)])
-    assert results[0].came_from == 7
-    await until(lambda: not first.table.items("seek/"))
-    assert second.table.items("") == {}
-
-
-@staged(live)
 async def test_a_command_waits_for_a_process_and_can_be_cancelled(world: Processes, /) -> None:
     """Until somebody is assigned the partition."""
     pump = FakePump()

@@ -6,14 +6,14 @@ import asyncio
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from redrive_kafka import DLQ as REDRIVE_DLQ
 from redrive_kafka import FakeKafka
 
-from headrace.config.consumers import DeliveryConfig, FlowControl
+from headrace.config.consumers import DeliveryConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control import dead_letter_jobs
@@ -24,14 +24,13 @@ from headrace.control.redrive import Redrive
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.run import Progress
-from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing import ManualClock
+from tests.control_world import running
 
 JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)
@@ -72,19 +71,7 @@ def jobs_of(admin: Any, replays: Any = None) -> DeadLetterJobs:
 
 def push_work(selection: Selection | None = None) -> ReplayJob:
     """Return a replay of dead letters to a consumer of group `mine` that reads topic `t`."""
-    clock, delivery, flow = ManualClock(1.0), DeliveryConfig(), FlowControl()
-    pump = Pump("live", "mine", Acknowledging(), None, delivery=delivery, clock=clock)
-    nothing: Any = None
-    target = RunningConsumer(
-        name="push",
-        kind="reactive",
-        delivery=delivery,
-        topics=["t"],
-        destination=Acknowledging(),
-        pump=pump,
-        flow=flow,
-        admin=nothing,
-    )
+    target, nothing = running(DeliveryConfig(), Acknowledging(), name="push"), cast(Any, None)
     spec = ReplaySpec(
         window=Window("t.dlq", "id", {0: (0, 9)}),
         to={"consumer": "push"},
@@ -92,7 +79,7 @@ def push_work(selection: Selection | None = None) -> ReplayJob:
         select=selection,
         repeats_at_most=1,
     )
-    return ReplayJob(JOB, spec, RunContext(nothing, nothing, nothing, clock), lambda to: target)
+    return ReplayJob(JOB, spec, RunContext(nothing, nothing, nothing, ManualClock(1.0)), lambda to: target)
 
 
 class Acknowledging:
@@ -155,7 +142,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = N
     async def found_some(topic: str, selection: Selection) -> None:
         """There is a dead letter."""
 
-    jobs = jobs_of(admin or Members([]), Replays())
+    jobs = jobs_of(admin or FakeKafka(), Replays())
     monkeypatch.setattr(jobs, "_check_ready", found_some)
     made: Any = asyncio.run(jobs.begin(Created(), kind, topic, DeadLetterJobRequest(**asked), "ann"))  # type: ignore[arg-type]
     return made  # type: ignore[no-any-return]
@@ -188,24 +175,18 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
         spec_of(later, ReplaySpec)
 
 
-class Members:
-    """An administration that knows one group."""
-
-    def __init__(self, clients: Sequence[str]) -> None:
-        self._clients = clients
-
-    async def group_members(self, group: str, right: str = "") -> list[Any]:
-        assert group == "headrace.lease.redrive.t.dlq"
-        return [SimpleNamespace(client=client) for client in self._clients]
-
-
 def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that could not begin is none: whoever asks is told who is at work."""
-    admin: Any = Members(["headrace-lease-here-process-7"])
-    letters = jobs_of(admin)
+    cluster: Any = FakeKafka()
+
+    async def members(group: str, right: str = "") -> list[Any]:
+        assert group == "headrace.lease.redrive.t.dlq"
+        return [SimpleNamespace(client="headrace-lease-here-process-7")]
+
+    monkeypatch.setattr(cluster, "group_members", members)
     monkeypatch.setattr(dead_letter_jobs, "_RELEASE_SECONDS", 0.0)
     with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
-        asyncio.run(letters._check_ready("t.dlq", Selection()))
+        asyncio.run(jobs_of(cluster)._check_ready("t.dlq", Selection()))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:

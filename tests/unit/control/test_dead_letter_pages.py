@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -33,6 +33,7 @@ from headrace.formats.codecs import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.records import Header, Record, TopicPartition
 from headrace.testing import ManualClock
+from headrace.testing.memory_cluster import MemoryCluster
 
 Log = Mapping[int, Sequence[int]]
 """Partition to the offsets that have a letter."""
@@ -48,51 +49,33 @@ def letter_at(partition: int, offset: int, foreign: bool = False, size: int = 1)
     return Record("t.dlq", partition, offset, offset * 10 + partition, None, b"v", lambda: own, size)
 
 
-class Cluster:
-    """One topic: every partition has offsets 0 to its end, and records at some of them."""
+class Cluster(MemoryCluster):
+    """One topic: every partition has offsets 0 to its end, and records at some of them; a third has ended."""
 
-    servers = "nowhere"
     config = KafkaConfig()
 
-    def __init__(self, log: Log, ends: Mapping[int, int], foreign: frozenset[int] = frozenset()) -> None:
-        self.log, self.ends, self.foreign = log, ends, foreign
+    def __init__(self, log: Log, ends: Mapping[int, int]) -> None:
+        super().__init__({"t.dlq": max(ends) + 1})
+        self.ends = {TopicPartition("t.dlq", partition): ends.get(partition, 0) for partition in range(max(ends) + 1)}
         self.rounds: list[int] = []
-        self.size = 1
+        self.fill(log)
 
-    async def topic_offsets(self, name: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
-        return {TopicPartition(name, partition): (0, end) for partition, end in self.ends.items()}
-
-    def _times(self, place: TopicPartition) -> list[int]:
-        return [letter_at(place.partition, offset).timestamp_ms for offset in self.log[place.partition]]
-
-    async def time_bounds(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        return {p: (min(times), max(times)) for p in places if (times := self._times(p))}
-
-    async def offsets_since(self, places: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        later = {
-            p: [offset for offset in self.log[p.partition] if offset * 10 + p.partition >= time_ms] for p in places
-        }
-        return {p: offsets[0] for p, offsets in later.items() if offsets}
-
-    async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
-        return dict.fromkeys(names, "id")
+    def fill(self, log: Log, foreign: Collection[int] = (), size: int = 1) -> None:
+        """Have these letters, and no others."""
+        self.logs.clear()
+        for partition, offsets in log.items():
+            for offset in offsets:
+                self.append(letter_at(partition, offset, offset in foreign, size))
 
     async def load(self) -> None:
         """Nothing to load."""
 
-    async def read(
-        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncIterator[list[Record]]:
-        found = [
-            letter_at(p.partition, offset, offset in self.foreign, self.size)
-            for p, start in starts.items()
-            for offset in self.log[p.partition]
-            if start <= offset < ends[p]
-        ]
+    async def read(self, kafka: KafkaConfig, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
         self.rounds.append(0)
-        for record in found:
-            self.rounds[-1] += 1
-            yield [record]
+        async for batch in super().read(kafka, starts, ends):
+            for record in batch:
+                self.rounds[-1] += 1
+                yield [record]
 
     def is_ended(self, partition: int, offset: int) -> bool:
         return offset % 3 == 0
@@ -140,15 +123,18 @@ def test_pages_hold_every_letter_once_and_in_order(
         patch.setattr(dead_letter_pages, "read_window", cluster.read)
         patch.setattr(dead_letter_pages, "_FIRST_ROUND", first_round)
         asyncio.run(main())
-    assert sorted(seen) == sorted((p, offset) for p, offsets in cluster.log.items() for offset in offsets)
-    for partition in cluster.log:
+    assert sorted(seen) == sorted((p, record.offset) for (_, p), log in cluster.logs.items() for record in log)
+    for partition in range(4):
         own = [offset for at, offset in seen if at == partition]
         assert own == sorted(own, reverse=order == "newest")
 
 
+LOG = {0: range(0, 400, 2), 1: range(300)}
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    made = Cluster({0: range(0, 400, 2), 1: range(300)}, {0: 400, 1: 300})
+    made = Cluster(LOG, {0: 400, 1: 300})
     monkeypatch.setattr(dead_letter_pages, "read_window", made.read)
     return made
 
@@ -178,7 +164,7 @@ def test_rounds_grow_and_shrink_with_the_size_of_letters(cluster: Cluster) -> No
     asyncio.run(page_of(cluster, ScanOptions(), 1000))
     assert cluster.rounds == [75, 300, 125]
     cluster.rounds.clear()
-    cluster.size = dead_letter_pages._ROUND_BYTES // 10
+    cluster.fill(LOG, size=dead_letter_pages._ROUND_BYTES // 10)
     found, _ = asyncio.run(page_of(cluster, ScanOptions(), 1000))
     assert len(found) == 500
     assert max(cluster.rounds) <= 30
@@ -203,10 +189,10 @@ def test_time_ends_a_scan_behind_a_round(cluster: Cluster) -> None:
 
 def test_a_topic_of_other_records_is_refused(cluster: Cluster) -> None:
     """And one that has some among its letters is not."""
-    cluster.foreign = frozenset(range(400))
+    cluster.fill(LOG, foreign=range(400))
     with pytest.raises(InvalidRequest, match=r"none has headrace\.dlq headers"):
         asyncio.run(page_of(cluster, ScanOptions(limit_records=10), 1))
-    cluster.foreign = frozenset({399, 299, 298})
+    cluster.fill(LOG, foreign={399, 299, 298})
     found, scan = asyncio.run(page_of(cluster, ScanOptions(), 1000))
     assert (len(found), scan.foreign) == (497, 3)
 

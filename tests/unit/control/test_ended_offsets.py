@@ -2,45 +2,36 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redrive_kafka import FakeKafka
 
 from headrace.control import ended_offsets
 from headrace.control.ended_offsets import BLOCK_OFFSETS, ENDED_TOPIC, EndedOffsets, load_ended
 from headrace.errors import TopicNotFound
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, TopicPartition
 
 _offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
 
 
-class FakeAdmin:
+class FakeAdmin(FakeKafka):
     """One log of marks, and ids of topics."""
 
     def __init__(self) -> None:
-        self.log: list[Record] = []
+        super().__init__()
+        self.partitions[ENDED_TOPIC] = 1
         self.ids = {"a.dlq": "ida", "b.dlq": "idb"}
-        self.exists = True
 
-    def append(self, records: Iterable[OutgoingRecord]) -> None:
+    def mark(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
-            self.log.append(Record(ENDED_TOPIC, 0, len(self.log), 0, record.key, record.value))
-
-    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
-        return {name: self.ids[name] for name in names if name in self.ids}
-
-    async def has_topic(self, name: str) -> bool:
-        return self.exists
-
-    async def read(self, admin: Any, topic: Any, *, settled: bool) -> AsyncGenerator[list[Record], None]:
-        yield self.log
+            self.write(record)
 
     def ended(self, topic: str = "a.dlq") -> EndedOffsets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ended_offsets, "read_back", self.read)
+            patch.setattr(ended_offsets, "read_back", self.read_back)
             made = EndedOffsets(self, topic)  # type: ignore[arg-type]
             asyncio.run(made.load())
             return made
@@ -52,7 +43,7 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
     admin = FakeAdmin()
     expected: set[tuple[int, int]] = set()
     for partition, offsets in steps:
-        admin.append(admin.ended().records_for({partition: offsets}))
+        admin.mark(admin.ended().records_for({partition: offsets}))
         expected |= {(partition, offset) for offset in offsets}
     found = admin.ended()
     near = {(p, o + step) for p, o in expected for step in (-1, 0, 1) if o + step >= 0}
@@ -67,7 +58,7 @@ def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], lan
     writers = [admin.ended() for _ in range(4)]
     written = [[writers[n].records_for({0: [offset]})[0] for m, offset in steps if m == n] for n in range(4)]
     for writer in landing:
-        admin.append(written[writer])
+        admin.mark(written[writer])
     found = admin.ended()
     assert all(found.is_ended(0, offset) for _, offset in steps)
 
@@ -89,7 +80,7 @@ def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: 
 def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> None:
     """The id counts; tombstones, foreign records and broken values leave letters where they are."""
     admin = FakeAdmin()
-    admin.append(admin.ended().records_for({0: [1, 2]}))
+    admin.mark(admin.ended().records_for({0: [1, 2]}))
     bomb = zlib.compress(bytes(10_000_000))
     long = (b"ida:0:" + b"9" * 5000, zlib.compress(bytes(1024)))
     for key, value in (
@@ -100,11 +91,11 @@ def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> Non
         (b"ida:0:2", bomb),
         long,
     ):
-        admin.append([OutgoingRecord(ENDED_TOPIC, key, value)])
+        admin.mark([OutgoingRecord(ENDED_TOPIC, key, value)])
     found = admin.ended()
     assert found.is_ended(0, 2)
     assert not found.is_ended(0, BLOCK_OFFSETS)
-    admin.append(found.tombstones_for_expired({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
+    admin.mark(found.tombstones_for_expired({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
     assert not admin.ended().is_ended(0, 2)
     admin.ids["a.dlq"] = "other"
     assert not admin.ended().is_ended(0, 2)
@@ -114,12 +105,12 @@ def test_marks_of_several_topics_are_read_at_once() -> None:
     """Each topic gets its own; without the topic of marks nobody has any."""
     admin = FakeAdmin()
     for topic, offset in (("a.dlq", 1), ("b.dlq", 2)):
-        admin.append(admin.ended(topic).records_for({0: [offset]}))
+        admin.mark(admin.ended(topic).records_for({0: [offset]}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ended_offsets, "read_back", admin.read)
+        patch.setattr(ended_offsets, "read_back", admin.read_back)
         both = asyncio.run(load_ended(admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
         assert [both[topic].ended_count(0, 0, 10) for topic in both] == [1, 1, 0]
-        admin.exists = False
+        del admin.partitions[ENDED_TOPIC]
         none = asyncio.run(load_ended(admin, ["a.dlq"]))  # type: ignore[arg-type]
         assert none["a.dlq"].ended_count(0, 0, 10) == 0
 

@@ -6,70 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.control.jobs import Job, Jobs, SaveProgress
 from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
+from headrace.kafka import JSON_OBJECTS
 from headrace.lifecycle import Deadline
 from headrace.testing import ManualClock
+from tests.control_world import Log
+from tests.memory_table import memory_table
 from tests.staged import staged
-
-
-class Table:
-    """The table that all processes of a test share."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Any] = {}
-        self.watches: list[Callable[[str, Any], None]] = []
-        self.is_loaded = asyncio.Event()
-        self.is_loaded.set()
-        self.fails = 0
-        self.behind: Callable[[str, Any], None] | None = None
-        """Who hears of nothing more until it catches up."""
-        self.unheard: list[tuple[str, Any]] = []
-
-    def require(self) -> None: ...
-
-    def watch(self, prefix: str, on_change: Callable[[str, Any], None]) -> None:
-        self.watches.append(on_change)
-        for key, entry in self.entries.items():
-            on_change(key, entry)
-
-    def get(self, key: str) -> Any:
-        return self.entries.get(key)
-
-    async def catch_up(self) -> None:
-        unheard, on_change, self.unheard, self.behind = self.unheard, self.behind, [], None
-        for entry in unheard:
-            assert on_change
-            on_change(*entry)
-
-    async def put(self, key: str, entry: Any) -> int:
-        if self.fails:
-            self.fails -= 1
-            raise KafkaUnavailable("no broker")
-        self.entries.pop(key, None)
-        if entry is not None:
-            self.entries[key] = entry
-        for on_change in list(self.watches):
-            if on_change == self.behind:
-                self.unheard.append((key, entry))
-            else:
-                on_change(key, entry)
-        return len(self.entries)
-
-    async def put_all(self, entries: Mapping[str, Any]) -> int:
-        for key, entry in entries.items():
-            await self.put(key, entry)
-        return 0
 
 
 class House:
     """Leases, and the work that is done under them."""
 
     def __init__(self) -> None:
-        self.table = Table()
+        self.log = Log()
+        self.behind: dict[Any, int] = {}
+        """Tables that read nothing more before somebody asks for the end, and how far they have come."""
         self.clock = ManualClock(1_000_000.0)
         self.holders: dict[str, Lease] = {}
         self.runs: list[tuple[str, str, Mapping[str, Any]]] = []
@@ -80,8 +37,18 @@ class House:
         def make(job: Job) -> Any:
             return Runner(self, name, job).run if able else None
 
+        def end() -> int:
+            records, seen = self.log.records, self.behind.pop(table, None)
+            if seen is not None:
+                table.read(records[seen:], len(records))
+            return len(records)
+
+        table: Any = memory_table("c", JSON_OBJECTS, self.log.produce, end, loaded=False)
+        table.read(self.log.records, end())
+        table.loaded(end())
+        self.log.views.append(table)
         jobs = Jobs(
-            self.table,  # type: ignore[arg-type]
+            table,
             lambda lease: Lease(self, lease),  # type: ignore[arg-type,return-value]
             make,
             lambda one, other: one.spec["place"] == other.spec["place"],
@@ -99,9 +66,13 @@ class House:
             await self.clock.advance(0.5)
         raise AssertionError("it never came")
 
+    def put(self, key: str, entry: Any) -> None:
+        """Write an entry as somebody else."""
+        self.log.append(key.encode(), msgspec.json.encode(entry))
+
     async def kill(self, jobs: Jobs) -> None:
         """End a process without a word; its lease is free."""
-        self.table.watches[self.processes.index(jobs)] = lambda key, entry: None
+        self.log.views.remove(jobs.table)
         for task in list(jobs._tasks):
             task.cancel()
         await self.clock.settle()
@@ -231,15 +202,15 @@ async def test_who_lost_the_lease_writes_nothing_more(house: House, /) -> None:
     job = (await jobs.create("replay", {"place": 1}, "ann")).id
     await house.wait(lambda: house.runs != [] and bool(jobs.show(job).progress))
     sleeper = house.holders.pop(f"job.{job}")
-    late = dict(house.table.entries[f"job/{job}/report"])
+    late = jobs.table.get(f"job/{job}/report")
     other = await house.process("b")
     house.end = at_once
     await house.wait(lambda: other.show(job).state == "done")
     sleeper.lost.set()
     await house.clock.settle()
-    await house.table.put(f"job/{job}/report", late)
+    house.put(f"job/{job}/report", late)
     assert {jobs.show(job).state, other.show(job).state} == {"done"}
-    await house.wait(lambda: house.table.entries[f"job/{job}/report"]["state"] == "done")
+    await house.wait(lambda: jobs.table.get(f"job/{job}/report")["state"] == "done")
     runs, later = len(house.runs), await house.process("c")  # which reads the last status only
     await house.clock.advance(30)
     assert (later.show(job).state, len(house.runs)) == ("done", runs)
@@ -251,7 +222,8 @@ async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(house: Hou
     jobs, sleeper = await house.process("a"), await house.process("b")
     job = (await jobs.create("replay", {"place": 1}, "ann")).id
     await house.wait(lambda: house.runs != [] and bool(sleeper.show(job).progress))
-    house.table.behind = sleeper._on_change
+    house.log.views.remove(sleeper.table)
+    house.behind[sleeper.table] = len(house.log.records)
     await house.kill(jobs)
     other = await house.process("c")
     sleeper._make, able = lambda job: None, sleeper._make
@@ -323,14 +295,14 @@ async def test_the_same_again_is_refused_while_it_runs(house: House, /) -> None:
     await other.create("replay", {"place": 2}, "bob")
     await jobs.change(first, "stop", "ann")
 
-    before, put = house.table.put, house.table.put
+    put = other.table.put
 
     async def slow(key: str, entry: Any) -> int:
-        house.table.put = before  # type: ignore[method-assign]
+        other.table.put = put  # type: ignore[method-assign]
         await jobs.create("replay", {"place": 1}, "ann")
         return await put(key, entry)
 
-    house.table.put = slow  # type: ignore[method-assign]
+    other.table.put = slow  # type: ignore[method-assign]
     with pytest.raises(JobConflict):
         await other.create("replay", {"place": 1}, "bob")
     assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
@@ -341,12 +313,15 @@ async def test_what_is_not_written_down_is_told_again(house: House, /) -> None:
     """The end of a job must be known, or it would run once more."""
 
     async def end(save: SaveProgress, stop: asyncio.Event) -> str:
-        house.table.fails = 3
+        house.log.broken = True
         return ""
 
     house.end = end
     jobs = await house.process("a")
     job = (await jobs.create("replay", {"place": 1}, "ann")).id
+    await house.wait(lambda: house.log.broken)
+    await house.clock.advance(30)
+    house.log.broken = False
     await house.wait(lambda: jobs.show(job).state == "done")
 
 
@@ -354,47 +329,38 @@ async def test_what_is_not_written_down_is_told_again(house: House, /) -> None:
 async def test_old_jobs_are_taken_away(house: House, /) -> None:
     """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
 
-    async def put(name: str, days: float, wish: str) -> None:
+    def put(name: str, days: float, wish: str) -> None:
         since = iso(house.clock.time() - days * 86_400)
         entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
-        await house.table.put(f"job/{name}", entry)
+        house.put(f"job/{name}", entry)
 
-    await put("old", 8, "stop")
-    await put("paused", 8, "pause")
-    await put("long", 8, "run")
+    put("old", 8, "stop")
+    put("paused", 8, "pause")
+    put("long", 8, "run")
     now = iso(house.clock.time())
-    await house.table.put("job/long/report", {"state": "done", "run": 1, "at": now})
-    removed: list[str] = []
-    house.table.watches.append(lambda key, entry: None if entry else removed.append(key))
+    house.put("job/long/report", {"state": "done", "run": 1, "at": now})
     for n in range(100):
-        await put(f"new-{n}", 1 + n / 1000, "stop")
+        put(f"new-{n}", 1 + n / 1000, "stop")
     jobs = await house.process("a")
     await house.wait(lambda: len(jobs.list()) == 101)
     left = {job.id for job in jobs.list()}
     assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
-    assert removed.index("job/old") < removed.index("job/old/report"), "a job without its status would run again"
-
-
-@staged(run)
-async def test_an_entry_that_is_no_job_is_passed_over(house: House, /) -> None:
-    """Somebody else may have written it."""
-    await house.table.put("job/x", {"id": 3})
-    await house.table.put("job/y/report", {"state": "asleep"})
-    jobs = await house.process("a")
-    assert jobs.list() == []
+    removed = [record.key for record in house.log.records if record.value is None]
+    assert removed.index(b"job/old") < removed.index(b"job/old/report"), "a job without its status would run again"
 
 
 @staged(run)
 async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(house: House, /) -> None:
     """A newer version may have ended it, in a way that this one does not know."""
     entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
-    await house.table.put("job/x", entry)
-    await house.table.put("job/x/report", {"state": "asleep", "run": 3})
+    house.put("job/x", entry)
+    house.put("job/x/report", {"state": "asleep", "run": 3})
+    house.put("job/y", {"id": 3})
     jobs = await house.process("a")
     await house.clock.advance(30)
-    assert (house.runs, jobs.show("x").state) == ([], "waiting")
+    assert (house.runs, [job.id for job in jobs.list()], jobs.show("x").state) == ([], ["x"], "waiting")
     assert "status was written by another version" in jobs.show("x").message
-    await house.table.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
+    house.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
     await house.wait(lambda: house.runs != [])
     assert house.runs == [("x", "a", {"done": 7})]
 

@@ -9,15 +9,14 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.section import fits_any
 from headrace.control.redelivery import PartitionRedelivery, Redelivered, Redelivery, RedeliveryRequest, Restored
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of, require_origin, restored
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
 from headrace.records import Record, TopicPartition
 from headrace.testing import ManualClock
+from tests.control_world import running
 
 FAILED = Reply("ValueError", "no")
 
@@ -45,7 +44,7 @@ class House:
         self, letters: Sequence[Restored], last_retry: bool = False, writes: bool = True
     ) -> tuple[list[Restored], Redelivered]:
         done = Redelivered(letters[-1])
-        consumer = running_consumer(self.config, self, self if writes else None)
+        consumer = running(self.config, self, dead_letters=self if writes else None)
         delivery = Delivery("g", TopicPartition("t", 0), 0, [], 1, "replay")
         one = PartitionRedelivery(consumer, delivery, done, ManualClock(), last_retry=last_retry)
         return asyncio.run(one.deliver(letters)), done
@@ -53,22 +52,6 @@ class House:
     @property
     def sizes(self) -> list[int]:
         return [len(delivery.records) for delivery in self.deliveries]
-
-
-def running_consumer(config: ReactiveConsumerConfig, destination: Any, dead_letters: Any = None) -> RunningConsumer:
-    patterns = config.topic_patterns
-    nothing: Any = None
-    return RunningConsumer(
-        name=config.group,
-        kind="reactive",
-        delivery=config,
-        topics=config.topics,
-        matches=fits_any(patterns) if patterns else None,
-        destination=destination,
-        dead_letters=dead_letters,
-        pump=Pump("live", config.group, destination, None, delivery=config, clock=ManualClock()),
-        admin=nothing,
-    )
 
 
 def consumer_config(**settings: Any) -> ReactiveConsumerConfig:
@@ -95,23 +78,6 @@ def test_records_come_in_their_order_and_each_once() -> None:
     assert (delivery.group, delivery.partition, delivery.attempt, delivery.replay) == ("g", ("t", 0), 5, "replay")
     assert sorted(one.record.offset for one in ended) == [0, 1, 2]
     assert (done.ended, done.again, done.left) == (3, 0, 0)
-
-
-def test_what_fails_is_a_letter_with_its_whole_history() -> None:
-    """One attempt more, the first failure kept; it has ended, because its new letter is there."""
-    house = House(fails(2))
-    ended, done = house.redeliver([letter(n, n) for n in (1, 2, 3)])
-    (again,) = house.written
-    assert (again.record.offset, again.attempts, again.first_failed_at) == (2, 4, 1.0)
-    assert len(ended) == 3
-    assert (done.ended, done.again, done.given_up, done.left) == (3, 1, 0, 0)
-
-
-def test_the_last_retry_writes_nothing() -> None:
-    """What fails has ended, and is counted."""
-    house = House(fails(1, 2))
-    ended, done = house.redeliver([letter(1, 1), letter(2, 2)], last_retry=True)
-    assert (len(ended), done.given_up, house.written) == (2, 2, [])
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -193,7 +159,7 @@ def test_which_consumers_are_meant() -> None:
     """By group if it is one here, else by topic; all topics when none is named."""
 
     def one(group: str, **settings: Any) -> RunningConsumer:
-        return running_consumer(consumer_config(group=group, **settings), None)
+        return running(consumer_config(group=group, **settings))
 
     consumers = {
         "a": one("a", topics=["orders", "refunds"]),

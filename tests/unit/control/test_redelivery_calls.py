@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -17,19 +17,18 @@ from headrace.control.redelivery import Redelivery, RedeliveryAnswer, Redelivery
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
     InvalidRequest,
     KafkaUnavailable,
     LeaseLost,
-    LeaseTaken,
     ReadFailed,
-    TopicNotFound,
 )
 from headrace.records import Header, Record, TopicPartition
 from headrace.testing import ManualClock
+from headrace.testing.memory_cluster import MemoryCluster
+from tests.control_world import running
 
 FAILED = Reply("ValueError", "no")
 
@@ -41,20 +40,20 @@ def letter_at(offset: int, group: str = "g", size: int = 1, redrives: int = 0, t
     return Record("t.dlq", offset % 2, offset // 2, 9, None, b"v", lambda: headers, size)
 
 
-class World:
+class World(MemoryCluster):
     """A dead letter topic of two partitions, marks, leases and a backend; what happens is written down in order."""
 
     config = KafkaConfig()
-    topic_id = "id"
 
     def __init__(self, letters: Sequence[Record]) -> None:
-        self.letters = letters
+        super().__init__({"t.dlq": 2})
+        for letter in letters:
+            self.append(letter)
         self.ended: set[tuple[int, int]] = set()
         self.log: list[str] = []
-        self.taken = self.kafka_away = self.silent = self.save_fails = False
-        self.failure: Exception | None = None
+        self.taken = self.silent = self.save_fails = False
+        self.refusal: Exception | None = None
         self.clock = ManualClock()
-        self.leases: list[World] = []
         self.lost = asyncio.Event()
         self.holder = "somebody"
         self.reads = self.read_records = 0
@@ -62,26 +61,18 @@ class World:
         self.epochs: list[tuple[str, int]] = []
         """Group and epoch of each delivery."""
 
-    async def topic_offsets(self, name: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
-        if self.kafka_away:
-            raise KafkaUnavailable("no broker answers")
-        if name != "t.dlq":
-            raise TopicNotFound(f"{name} does not exist")
-        ends = {0: 0, 1: 0} | {r.partition: r.offset + 1 for r in self.letters}
-        return {TopicPartition(name, partition): (0, end) for partition, end in ends.items()}
+    @property
+    def topic_id(self) -> str:
+        return self.ids["t.dlq"]
 
-    async def read(
-        self, kafka: KafkaConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncIterator[list[Record]]:
+    async def read(self, kafka: KafkaConfig, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
         self.reads += 1
         if self.silent:
             await asyncio.Event().wait()
         await self.clock.advance(self.seconds_per_read)
-        for record in self.letters:
-            p = record.topic_partition
-            if starts.get(p, record.offset + 1) <= record.offset < ends[p]:
-                self.read_records += 1
-                yield [record]
+        async for batch in super().read(kafka, starts, ends):
+            self.read_records += len(batch)
+            yield batch
 
     def lease(self, kafka: Any, admin: Any, name: str, clock: Any, *, source: str) -> Any:
         assert (name, source) == ("redrive.t.dlq", "t.dlq")  # the one that redrives and replays take
@@ -118,12 +109,9 @@ class World:
         self.ended |= found
         self.log.append(f"save {len(found)}")
 
-    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
-        return dict.fromkeys(names, "id")
-
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        if self.failure:
-            raise self.failure
+        if self.refusal:
+            raise self.refusal
         self.log.append(f"deliver {len(delivery.records)}")
         self.epochs.append((delivery.group, delivery.epoch))
         return [ACK] * len(delivery.records)
@@ -159,18 +147,10 @@ def consumer(world: World, **settings: Any) -> RunningConsumer:
     base = {"topics": ["t", "missing"], "backend": {"url": "http://127.0.0.1:1"}}
     batch = {"max_records": 3, "max_bytes": 100}
     config = ReactiveConsumerConfig.model_validate({**base, "batch": batch, **settings})
-    pump = Pump("live", config.group, cast(Any, world), None, delivery=config, clock=world.clock)
-    pump.on_assigned({TopicPartition("t", 0): 7}, {})
-    return RunningConsumer(
-        name=config.group,
-        kind="reactive",
-        delivery=config,
-        topics=config.topics,
-        destination=cast(Any, world),
-        pump=pump,
-        admin=cast(Any, world),
-        no_replay="its backend keeps offsets" if config.backend.offsets_path else "",
-    )
+    no_replay = "its backend keeps offsets" if config.backend.offsets_path else ""
+    found = running(config, world, admin=world, no_replay=no_replay)
+    found.pump.on_assigned({TopicPartition("t", 0): 7}, {})
+    return found
 
 
 async def test_a_batch_is_delivered_and_then_marked(play: Play) -> None:
@@ -241,7 +221,7 @@ async def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(play
     world = World([*(letter_at(n, topic="p1") for n in range(6)), letter_at(8)])
     async with play(world) as (_, ask):
         assert (await ask()).records == 1
-        world.letters, world.topic_id = [letter_at(0)], "another"
+        world.logs, world.ids = {TopicPartition("t.dlq", 0): [letter_at(0)]}, {"t.dlq": "another"}
         world.ended.clear()
         assert (await ask()).records == 1
 
@@ -319,16 +299,16 @@ async def test_who_is_away_is_said_with_one_code(play: Play) -> None:
     """ERR12205 for Kafka and for the backend; nothing has ended by it."""
     world = World([letter_at(0)])
     async with play(world) as (_, ask):
-        world.failure = DestinationUnavailable("waiting for the backend")
+        world.refusal = DestinationUnavailable("waiting for the backend")
         with pytest.raises(ReadFailed, match="none is lost: waiting for the backend"):
             await ask()
-        world.failure, world.silent = None, True
+        world.refusal, world.silent = None, True
         with pytest.raises(ReadFailed, match=r"no dead letter of t\.dlq arrived within 0.001 s"):
             await ask(timeout=1)
-        world.silent, world.kafka_away = False, True
+        world.silent, world.failure = False, KafkaUnavailable("no broker answers")
         with pytest.raises(ReadFailed, match="no broker answers"):
             await ask()
-        world.kafka_away = False
+        world.failure = None
         assert (await ask()).records == 1
 
 
@@ -340,12 +320,3 @@ async def test_a_backend_that_keeps_offsets_is_left_alone(play: Play) -> None:
             await ask(group="keeps")
         assert (await ask(timeout=0)).status == "empty"
         assert "deliver 1" not in world.log
-
-
-async def test_a_topic_that_another_run_works_on_is_said(play: Play) -> None:
-    """As of a redrive."""
-    world = World([letter_at(0)])
-    world.taken = True
-    async with play(world) as (_, ask):
-        with pytest.raises(LeaseTaken, match="worked on by somebody"):
-            await ask()

@@ -123,24 +123,6 @@ async def refused(work: Coroutine[Any, Any, Any], error: type[HeadraceError]) ->
     return caught.value.description
 
 
-async def test_registered_changed_and_removed() -> None:
-    """Every process runs what the log says last; a version is where it was written."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two = Process(log), Process(log)
-    first, new = await one.made.put("a", None, "x", config())
-    assert (first.version, new) == (0, True)
-    await two.settle()
-    changed, new = await two.made.put("a", None, "x", config(max_in_flight=2))
-    assert (changed.version, new, changed.since) == (1, False, 0)
-    assert await one.settle() == await two.settle() == {"x": ("a", 1)}
-    await two.put("a", "x", config(enabled=False))
-    assert await one.settle() == {}
-    assert one.made.one_of("a", "x").version == 2
-    await one.made.remove("a", "x")
-    assert await two.settle() == {}
-    await refused(two.made.remove("a", "x"), NotFound)
-
-
 async def test_others_came_first() -> None:
     """Names, topics in a group, places: of the file, of others, of one's own; nothing is written."""
     log: list[tuple[str, Entry | None]] = []
@@ -262,18 +244,6 @@ async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytes
     few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
     assert list(await Process(log, few).settle()) == ["x"]
     assert len(log) == 8
-
-
-async def test_owners_see_their_own() -> None:
-    """Another's is missing to them; whoever sees all sees the one that has the name."""
-    process = Process([])
-    await process.put("a/b", "x", config())
-    assert [one.name for one in process.made.all_of("a/b")] == ["x"]
-    assert process.made.all_of("a") == process.made.all_of("b") == []
-    await refused(process.made.remove("b", "x"), NotFound)
-    assert process.made.one_of(None, "x").owner == "a/b"
-    await process.made.remove(None, "x")
-    assert process.made.all_of(None) == []
 
 
 async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:

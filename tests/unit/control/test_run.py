@@ -203,40 +203,6 @@ async def test_a_window_that_is_not_read_any_further_is_logged(caplog: pytest.Lo
     assert not await running
 
 
-async def test_a_replay_carries_the_live_epoch_of_its_partition_or_none() -> None:
-    """A number of its own would be newer than that of the group, and a backend would refuse the group from then on."""
-    world = World(range(3))
-    live = Pump("live", "g", world, world, delivery=world.delivery, clock=world.clock, chance=Random(1))
-    epochs: list[int] = []
-
-    class Backend:
-        async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-            epochs.append(delivery.epoch)
-            return [ACK] * len(delivery.records)
-
-    def pump(live: Pump | None) -> Pump:
-        made = Pump(
-            "p",
-            "g",
-            Backend(),
-            None,
-            delivery=world.delivery,
-            clock=world.clock,
-            shares_with=live,
-            hooks=PumpHooks(replay="job"),
-        )
-        made.on_assigned({P: 5}, {})
-        return made
-
-    replay, alone = pump(live), pump(None)
-    for number, change in enumerate((lambda: None, lambda: live.on_assigned({P: 3}, {}), lambda: live.on_lost([P]))):
-        change()
-        for each in (replay, alone):
-            each.on_records(P, 5, [world.log[number]])
-        await world.clock.settle()
-    assert epochs == [0, 0, 3, 0, 0, 0]
-
-
 async def test_two_pumps_know_the_same_of_their_destination() -> None:
     """A replay finds out with the group that the backend is down; and is forgotten when it is over."""
     world = World(range(3))

@@ -112,12 +112,6 @@ def kinds(backend: Backend, letters: Sequence[Record]) -> list[str]:
     return [kind_of(reply) for reply in asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))]
 
 
-def test_delivered_dead_letters_are_not_repeated_because_a_later_partition_is_refused() -> None:
-    """The backend takes the first group of records and refuses the second."""
-    letters = [letter(10, record("t", 0, 5)), letter(11, record("t", 1, 6))]
-    assert kinds(Busy(2), letters) == ["success", "not taken"]
-
-
 def test_a_partition_whose_records_are_refused_gets_no_later_record_of_the_attempt() -> None:
     """Two dead letters of one record make two groups of its partition; the backend refuses the first of them."""
     places = [(1, 1), (0, 1), (0, 2), (0, 1), (0, 3)]
@@ -234,6 +228,8 @@ def test_a_window_is_offsets_that_hold_something() -> None:
         ({"until": 3_000_000}, InvalidRequest, "in the future"),
         ({"since": 1_003_000, "until": 1_001_000}, InvalidRequest, "reversed"),
         ({"until": 1000}, InvalidRequest, "holds no record"),
+        ({"since": 1_500_000}, InvalidRequest, "holds nothing since"),
+        ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "empty"),
     ],
 )
 def test_a_window_that_makes_no_sense_is_refused(asked: dict[str, Any], error: type[Exception], said: str) -> None:

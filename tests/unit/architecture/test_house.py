@@ -31,7 +31,7 @@ BIRTHS = {
     "start_new_thread",
 }
 DOORS = {
-    "confluent_kafka": {"kafka", "devcluster"},
+    "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
     "uvicorn": {"web"},
     "httpx": {"client"},
     "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser

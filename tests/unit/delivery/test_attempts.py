@@ -105,16 +105,6 @@ async def test_halves_of_other_orders_do_not_wait_for_each_other() -> None:
         assert bed.delivered.index([2, 3]) < [n for n, offsets in enumerate(bed.delivered) if offsets == [1]][-1]
 
 
-async def test_a_roll_back_delivers_the_whole_batch_again_and_ends_with_the_attempts() -> None:
-    """Two of four are more than 30 %: three times all of them, then the good ones have ended."""
-    async with running(Bed(max_records=4, retry={"rollback_threshold_percent": 30})) as bed:
-        bed.answers = {1: RETRY, 2: RETRY}
-        bed.feed(*range(5))
-        await bed.clock.advance(60)
-        assert bed.delivered == [[0, 1, 2, 3]] * 3 + [[4]]
-        assert (bed.letters, bed.pump.numbers()["delivered"]) == ([1, 2], 3)
-
-
 @pytest.mark.parametrize(
     ("retry", "reply", "said"),
     [

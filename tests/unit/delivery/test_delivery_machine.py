@@ -15,31 +15,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.context import PumpHooks
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing import ManualClock
+from headrace.testing.bed import P0, P1, Bed
 
-PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
+PARTITIONS = [P0, P1]
 PLANS = [0, 0, 0, 0, 0, 1, 2, 99]
 """How often a record fails before it is taken; 99 is for ever."""
 MOST_BAD = 8
 """Records that fail for ever, in all: more of them than successes, and the destination is to blame, not they."""
 SEEDS = st.integers(0, 2**32)
-AT_ONCE = PumpHooks(drain_seconds=0)
 
 
-class World:
+class World(Bed):
     """Kafka, a destination and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, max_in_flight: int) -> None:
-        self.clock = ManualClock()
+        super().__init__(
+            ordering=ordering,
+            max_records=max_records,
+            max_in_flight=max_in_flight,
+            retry={"max_delay_seconds": 4},
+            hooks={"drain_seconds": 0},
+        )
         self.logs: dict[TopicPartition, list[Record]] = {partition: [] for partition in PARTITIONS}
         self.plans: dict[tuple[TopicPartition, int], int] = {}
         self.committed: dict[TopicPartition, Committed] = {}
@@ -52,27 +54,14 @@ class World:
         """What the offset map says has ended, when the present assignment began."""
         self.position = dict.fromkeys(PARTITIONS, 0)
         self.epoch_of: dict[TopicPartition, int] = {}
-        self.down = self.letters_down = False
-        self.hanging = asyncio.Event()
-        self.hanging.set()
         self.most = max_in_flight
-        self.under_way = 0
         self.ordering = ordering
         self.wrong: list[str] = []
-        self.epochs = self.seeks = 0
+        self.epochs = self.sought = 0
         self.unwanted = {partition: set[int]() for partition in PARTITIONS}
         """What somebody said is to be skipped."""
-        self.held: set[TopicPartition] = set()
+        self.held_partitions: set[TopicPartition] = set()
         self.is_held = self.seeking = False
-        self.keeps_offsets_elsewhere = False
-        config = DeliveryConfig(
-            ordering=ordering,  # type: ignore[arg-type]
-            max_in_flight=max_in_flight,
-            batch=BatchConfig(max_records=max_records),
-            retry=RetryConfig(attempts=3, first_delay_seconds=1, max_delay_seconds=4),
-        )
-        self.pump = Pump("pump", "g", self, self, delivery=config, clock=self.clock, chance=Random(1), hooks=AT_ONCE)
-        self.pump.connect(self, self)
 
     def over(self, partition: TopicPartition) -> set[int]:
         """Return what has ended, or may be passed because somebody said so."""
@@ -81,7 +70,7 @@ class World:
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         partition, ended = delivery.partition, self.ended[delivery.partition]
         self.under_way += 1
-        if self.is_held or partition in self.held:
+        if self.is_held or partition in self.held_partitions:
             self.wrong.append("a delivery of a held partition began")
         if unwanted := [r.offset for r in delivery.records if r.offset in self.unwanted[partition]]:
             self.wrong.append(f"{unwanted} were to be skipped")
@@ -89,7 +78,7 @@ class World:
             self.wrong.append(f"{self.under_way} deliveries at a time")
         try:
             self._check_order(delivery)
-            await self.hanging.wait()
+            await self.free.wait()
         finally:
             self.under_way -= 1
         if self.down:
@@ -111,9 +100,6 @@ class World:
         for letter in letters:
             self.ended[letter.record.topic_partition].add(letter.record.offset)
             self.known[letter.record.topic_partition].add(letter.record.offset)
-
-    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        pass
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for partition, committed in offsets.items():
@@ -161,12 +147,6 @@ class World:
         """Request a skip before anything else happens."""
         return asyncio.ensure_future(self.pump.moves.skip(partition, offset, "it is wrong"))
 
-    def trouble(self, partition: TopicPartition) -> str:
-        return ""
-
-    def pause_reason(self, partition: TopicPartition) -> str:
-        return ""
-
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         await asyncio.sleep(0)
         if self.epoch_of[partition] != epoch:
@@ -176,7 +156,7 @@ class World:
         in_map = {record.offset for record in self.logs[partition] if above and above.has(record.offset)}
         passed = {record.offset for record in self.logs[partition] if record.offset < to.offset}
         if self.seeking:
-            self.seeks += 1
+            self.sought += 1
         elif open_ones := (passed | in_map) - self.over(partition):
             self.wrong.append(f"a skip passes {open_ones}, which have not ended")
         self.ended[partition] = passed | in_map  # all others are to come again
@@ -234,7 +214,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(hang=st.booleans())
     def hang(self, hang: bool) -> None:
-        self._do(self.world.hanging.clear if hang else self.world.hanging.set)
+        self._do(self.world.free.clear if hang else self.world.free.set)
 
     @rule(partition=st.sampled_from(PARTITIONS), end_in_time=st.booleans())
     def revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
@@ -243,7 +223,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
         world = self.world
         if end_in_time:
-            world.hanging.set()
+            world.free.set()
         deadline = Deadline(world.clock, 60 if end_in_time else 0)
         before = world.pump.counts.abandoned
         world.commit(await world.pump.on_revoked([partition], deadline))
@@ -257,7 +237,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def hold(self, partition: TopicPartition | None, held: bool) -> None:
         world, places = self.world, [partition] if partition else None
         if partition:
-            (world.held.add if held else world.held.discard)(partition)
+            (world.held_partitions.add if held else world.held_partitions.discard)(partition)
         else:
             world.is_held = held
         pump = world.pump
@@ -270,17 +250,17 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
         world = self.world
         if ends:
-            world.hanging.set()
-        world.pump.hooks, world.seeking = AT_ONCE._replace(drain_seconds=60 if ends else 0), True
-        log, before = world.logs[partition], world.seeks
+            world.free.set()
+        world.seeking = True
+        log, before = world.logs[partition], world.sought
         seek = asyncio.create_task(world.pump.moves.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
         if is_lost:
             await asyncio.sleep(0)
             world.pump.on_lost([partition])
             world.assign(partition)
-        if await seek != (world.seeks > before):
+        if await seek != (world.sought > before):
             world.wrong.append("a seek says what is not so")
-        world.pump.hooks, world.seeking = AT_ONCE, False
+        world.seeking = False
         world.fetch(partition)
         await world.clock.settle()
 
@@ -344,10 +324,10 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     async def _heal(self) -> None:
         self.world.down = self.world.letters_down = False
-        self.world.hanging.set()
+        self.world.free.set()
         self.world.pump.resume(None)
         self.world.pump.resume(PARTITIONS)
-        self.world.held, self.world.is_held = set(), False
+        self.world.held_partitions, self.world.is_held = set(), False
         self.world.pump.change(msgspec.structs.replace(self.world.pump.settings, rate_records=None))
         await self.world.clock.advance(400)
         assert not [status.why for status in self.world.pump.status().partitions.values() if status.why]

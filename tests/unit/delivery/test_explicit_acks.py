@@ -8,7 +8,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import HELD, NOT_BEGUN
 from headrace.lifecycle import Deadline
 from headrace.records import Committed
-from headrace.testing.bed import P0, RETRY, Bed, running
+from headrace.testing.bed import P0, Bed, running
 
 
 async def test_held_records_are_bounded_and_named() -> None:
@@ -24,19 +24,6 @@ async def test_held_records_are_bounded_and_named() -> None:
         await bed.clock.advance(1)
         assert (bed.pump.numbers()["held"], bed.commits[P0].offset) == (SPAN_OFFSETS + 10 - 100, 100)
         assert bed.pump.readiness().ready
-
-
-async def test_problems_are_said_and_what_has_ended_may_be_acknowledged_again() -> None:
-    """A partition that is not assigned, and a record that was not delivered yet."""
-    async with running(Bed()) as bed:
-        bed.answers = dict.fromkeys(range(10), HELD)
-        bed.feed(*range(4))
-        await bed.clock.advance(0.1)
-        assert bed.pump.acknowledge(P0, 1, up_to=True) == bed.pump.acknowledge(P0, 1, up_to=True) == ""
-        assert bed.pump.acknowledge(P0, 0, up_to=False) == ""
-        assert "offset 7 of t-0 was not delivered yet" in bed.pump.acknowledge(P0, 7, up_to=True)
-        bed.pump.on_lost([P0])
-        assert "t-0 is not assigned to this process any more" in bed.pump.acknowledge(P0, 2, up_to=True)
 
 
 async def test_records_given_back_before_a_revoke_are_neither_failures_nor_ended() -> None:
@@ -72,24 +59,6 @@ async def test_a_held_record_is_skipped_by_hand() -> None:
         assert not bed.pump.acknowledge(P0, 2, up_to=True)
         await bed.clock.advance(1)
         assert (bed.commits[P0], bed.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
-
-
-async def test_a_failed_record_needs_an_acknowledgement_after_its_next_call() -> None:
-    """That of a later record of its delivery does not count, because the handler has raised for it."""
-    async with running(Bed(max_records=3)) as bed:
-        bed.answers = {0: HELD, 1: RETRY, 2: HELD}
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        await bed.clock.advance(0)
-        assert not bed.pump.acknowledge(P0, 2, up_to=True)
-        bed.free.set()
-        await bed.clock.advance(0)
-        bed.answers[1] = HELD
-        await bed.clock.advance(9)
-        assert (bed.commits[P0].offset, bed.pump.numbers()["held"]) == (1, 1)
-        assert not bed.pump.acknowledge(P0, 2, up_to=True)
-        await bed.clock.advance(1)
-        assert bed.commits[P0] == Committed(3)
 
 
 async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_is_too_late() -> None:

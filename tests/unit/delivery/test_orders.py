@@ -31,21 +31,6 @@ async def test_a_slow_key_holds_only_itself() -> None:
         assert (bed.delivered[-1], bed.commits[P0]) == ([2], Committed(5))
 
 
-async def test_a_failed_record_holds_only_its_key() -> None:
-    """The later record of its key waits for the retry, all others do not, and nobody waits in its place."""
-    async with running(Bed(ordering="key", max_in_flight=1, max_records=10)) as bed:
-        bed.answers[0] = RETRY
-        bed.feed_keys("abca")
-        await bed.clock.settle()
-        bed.feed_keys("bd", 4)
-        await bed.clock.settle()
-        assert bed.delivered == [[0, 1, 2], [4, 5]]
-        bed.answers.clear()
-        await bed.clock.advance(20)
-        assert bed.delivered[2:] == [[0], [3]]
-        assert bed.commits[P0] == Committed(6)
-
-
 @pytest.mark.parametrize(("choice", "first"), [("unordered", [[0, 1, 2]]), ("ordered", [[0], [1], [2]])])
 async def test_records_without_key_are_ordered_by_choice(choice: str, first: list[list[int]]) -> None:
     """They wait for nothing, or for each other like the records of a key."""

@@ -15,14 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing import ManualClock
+from headrace.testing.bed import P0, Bed
 
-P0 = TopicPartition("t", 0)
 ATTEMPTS = 3
 WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}
 """Records that spoil the delivery they are in, and the status of the answer; a flaky one does so once."""
@@ -32,45 +29,37 @@ PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]
 LETTERS, SKIPS = {"poison", "refused", "fails", "bad"}, {"conflict", "gone"}
 
 
-class World:
+class World(Bed):
     """A source, a backend and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
-        self.clock = ManualClock()
+        retry = {
+            "max_delay_seconds": 4,
+            "deadline_seconds": 3600,
+            "statuses": {"409": "skip"},
+            "errors": {"Bad": "dead_letter", "Gone": "skip", "Sick": "unavailable"},
+            "rollback_threshold_percent": percent,
+            "rollback_min_records": 3,
+            "last_retry": last_retry,
+        }
+        super().__init__(ordering=ordering, max_records=max_records, attempts=ATTEMPTS, max_in_flight=3, retry=retry)
         self.log: list[Record] = []
         self.plans: dict[int, str] = {}
         self.blamed: Counter[int] = Counter()
         self.excused: Counter[int] = Counter()
         """Failures beside one that blames the destination: they may use up no attempt."""
         self.spoiled: Counter[int] = Counter()
-        self.letters: list[int] = []
         self.handled: set[int] = set()
         self.loose: defaultdict[int, set[int]] = defaultdict(set)
         """Who may pass a record: those that had results of their own together with its failure."""
         self.committed = 0
-        self.released = 0
-        self.down = self.sick = False
-        self.letters_down = ""
+        self.sick = False
+        self.unwritten = ""
+        """Which letters of a write are not taken: `half` of them, or `all`."""
         self.wrong: list[str] = []
         self.ordering = ordering
         self.rolls_back = percent is not None
         self.last_retry = last_retry
-        retry = RetryConfig(
-            attempts=ATTEMPTS,
-            first_delay_seconds=1,
-            max_delay_seconds=4,
-            deadline_seconds=3600,
-            statuses={"409": "skip"},
-            errors={"Bad": "dead_letter", "Gone": "skip", "Sick": "unavailable"},
-            rollback_threshold_percent=percent,
-            rollback_min_records=3,
-            last_retry=last_retry,
-        )
-        delivery = DeliveryConfig(
-            ordering=ordering, max_in_flight=3, batch=BatchConfig(max_records=max_records), retry=retry
-        )
-        self.pump = Pump("pump", "g", self, self, delivery=delivery, clock=self.clock, chance=Random(1))
-        self.pump.connect(self)
         answered = self.pump.breaker.answered
         # Without doubts: when it opens because of them is the matter of the breaker's own machine.
         self.pump.breaker.answered = lambda ticket, ended, *_: answered(ticket, ended)  # type: ignore[method-assign]
@@ -127,13 +116,10 @@ class World:
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         await asyncio.sleep(0)
-        written = {"": len(letters), "half": len(letters) // 2, "all": 0}[self.letters_down]
+        written = {"": len(letters), "half": len(letters) // 2, "all": 0}[self.unwritten]
         self.letters += [letter.record.offset for letter in letters[:written]]
         if written < len(letters):
             raise DeadLetterFailed("down", missing=list(range(written, len(letters))))
-
-    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self.released += records
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.committed = offsets[P0].offset
@@ -178,9 +164,9 @@ class PolicyMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.runner.run(self.world.clock.advance(seconds))
 
-    @rule(down=st.booleans(), sick=st.booleans(), letters_down=st.sampled_from(["", "half", "all"]))
-    def change(self, down: bool, sick: bool, letters_down: str) -> None:
-        self.world.down, self.world.sick, self.world.letters_down = down, sick, letters_down
+    @rule(down=st.booleans(), sick=st.booleans(), unwritten=st.sampled_from(["", "half", "all"]))
+    def change(self, down: bool, sick: bool, unwritten: str) -> None:
+        self.world.down, self.world.sick, self.world.unwritten = down, sick, unwritten
 
     @invariant()
     def nothing_went_wrong(self) -> None:
@@ -201,7 +187,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     async def _heal(self) -> None:
         self.world.down = self.world.sick = False
-        self.world.letters_down = ""
+        self.world.unwritten = ""
         await self.world.clock.advance(40 * len(self.world.log) + 60)
         await self.world.pump.stop()
 

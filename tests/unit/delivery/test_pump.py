@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -68,20 +67,6 @@ async def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture
         bed.feed(4, 5)
         await bed.clock.advance(1)
     assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
-
-
-async def test_a_slow_partition_does_not_hold_the_others() -> None:
-    """Partitions are lanes of their own."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0)
-        await bed.clock.settle()
-        free, bed.free = bed.free, type(bed.free)()
-        bed.free.set()
-        bed.feed(0, partition=P1)
-        await bed.clock.advance(1)
-        assert (bed.commits.get(P0, Committed(0)), bed.commits[P1]) == (Committed(0), Committed(1))
-        free.set()
 
 
 async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
@@ -178,17 +163,3 @@ async def test_commits_of_many_partitions_leave_turns_to_others(steady: bool) ->
     bed.pump.commit_now()
     assert len(told[-1]) == 40
     await bed.pump.stop()
-
-
-async def test_a_revoke_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
-    """Drain, then fence: the delivery under way counts, what was not started is not committed."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1, 2, 3)
-        await bed.clock.settle()
-        revoke = asyncio.ensure_future(bed.pump.on_revoked([P0], Deadline(bed.clock, 10)))
-        await bed.clock.settle()
-        assert not revoke.done()
-        bed.free.set()
-        assert await revoke == {P0: Committed(2)}
-        assert (bed.pump.counts.abandoned, P0 in bed.pump.lanes) == (0, False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -112,6 +113,18 @@ class World:
         if news := self.records[offset:]:
             self.pump.on_records(SOURCE, epoch, news)
 
+    @contextlib.asynccontextmanager
+    async def running(self, offset: int) -> AsyncIterator[None]:
+        """Read the source from an offset on, and end what is stale."""
+        service = StaleEntries("s", self.parked, self.pump.lanes, self.ends, self.committed, self.clock, 30.0)
+        for each in (self.pump, self.retries, service):
+            await each.start()
+        self.retries.on_assigned({TIER: 1}, {})
+        self.assign(1, offset)
+        yield
+        for each in (service, self.retries, self.pump):
+            await each.stop()
+
     async def pass_time(self, seconds: int) -> None:
         for _ in range(seconds // 5):
             await self.clock.advance(5)
@@ -126,16 +139,10 @@ async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]],
     world = World(keys)
     await world.parked.block(world.records)
     world.writes = [*writes]
-    service = StaleEntries("s", world.parked, world.pump.lanes, world.ends, world.committed, world.clock, 30.0)
-    for each in (world.pump, world.retries, service):
-        await each.start()
-    world.retries.on_assigned({TIER: 1}, {})
-    world.assign(1, len(keys))
-    await world.clock.advance(90 + after)
-    world.assign(2, offset)
-    await world.pass_time(400)
-    for each in (service, world.retries, world.pump):
-        await each.stop()
+    async with world.running(len(keys)):
+        await world.clock.advance(90 + after)
+        world.assign(2, offset)
+        await world.pass_time(400)
     return world
 
 
@@ -163,49 +170,58 @@ def test_records_that_come_again_while_their_entries_are_ended_are_delivered(
     assert not [*world.parked.entries()]
 
 
+async def test_a_key_stays_blocked_while_the_copy_of_its_record_waits() -> None:
+    """Its record is passed in its own topic, and the retry topic is not committed to its end."""
+    world = World([b"a"])
+    world.failing = {0}
+    async with world.running(0):
+        await world.pass_time(400)
+        assert [entry.offset for entry in world.parked.entries()] == [0]
+
+
+async def test_a_key_stays_blocked_while_its_record_is_not_passed() -> None:
+    """Its entry is written, and its copy is not: the record is still to come."""
+    world = World([b"a"])
+    world.pump.pause(None, "paused")
+    await world.parked.block(world.records)
+    async with world.running(0):
+        await world.pass_time(400)
+        assert [entry.offset for entry in world.parked.entries()] == [0]
+
+
 async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> None:
     """It was passed by a seek, or had ended: not delivered, it would count as ended because a later one waits."""
     world = World([b"a", b"a", b"a", b"b"])
     world.failing = {2}
-    for each in (world.pump, world.retries):
-        await each.start()
-    world.retries.on_assigned({TIER: 1}, {})
-    world.assign(1, 1)
-    await world.clock.advance(60)
-    assert world.parked.of(world.records[2])
-    world.failing.clear()
-    world.delivered.clear()
-    world.writes = [(0.0, True)]
-    seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
-    await world.clock.advance(0.5)
-    assert (world.delivered, seek.done()) == ([], False)
-    assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
-    await world.pass_time(60)
-    assert await seek
-    assert sorted(world.delivered) == [0, 1, 2, 3]
-    assert [*world.parked.entries()] == []
-    for each in (world.retries, world.pump):
-        await each.stop()
+    async with world.running(1):
+        await world.clock.advance(50)
+        assert world.parked.of(world.records[2])
+        world.failing.clear()
+        world.delivered.clear()
+        world.writes = [(0.0, True)]
+        seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
+        await world.clock.advance(0.5)
+        assert (world.delivered, seek.done()) == ([], False)
+        assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
+        await world.pass_time(60)
+        assert await seek
+        assert sorted(world.delivered) == [0, 1, 2, 3]
+        assert [*world.parked.entries()] == []
 
 
 async def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:
     """The record has come again, failed again, and waits with another entry, which its new copy needs."""
     world = World([b"a"])
     world.failing = {0}
-    for each in (world.pump, world.retries):
-        await each.start()
-    world.retries.on_assigned({TIER: 1}, {})
-    world.assign(1, 0)
-    await world.clock.advance(9)
-    seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
-    await world.clock.advance(9)
-    assert await seek
-    assert len(world.logs[TIER.topic]) == 2
-    world.failing.clear()
-    world.delivered.clear()
-    world.retries.on_records(TIER, 1, world.logs[TIER.topic])
-    skipped = asyncio.ensure_future(world.retries.moves.skip(TIER, 0, "it is old"))
-    await world.pass_time(30)
-    assert (await skipped, world.delivered) == ("skipped", [0])
-    for each in (world.retries, world.pump):
-        await each.stop()
+    async with world.running(0):
+        await world.clock.advance(9)
+        seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
+        await world.clock.advance(9)
+        assert await seek
+        assert len(world.logs[TIER.topic]) == 2
+        world.failing.clear()
+        world.delivered.clear()
+        world.retries.on_records(TIER, 1, world.logs[TIER.topic])
+        skipped = asyncio.ensure_future(world.retries.moves.skip(TIER, 0, "it is old"))
+        await world.pass_time(30)
+        assert (await skipped, world.delivered) == ("skipped", [0])

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
+from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.kafka import RAW_BYTES, CompactedTable
-from headrace.records import Committed, Header, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
@@ -29,6 +29,8 @@ OWN: list[Header] = [("headrace.retry.due", b"mine"), ("h", None), ("h", b"\x00\
 class Broker:
     """Topics in memory, a backend and a dead letter topic."""
 
+    parked: BlockedKeys
+
     def __init__(self) -> None:
         self.logs: dict[str, list[Record]] = {}
         self.letters: list[DeadLetter] = []
@@ -37,7 +39,7 @@ class Broker:
         self.refuses = ""
         self.too_large = b""
         self.away = False
-        self.parked: BlockedKeys | None = None
+        self.clock = ManualClock()
         self.table: CompactedTable[bytes] | None = None
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
@@ -69,13 +71,19 @@ class Broker:
     def end(self) -> int:
         return len(self.logs.get("parked", ()))
 
-    def tiers(self, clock: ManualClock, *, letters: bool = True, **retry: Any) -> RetryTopics:
-        if retry.get("keep_key_order"):
+    def tiers(self, *, letters: bool = True, clock: ManualClock | None = None, **retry: Any) -> RetryTopics:
+        keeps = retry.get("keep_key_order", False)
+        if keeps:
             self.table = memory_table("parked", RAW_BYTES, self.produce, self.end)
             self.parked = BlockedKeys(self.table)
-        settings = RetryConfig.model_validate({"attempts": 2, **retry})
-        dead_letters = self if letters else None
-        return RetryTopics("g", settings, self.produce, clock, dead_letters=dead_letters, blocked=self.parked)
+        return RetryTopics(
+            "g",
+            RetryConfig.model_validate({"attempts": 2, "tiers": [10], **retry}),
+            self.produce,
+            clock or self.clock,
+            dead_letters=self if letters else None,
+            blocked=self.parked if keeps else None,
+        )
 
 
 def record(offset: int, key: bytes | None = b"k") -> Record:
@@ -91,23 +99,16 @@ def delivery(*records: Record, attempt: int = 1) -> Delivery:
 
 
 async def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
-    """Bytes and own headers stay, even headers that look like ours; the history goes on from the origin."""
-    broker, clock = Broker(), ManualClock(100.0)
-    tiers = broker.tiers(clock, tiers=[10, 60])
-    assert len(await tiers.write([letter(record(8), 2)])) == 1
-    (first,) = broker.logs["g.retry.10s"]
-    assert (first.key, first.value, first.headers[:3]) == (b"k", b"v", OWN)
-    waiting = delayed_of(first)
-    assert (waiting.attempts, waiting.first_failed_at, waiting.due, waiting.entry) == (2, 5.0, 110.0, None)
-    origin = waiting.origin
-    assert (origin.topic, origin.partition, origin.offset, origin.timestamp_ms) == ("t", 3, 8, 42)
-    assert (origin.key, origin.value, origin.headers) == (b"k", b"v", OWN)
-    assert len(await tiers.write([letter(first, 3)])) == 1
-    (second,) = broker.logs["g.retry.60s"]
-    assert (delayed_of(second).attempts, delayed_of(second).due) == (3, 160.0)
-    assert len(await tiers.write([letter(second, 4)._replace(group="g.retry")])) == 0
+    """Its history goes on from the origin; its own headers stay, even one that looks like ours."""
+    broker = Broker()
+    tiers = broker.tiers(clock=ManualClock(100.0), tiers=[10, 60])
+    await tiers.write([letter(record(8), 2)])
+    await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
+    (copy,) = broker.logs["g.retry.60s"]
+    assert delayed_of(copy)[1:5] == (3, 5.0, 160.0, None)
+    assert len(await tiers.write([letter(copy, 4)._replace(group="g.retry")])) == 0
     (dead,) = broker.letters
-    assert (dead.record.topic, dead.record.offset, dead.record.headers) == ("t", 8, OWN)
+    assert (dead.record.topic_partition, dead.record.offset, dead.record.headers) == (P3, 8, OWN)
     assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
 
 
@@ -123,42 +124,30 @@ async def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() ->
 async def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Reply) -> None:
     """Failed for good, by the destination's word or the policy's, or due after its deadline."""
     broker = Broker()
-    tiers = broker.tiers(ManualClock(100.0), tiers=[10], **settings)
+    tiers = broker.tiers(clock=ManualClock(100.0), **settings)
     assert len(await tiers.write([letter(record(8), 1, outcome)])) == 0
     assert (len(broker.letters), broker.logs) == (1, {})
 
 
-@pytest.mark.parametrize(("where", "missing", "delayed"), [("g.retry.10s", [0], []), ("dead", [1], [0])])
-async def test_what_is_written_is_not_written_again_because_another_is_not(
-    where: str, missing: list[int], delayed: list[int]
-) -> None:
-    """The failure names what is missing and what waits, whichever of the topics cannot be written."""
+@pytest.mark.parametrize(("refused", "letters", "copies"), [("dead", 0, 1), ("g.retry.10s", 1, 0)])
+async def test_an_outage_of_one_topic_writes_no_copies_into_the_other(refused: str, letters: int, copies: int) -> None:
+    """One record of the delivery waits for the topic that is away; the other is in its topic once."""
     broker = Broker()
-    tiers = broker.tiers(ManualClock(), tiers=[10])
-    broker.refuses = where
-    letters = [letter(record(1), 2), letter(record(2), 2, Reply("E", permanent=True))]
-    with pytest.raises(DeadLetterFailed) as failure:
-        await tiers.write(letters)
-    assert failure.value.parameters == {"missing": missing, "delayed": delayed}
-
-
-async def test_an_outage_of_the_dead_letter_topic_writes_no_copies_into_the_retry_topic() -> None:
-    """One record of the delivery waits for the dead letter topic; the other is in the retry topic once."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10])
-    pump, _ = pump_of(broker, tiers, clock, max_records=2)
-    broker.refuses = "dead"
+    tiers = broker.tiers(attempts=1)
+    pump, _ = pump_of(broker, tiers, max_records=2)
+    broker.refuses = refused
     broker.answer = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
     await pump.start()
     pump.on_assigned({P3: 1}, {})
     pump.on_records(P3, 1, [record(1), record(2)])
-    await clock.advance(3600)
-    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-    assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 0)
+    await broker.clock.advance(3600)
+    assert (len(broker.letters), len(broker.logs.get("g.retry.10s", ()))) == (letters, copies)
+    assert (pump.numbers()["dead_letters"], pump.numbers()["delayed"]) == (letters, copies)
     broker.refuses = ""
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert [dead.record.offset for dead in broker.letters] == [1]
-    assert (pump.numbers()["delayed"], pump.numbers()["dead_letters"]) == (1, 1)
+    assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
+    assert (pump.numbers()["dead_letters"], pump.numbers()["delayed"]) == (1, 1)
     await pump.stop()
 
 
@@ -167,8 +156,8 @@ async def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_other
     keep_key_order: bool,
 ) -> None:
     """A retry topic may take less than a topic that is read; the partition goes on and no key stays blocked."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=keep_key_order)
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=keep_key_order)
     broker.too_large = b"large"
     large = Record("t", 3, 1, 42, b"large", b"v")
     assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
@@ -179,9 +168,8 @@ async def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_other
 
 async def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
     """It was never delivered, so it is no dead letter; it is delivered once its key is free."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
     order = KeyOrder(broker, broker.parked, tiers.write)
     await tiers.write([letter(record(1), 2)])
     broker.too_large = b"k"
@@ -195,8 +183,7 @@ async def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> No
 async def test_a_policy_for_an_error_of_the_same_name_buries_no_record_that_waits_for_its_key() -> None:
     """It has not failed, so the policy has nothing to say of it."""
     broker = Broker()
-    tiers = broker.tiers(ManualClock(), tiers=[10], keep_key_order=True, errors={"Blocked": "dead_letter"})
-    assert broker.parked
+    tiers = broker.tiers(keep_key_order=True, errors={"Blocked": "dead_letter"})
     await broker.parked.block([record(8)])
     await KeyOrder(broker, broker.parked, tiers.write).deliver(delivery(record(9)))
     assert (len(broker.logs["g.retry.10s"]), broker.letters) == (1, [])
@@ -204,20 +191,19 @@ async def test_a_policy_for_an_error_of_the_same_name_buries_no_record_that_wait
 
 async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
     """The retry topic cannot be written: what is free is delivered, once, and the destination is not blamed."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
-    pump, _ = pump_of(broker, tiers, clock, max_records=2)
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
+    pump, _ = pump_of(broker, tiers, max_records=2)
     await tiers.write([letter(record(1), 2)])
     broker.refuses = "g.retry.10s"
     await pump.start()
     pump.on_assigned({P3: 1}, {})
     pump.on_records(P3, 1, [record(2), record(3, b"other")])
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert [r.offset for d in broker.delivered for r in d.records] == [3]
     assert pump.breaker.status.state == "closed"
     broker.refuses = ""
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert not pump.lanes[P3].tracker.has_open
     await pump.stop()
 
@@ -225,9 +211,9 @@ async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
 @pytest.mark.parametrize("outcome", [ACK, RETRY])
 async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Reply) -> None:
     """The topic of parked keys cannot be written: only that is repeated."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    _, pump = pump_of(broker, tiers, clock)
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
+    _, pump = pump_of(broker, tiers)
     broker.answer = lambda record: outcome
     await tiers.write([letter(record(1), 2)])
     broker.refuses = "parked"
@@ -235,10 +221,10 @@ async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_burie
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
     pump.on_records(place, 1, broker.logs["g.retry.10s"])
-    await clock.advance(600)
+    await broker.clock.advance(600)
     assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
     broker.refuses = ""
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
     assert not tiers.blocked or not tiers.blocked.of(record(1))
     assert not pump.lanes[place].tracker.has_open
@@ -248,7 +234,7 @@ async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_burie
 async def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
     """The partition of the tier stands still."""
     broker = Broker()
-    tiers = broker.tiers(ManualClock(), tiers=[10], letters=False)
+    tiers = broker.tiers(letters=False)
     await tiers.write([letter(record(8), 2)])
     with pytest.raises(DeadLetterFailed, match=r"offset 8 of t-3 failed 3 times \(E\) and dead letters are off"):
         await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
@@ -258,7 +244,7 @@ async def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
 async def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header] | None) -> None:
     """It is delivered at once, under its own name; so is one whose history cannot be read."""
     broker = Broker()
-    tiers = broker.tiers(ManualClock(), tiers=[10])
+    tiers = broker.tiers()
     await tiers.write([letter(record(8), 2)])
     garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
     other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
@@ -267,11 +253,11 @@ async def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[
     assert broker.delivered[0].records == [other]
 
 
-def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records: int = 1) -> tuple[Pump, Pump]:
+def pump_of(broker: Broker, tiers: RetryTopics, max_records: int = 1) -> tuple[Pump, Pump]:
     """Return the pump of the consumer, and that of its tiers."""
     config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=tiers.retry)
     live = KeyOrder(broker, tiers.blocked, tiers.write) if tiers.blocked else broker
-    beside = Pump("p", "g", live, tiers, delivery=config, clock=clock, chance=Random(1))
+    beside = Pump("p", "g", live, tiers, delivery=config, clock=broker.clock, chance=Random(1))
     destination = RetryTopicDestination(broker, tiers, beside.epoch_of)
     retries = Pump(
         "r",
@@ -279,7 +265,7 @@ def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records:
         destination,
         tiers,
         delivery=config,
-        clock=clock,
+        clock=broker.clock,
         chance=Random(1),
         shares_with=beside,
         hooks=PumpHooks(delayed=tiers.delayed),
@@ -289,10 +275,10 @@ def pump_of(broker: Broker, tiers: RetryTopics, clock: ManualClock, max_records:
 
 async def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
     """The epochs of the tier's own assignment cannot be compared with it; without a live one there is none."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10])
+    broker = Broker()
+    tiers = broker.tiers()
     await tiers.write([letter(record(8), 2)])
-    live, _ = pump_of(broker, tiers, clock)
+    live, _ = pump_of(broker, tiers)
     retries = RetryTopicDestination(broker, tiers, live.epoch_of)
     (copy,) = broker.logs["g.retry.10s"]
     live.on_assigned({P3: 90}, {})
@@ -302,38 +288,11 @@ async def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> 
     assert [delivered.epoch for delivered in broker.delivered] == [90, 0]
 
 
-async def test_a_lane_waits_until_its_head_is_due_and_says_so() -> None:
-    """Records that were polled are kept; nothing stands still; what is due goes, one by one."""
-    broker, clock = Broker(), ManualClock(1_000_000.0)
-    tiers = broker.tiers(clock, tiers=[10])
-    _, pump = pump_of(broker, tiers, clock)
-    await pump.start()
-    place = TopicPartition("g.retry.10s", 0)
-    pump.on_assigned({place: 1}, {})
-    await tiers.write([letter(record(1), 2), letter(record(2), 2)])
-    await clock.advance(4)
-    await tiers.write([letter(record(3), 2)])
-    pump.on_records(place, 1, broker.logs["g.retry.10s"])
-    await clock.advance(5.9)
-    assert broker.delivered == []
-    assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
-    assert pump.readiness().ready
-    await clock.advance(0.1)
-    assert [(d.group, d.partition, d.attempt, d.records[0].offset) for d in broker.delivered] == [
-        ("g", ("t", 3), 3, 1),
-        ("g", ("t", 3), 3, 2),
-    ]
-    await clock.advance(4)
-    assert broker.delivered[-1].records[0].offset == 3
-    assert (pump.numbers()["delivered"], pump.lanes[place].condition.reason) == (3, "")
-    await pump.stop()
-
-
 async def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> None:
     """What it wrote, and what lies behind that, is delivered one delay after this process saw it."""
-    broker, clock = Broker(), ManualClock(1_000_000.0)
-    tiers, ahead = broker.tiers(clock, tiers=[10]), broker.tiers(ManualClock(1_003_600.0), tiers=[10])
-    _, pump = pump_of(broker, tiers, clock)
+    broker = Broker()
+    tiers, ahead = broker.tiers(), broker.tiers(clock=ManualClock(1_003_600.0))
+    _, pump = pump_of(broker, tiers)
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
@@ -341,19 +300,18 @@ async def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay(
     await tiers.write([letter(record(2), 2)])
     await ahead.write([letter(record(3), 2)])
     pump.on_records(place, 1, broker.logs["g.retry.10s"])
-    await clock.advance(9.9)
+    await broker.clock.advance(9.9)
     assert broker.delivered == []
     assert pump.lanes[place].condition.reason == "offset 0 is due at 1970-01-12 13:46:50 UTC"
-    await clock.advance(0.2)
-    assert [d.records[0].offset for d in broker.delivered] == [1, 2, 3]
+    await broker.clock.advance(0.2)
+    assert [(d.group, d.attempt, d.records[0].offset) for d in broker.delivered] == [("g", 3, o) for o in (1, 2, 3)]
     await pump.stop()
 
 
 async def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() -> None:
     """Every process keeps every blocked key, so more of them are not written."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
     broker.parked._most_records = 2
     await tiers.write([letter(record(1), 2), letter(record(2), 2)])
     with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with blocked keys, and that"):
@@ -363,110 +321,56 @@ async def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_
     assert await tiers.write([letter(record(3), 2)]) == [0]
 
 
-async def stale(
-    broker: Broker, clock: ManualClock, frontier: int, committed: dict[TopicPartition, int], then: int
-) -> None:
-    """Let what ends stale entries run for an hour, with a source partition committed so far, and soon at `then`."""
-    assert broker.parked
-    place = TopicPartition("g.retry.10s", 0)
-    pump, _ = pump_of(broker, broker.tiers(clock, tiers=[10]), clock)
-    pump.on_assigned({P3: 1}, {P3: Committed(frontier)})
-
-    async def ends() -> dict[TopicPartition, int]:
-        return {place: len(broker.logs.get(place.topic, ()))}
-
-    async def reached() -> dict[TopicPartition, int]:
-        return committed
-
-    service = StaleEntries("s", broker.parked, pump.lanes, ends, reached, clock, 30.0)
-    await service.start()
-    await clock.advance(70)
-    if then != frontier:
-        pump.on_lost([P3])
-        pump.on_assigned({P3: 2}, {P3: Committed(then)})
-    await clock.advance(3600)
-    await service.stop()
-
-
-@pytest.mark.parametrize(
-    ("frontier", "then", "committed", "is_free"),
-    [
-        pytest.param(6, 6, 1, True, id="its record is passed, and all that may be its copy"),
-        pytest.param(6, 6, 0, False, id="its copy may lie in the retry topic"),
-        pytest.param(5, 5, 1, False, id="its record comes again"),
-        pytest.param(6, 5, 1, False, id="its record comes again after a seek back"),
-    ],
-)
-async def test_a_key_that_waits_for_no_record_is_free_again(
-    frontier: int, then: int, committed: int, is_free: bool
-) -> None:
-    """As after a seek past a record whose entry is written and whose copy is not."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    parked = broker.parked
-    assert parked
-    await tiers.write([letter(record(4, b"other"), 2)])
-    await tiers.end(broker.logs["g.retry.10s"][0])
-    broker.refuses = "g.retry.10s"
-    with pytest.raises(DeadLetterFailed):
-        await tiers.write([letter(record(5), 2)])
-    broker.refuses = ""
-    broker.parked = parked
-    await stale(broker, clock, frontier, {TopicPartition("g.retry.10s", 0): committed}, then)
-    assert (not parked.of(record(5))) == is_free
-
-
 async def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
     """They were doubted where they failed first; a tier without a success would otherwise hold them for ever."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10])
-    _, pump = pump_of(broker, tiers, clock)
+    broker = Broker()
+    tiers = broker.tiers()
+    _, pump = pump_of(broker, tiers)
     broker.answer = lambda record: RETRY
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
     await tiers.write([letter(record(offset), 2) for offset in range(50)])
     pump.on_records(place, 1, broker.logs["g.retry.10s"])
-    await clock.advance(30)
+    await broker.clock.advance(30)
     assert (len(broker.letters), pump.numbers()["dead_letters"]) == (50, 50)
     await pump.stop()
 
 
 async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
     """Consumer and tiers share a breaker, so a bad deploy does not empty the tiers into the dead letter topic."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10])
-    beside, pump = pump_of(broker, tiers, clock)
+    broker = Broker()
+    tiers = broker.tiers()
+    beside, pump = pump_of(broker, tiers)
     broker.answer = lambda record: RETRY
     for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
         await each.start()
         each.on_assigned({place: 1}, {})
     beside.on_records(TopicPartition("t", 3), 1, [record(offset) for offset in range(50)])
-    await clock.advance(10)
+    await broker.clock.advance(10)
     await tiers.write([letter(record(offset), 2) for offset in range(100, 150)])
     pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert broker.letters == []
     broker.answer = lambda record: ACK
-    await clock.advance(60)
+    await broker.clock.advance(60)
     assert pump.numbers()["delivered"] >= 50
     assert broker.letters == []
     await beside.stop()
     await pump.stop()
 
 
-@pytest.mark.parametrize("outcome", [ACK, Reply("HTTP 409", "", 409)])
-async def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_one(outcome: Reply) -> None:
-    """Handled, or skipped by policy; a second copy in the tier is not delivered."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True, statuses={"409": "skip"})
-    assert broker.parked
-    broker.answer = lambda record: outcome
+async def test_a_key_is_free_once_its_record_is_skipped_by_policy_and_a_copy_is_known_as_one() -> None:
+    """A second copy in the tier is not delivered."""
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True, statuses={"409": "skip"})
+    skipped = Reply("HTTP 409", "", 409)
+    broker.answer = lambda record: skipped
     await tiers.write([letter(record(1), 2)])
     await tiers.write([letter(record(1), 2)])
     destination = RetryTopicDestination(broker, tiers)
     first, second = broker.logs["g.retry.10s"]
-    assert await destination.deliver(delivery(first)) == [outcome]
+    assert await destination.deliver(delivery(first)) == [skipped]
     assert not broker.parked.of(record(1))
     assert await destination.deliver(delivery(second)) == [DELEGATED]
     assert len(broker.delivered) == 1
@@ -474,9 +378,8 @@ async def test_a_key_is_free_once_its_record_has_ended_and_a_copy_is_known_as_on
 
 async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
     """Nothing is delivered on a guess, and nothing ends."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
 
     def unavailable() -> int:
         raise KafkaUnavailable("no broker")
@@ -495,9 +398,8 @@ async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() ->
 
 async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
     """After a crash it comes again; delivered now, it would come after the one that waits."""
-    broker, clock = Broker(), ManualClock()
-    tiers = broker.tiers(clock, tiers=[10], keep_key_order=True)
-    assert broker.parked
+    broker = Broker()
+    tiers = broker.tiers(keep_key_order=True)
     order = KeyOrder(broker, broker.parked, tiers.write)
     await tiers.write([letter(record(1), 2)])
     await order.deliver(delivery(record(2)))

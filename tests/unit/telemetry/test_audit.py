@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,43 +31,55 @@ from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
 
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
-RECORDS = [OutgoingRecord("orders", key, b"secret value", HEADERS, partition) for key, partition in ((b"k", None),) * 3]
+RECORDS = [OutgoingRecord("orders", b"k", b"secret value", HEADERS)] * 3
 RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no answer")]
 
 STATUSES = ["FAILURE", "UNKNOWN"]
+FAILED, ALL = [*STATUSES, "FAILURE"], ["SUCCESS", *STATUSES, "SUCCESS", "FAILURE"]
 REASONS = [(None, "ERR40017"), (7, InternalError().code)]
 
 
-class Target:
-    """Keeps notes; can be held back, and can lose what it is given."""
+class Desk:
+    """An audit whose target this object is: it keeps notes, can be held back, and can lose what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.notes: list[Any] = []
-        self.keys: list[bytes] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.loses = False
+        self.metrics, self.clock = Metrics(), ManualClock(1000.0)
+        self.audit = Audit(AuditConfig(**settings), self, self.metrics, self.clock)
+
+    async def __aenter__(self) -> Desk:
+        await self.audit.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.audit.stop()
 
     async def write(self, lines: Sequence[Line]) -> int:
         await self.gate.wait()
-        if self.loses:
-            return len(lines)
-        self.keys += [key for key, _ in lines]
-        self.notes += [json.loads(line) for _, line in lines]
-        return 0
+        self.notes += [] if self.loses else [json.loads(line) for _, line in lines]
+        return len(lines) if self.loses else 0
+
+    async def drain(self, seconds: float = 1) -> None:
+        await self.audit.drain(Deadline(self.clock, seconds))
+
+    @property
+    def counted(self) -> dict[str, float]:
+        lines = self.metrics.render().decode().splitlines()
+        found = [line for line in lines if line.startswith("headrace_audit_notes_total")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in found}
 
 
-def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], Metrics]:
-    """Return what is noted when something is done."""
+def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], dict[str, float]]:
+    """Return what is noted when something is done, and how many notes are counted."""
 
-    async def main() -> tuple[list[Any], Metrics]:
-        target, metrics = Target(), Metrics()
-        audit = Audit(AuditConfig(**settings), target, metrics, ManualClock(1000.0))
-        await audit.start()
-        act(audit)
-        await audit.drain(Deadline(ManualClock(), 1))
-        await audit.stop()
-        return target.notes, metrics
+    async def main() -> tuple[list[Any], dict[str, float]]:
+        async with Desk(**settings) as desk:
+            act(desk.audit)
+            await desk.drain()
+        return desk.notes, desk.counted
 
     return asyncio.run(main())
 
@@ -78,14 +89,9 @@ def produce(audit: Audit) -> None:
     audit.produced(RECORDS, RESULTS)
 
 
-def counted(metrics: Metrics) -> dict[str, float]:
-    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("headrace_audit_notes_total")]
-    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
-
-
 def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -> None:
     """Success, failure and unknown are told apart; a key only as its hash, a value never."""
-    notes, metrics = audited(produce, to="file", records="all", service_id="billing")
+    notes, counted = audited(produce, to="file", records="all", service_id="billing")
     first, *rest = notes
     assert len(first.pop("id")) == 22
     assert first == {
@@ -107,22 +113,28 @@ def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -
     ]
     assert len({note["id"] for note in rest}) == 2
     assert "secret" not in json.dumps(notes)
-    assert counted(metrics) == {"written": 3, "lost": 0}
+    assert counted == {"written": 3, "lost": 0}
 
 
 @pytest.mark.parametrize(
     ("settings", "statuses"),
     [
-        ({}, ["FAILURE", "UNKNOWN"]),
-        ({"to": "file"}, ["SUCCESS", "FAILURE", "UNKNOWN"]),
-        ({"to": "file", "records": "all"}, ["SUCCESS", "FAILURE", "UNKNOWN"]),
-        ({"to": "file", "records": "failed"}, ["FAILURE", "UNKNOWN"]),
+        ({}, FAILED),
+        ({"to": "file"}, ALL),
+        ({"to": "file", "records": "all"}, ALL),
+        ({"to": "file", "records": "failed"}, FAILED),
         ({"to": "file", "records": "none"}, []),
     ],
 )
 def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
     """Those that went well only once a target is in the file; before that, those that failed."""
-    notes, _ = audited(produce, **settings)
+
+    def act(audit: Audit) -> None:
+        produce(audit)
+        audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
+
+    notes, _ = audited(act, **settings)
     assert [note["auditStatus"] for note in notes] == statuses
 
 
@@ -139,7 +151,7 @@ def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
             [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[::3]
         )
 
-    notes, metrics = audited(act, to="file")
+    notes, counted = audited(act, to="file")
     names = ("topic", "partition", "offset", "lastOffset", "count", "ranges", "correlationId")
     ranges = [
         {"topic": "orders", "partition": 2, "offset": 7, "lastOffset": 9, "count": 3},
@@ -151,7 +163,7 @@ def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
         ("orders", 2, 8, 9, 2, None, None),
     ]
     assert [note["auditStatus"] for note in notes] == ["SUCCESS", "FAILURE", "SUCCESS"]
-    assert counted(metrics) == {"written": 3, "lost": 0}
+    assert counted == {"written": 3, "lost": 0}
 
 
 def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_record() -> None:
@@ -182,32 +194,24 @@ def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
         (15, None, None, "billing:orders:2:15", "billing"),
         (16, None, None, "billing:orders:2:16", "billing"),
     ]
-    assert [note.get("reason") for note in notes] == [None, None, "skipped: HTTP 404", "skipped: HTTP 404"]
 
 
-def test_deliveries_that_follow_each_other_share_a_note_until_it_is_written() -> None:
+async def test_deliveries_that_follow_each_other_share_a_note_until_it_is_written() -> None:
     """Those of one group and partition, with one correlation id or none, that leave no gap and are no single record."""
     own: list[Header] = [("X-Correlation-Id", b"a")]
     other = PUSHED._replace(group="other")
     deliveries = [((0, 1), PUSHED, None), ((2, 3), PUSHED, None), ((2, 3), other, None), ((4, 5), PUSHED, own)]
-    deliveries += [((6, 7), PUSHED, own), ((9, 10), PUSHED, own), ((11,), PUSHED, own), ((12, 13), PUSHED, None)]
+    deliveries += [((6, 7), PUSHED, own), ((9, 10), PUSHED, own), ((11,), PUSHED, own)]
 
-    async def act() -> list[Any]:
-        target = Target()
-        audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
-        await audit.start()
+    async with Desk(to="file") as desk:
         for turn in range(2):
             for offsets, who, headers in deliveries:
-                audit.consumed(who, [taken(20 * turn + offset, headers) for offset in offsets], 10, "delivered", ())
-            await audit.drain(Deadline(ManualClock(), 1))
-        await audit.stop()
-        return target.notes
-
-    notes = asyncio.run(act())
-    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in notes]
+                records = [taken(20 * turn + offset, headers) for offset in offsets]
+                desk.audit.consumed(who, records, 10, "delivered", ())
+            await desk.drain()
+    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in desk.notes]
     once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
-    once.append((12, 13, 2, False))
-    assert found == once + [(at + 20, last and last + 20, *more) for at, last, *more in once]
+    assert found == [(at + n, last and last + n, *how) for n in (0, 20) for at, last, *how in once]
 
 
 @pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
@@ -226,13 +230,6 @@ def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
     assert [(n.get("count"), n["stacktrace"][:8]) for n in notes] == ([] if records == "none" else REASONS)
 
 
-def test_by_default_a_request_that_went_well_leaves_nothing_to_do() -> None:
-    """So it costs such a request no more than the question."""
-    notes, metrics = audited(lambda audit: audit.produced(RECORDS[:1], RESULTS[:1]))
-    assert notes == []
-    assert counted(metrics) == {}
-
-
 @pytest.mark.parametrize(("keys", "shown"), [("text", "k"), ("none", None)])
 def test_keys_are_shown_as_configured(keys: str, shown: str | None) -> None:
     """As they are, or not at all."""
@@ -240,135 +237,85 @@ def test_keys_are_shown_as_configured(keys: str, shown: str | None) -> None:
     assert notes[0].get("key") == shown
 
 
-def test_a_refused_request_has_a_note() -> None:
-    """Who, what, outcome and correlation id; no topic, no offset."""
-
-    def refuse(audit: Audit) -> None:
-        caller.set("reader")
-        correlation_id.set("c-9")
-        audit.refused("POST /producers/orders", "127.0.0.1", AuthTokenScopeMismatch("this needs the scope kafka:w"))
-
-    notes, _ = audited(refuse)
-    assert len(notes[0].pop("id")) == 22
-    assert notes == [
-        {
-            "serviceId": "headrace",
-            "auditType": "ACCESS",
-            "auditStatus": "DENIED",
-            "timestamp": 1_000_000,
-            "caller": "reader",
-            "correlationId": "c-9",
-            "action": "POST /producers/orders",
-            "address": "127.0.0.1",
-            "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w",
-        }
-    ]
-
-
 @pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
-def test_a_control_operation_has_a_note(settings: Any) -> None:
+def test_refused_requests_and_control_operations_have_notes(settings: Any) -> None:
     """Who, what, to what, why and with which end, whichever records are noted."""
 
-    def control(audit: Audit) -> None:
+    def act(audit: Audit) -> None:
         caller.set("operator")
         correlation_id.set("c-9")
+        audit.refused("POST /producers/orders", "127.0.0.1", AuthTokenScopeMismatch("this needs the scope kafka:w"))
         audit.control("skip", "reactive orders", reason="poison, ticket 12")
         audit.control("redrive", "orders.dlq", outcome="FAILURE")
 
-    notes, _ = audited(control, **settings)
-    assert [len(note.pop("id")) for note in notes] == [22, 22]
-    assert notes[0] == {
-        "serviceId": "headrace",
-        "auditType": "CONTROL",
-        "auditStatus": "SUCCESS",
-        "timestamp": 1_000_000,
-        "caller": "operator",
-        "correlationId": "c-9",
-        "action": "skip",
-        "target": "reactive orders",
-        "reason": "poison, ticket 12",
-    }
-    assert (notes[1]["auditStatus"], notes[1]["target"]) == ("FAILURE", "orders.dlq")
-
-
-def test_a_flood_of_refusals_does_not_flood_the_audit() -> None:
-    """A hundred in a second are noted, the rest is counted."""
-
-    def flood(audit: Audit) -> None:
-        for _ in range(1000):
-            audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-
-    notes, metrics = audited(flood)
-    assert [note["auditType"] for note in notes] == ["ACCESS"] * 100 + ["DROPPED"]
-    assert notes[-1]["count"] == 900
-    assert counted(metrics) == {"dropped": 900, "written": 100, "lost": 0}
+    notes, _ = audited(act, **settings)
+    assert [len(note.pop("id")) for note in notes] == [22, 22, 22]
+    common = {"serviceId": "headrace", "timestamp": 1_000_000, "caller": "operator", "correlationId": "c-9"}
+    assert [{name: note[name] for name in common} for note in notes] == [common] * 3
+    assert [{name: value for name, value in note.items() if name not in common} for note in notes] == [
+        {
+            "auditType": "ACCESS",
+            "auditStatus": "DENIED",
+            "action": "POST /producers/orders",
+            "address": "127.0.0.1",
+            "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w",
+        },
+        {
+            "auditType": "CONTROL",
+            "auditStatus": "SUCCESS",
+            "action": "skip",
+            "target": "reactive orders",
+            "reason": "poison, ticket 12",
+        },
+        {"auditType": "CONTROL", "auditStatus": "FAILURE", "action": "redrive", "target": "orders.dlq"},
+    ]
 
 
 async def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """Above the budget notes are dropped; a note reports how many."""
-
-    target, metrics, clock = Target(), Metrics(), ManualClock()
-    audit = Audit(AuditConfig(to="file", max_pending_bytes=4000), target, metrics, clock)
-    await audit.start()
-    target.gate.clear()
-    for _ in range(50):
-        audit.produced(RECORDS[:1], RESULTS[:1])
-    dropped = counted(metrics)["dropped"]
-    assert dropped == 46
-    assert audit.readiness() == (True, "46 notes are missing in the audit")
-    target.gate.set()
-    await audit.drain(Deadline(clock, 1))
-    notes = [note for note in target.notes if note["auditType"] == "PRODUCER"]
-    [missing] = [note for note in target.notes if note["auditType"] != "PRODUCER"]
-    assert len(notes) == 50 - dropped
-    assert (missing["auditType"], missing["auditStatus"], missing["count"]) == ("DROPPED", "FAILURE", dropped)
-    audit.produced(RECORDS[:1], RESULTS[:1])
-    await audit.drain(Deadline(clock, 1))
-    assert [note["auditType"] for note in target.notes[len(notes) + 1 :]] == ["PRODUCER"]
-    assert counted(metrics) == {"dropped": dropped, "lost": 0, "written": 51 - dropped}
-    await audit.stop()
-
+    async with Desk(to="file", max_pending_bytes=4000) as desk:
+        desk.gate.clear()
+        for _ in range(50):
+            desk.audit.produced(RECORDS[:1], RESULTS[:1])
+        assert desk.counted["dropped"] == 46
+        assert desk.audit.readiness() == (True, "46 notes are missing in the audit")
+        desk.gate.set()
+        await desk.drain()
+        desk.audit.produced(RECORDS[:1], RESULTS[:1])
+        await desk.drain()
+    noted = [(note["auditType"], note["auditStatus"], note.get("count")) for note in desk.notes]
+    assert noted == [("PRODUCER", "SUCCESS", None)] * 4 + [("DROPPED", "FAILURE", 46), ("PRODUCER", "SUCCESS", None)]
+    assert desk.counted == {"dropped": 46, "lost": 0, "written": 5}
     assert len(caplog.records) == 1
 
 
 async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """With the number so far; what is lost is told with the next notes that are not."""
-
-    target, clock = Target(), ManualClock()
-    audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
-    await audit.start()
-    target.loses = True
-    for _ in range(130):
-        audit.control("pause", "reactive orders")
-        await audit.drain(Deadline(clock, 1))
-        await clock.advance(1.0)
-    target.loses = False
-    audit.control("pause", "reactive orders")
-    await audit.drain(Deadline(clock, 1))
-    assert [(note["auditType"], note.get("count")) for note in target.notes] == [("CONTROL", None), ("DROPPED", 130)]
-    await audit.stop()
-
-    alarms = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [text.split()[1] for text in alarms] == ["1", "61", "121"]
+    async with Desk(to="file") as desk:
+        desk.loses = True
+        for _ in range(130):
+            desk.audit.control("pause", "reactive orders")
+            await desk.drain()
+            await desk.clock.advance(1.0)
+        desk.loses = False
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+    assert [(note["auditType"], note.get("count")) for note in desk.notes] == [("CONTROL", None), ("DROPPED", 130)]
+    assert [message.split()[1] for message in caplog.messages] == ["1", "61", "121"]
 
 
 async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
     """And a defect of the target does not end the audit."""
-    target, clock = Target(), ManualClock()
-    audit = Audit(AuditConfig(to="file"), target, Metrics(), clock)
-    await audit.start()
-    for _ in range(101):
-        audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-    await asyncio.sleep(0.2)
-    for _ in range(3):
-        audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-    await audit.drain(Deadline(clock, 1))
-    assert sum(note["count"] for note in target.notes if note["auditType"] == "DROPPED") == 4
-    target.write = None  # type: ignore[assignment, method-assign]
-    audit.control("pause", "reactive orders")
-    await audit.drain(Deadline(clock, 1))
-    assert audit.death is None
-    await audit.stop()
+    async with Desk(to="file") as desk:
+        for portion in (101, 3):
+            for _ in range(portion):
+                desk.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+            await desk.drain()
+        assert sum(note["count"] for note in desk.notes if note["auditType"] == "DROPPED") == 4
+        desk.write = None  # type: ignore[assignment, method-assign]
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+        assert desk.audit.death is None
 
 
 async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -378,16 +325,12 @@ async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytes
         raise ValueError("a defect")
         yield
 
-    target, metrics = Target(), Metrics()
-    audit = Audit(AuditConfig(to="file"), target, metrics, ManualClock())
-    await audit.start()
-    audit.put(fail(), 3, 10)
-    await audit.drain(Deadline(ManualClock(), 1))
-    audit.control("pause", "reactive orders")
-    await audit.drain(Deadline(ManualClock(), 1))
-    assert counted(metrics) == {"written": 1, "lost": 3}
-    await audit.stop()
-
+    async with Desk(to="file") as desk:
+        desk.audit.put(fail(), 3, 10)
+        await desk.drain()
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+    assert desk.counted == {"written": 1, "lost": 3}
     assert "a defect, for which 3 notes are lost" in caplog.text
 
 
@@ -448,6 +391,7 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
     return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
 
 
+ANSWERED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
@@ -482,35 +426,22 @@ def test_each_record_that_was_delivered_has_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said", "shown"),
+    ("how", "headers", "said", "shown"),
     [
-        (
-            "dead letter",
-            Said("ValueError"),
-            {"reason": "dead letter: ValueError", "correlationId": "billing:orders:2:7"},
-        ),
-        (
-            "given up",
-            Said("HTTP 409", (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))),
-            {"reason": "given up: HTTP 409", "correlationId": "r-1", "traceabilityId": "s-1", "timestamp": 77},
-        ),
-        ("skipped", Said("HTTP 404"), {"reason": "skipped: HTTP 404"}),
-        ("skipped by hand: ticket 12", None, {"reason": "skipped by hand: ticket 12"}),
+        ("dead letter", [], Said("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
+        ("given up", [], Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "r-1", "s-1", 77)),
+        ("given up", HEADERS, Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "c-1", "t-1", 77)),
+        ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
     ],
 )
-def test_a_record_that_ended_otherwise_is_a_failure(how: str, said: Said | None, shown: dict[str, Any]) -> None:
+def test_a_record_that_ended_otherwise_is_a_failure(
+    how: str, headers: list[Header], said: Said | None, shown: tuple[Any, ...]
+) -> None:
     """How it ended, the class of the failure, and ids of the result where the record has none."""
-    [note] = consume(taken(7), how=how, said=[said] if said else [])
+    [note] = consume(taken(7, headers), how=how, said=[said] if said else [])
     assert note["auditStatus"] == "FAILURE"
-    assert {name: note.get(name) for name in shown} == shown
+    assert tuple(map(note.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
     assert (note["topic"], note["partition"], note["offset"]) == ("orders", 2, 7)
-
-
-def test_ids_of_the_record_come_before_those_of_the_result() -> None:
-    """As in the original."""
-    said = Said("ValueError", (("correlation_id", "r-1"), ("traceability_id", "s-1")))
-    [note] = consume(taken(7, [("X-Correlation-Id", b"c-1")]), how="dead letter", said=[said])
-    assert (note["correlationId"], note["traceabilityId"]) == ("c-1", "s-1")
 
 
 def test_replays_and_redriven_records_are_told_apart() -> None:
@@ -522,31 +453,16 @@ def test_replays_and_redriven_records_are_told_apart() -> None:
         assert note["auditType"] == "STREAMING_CONSUMER"
 
 
-@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
-def test_consumed_records_follow_the_switch_of_produced_ones(settings: Any) -> None:
-    """By default what went well is not noted."""
-
-    def act(audit: Audit) -> None:
-        audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
-        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
-
-    notes, _ = audited(act, **settings)
-    assert [note["offset"] for note in notes] == ([2] if not settings else [])
-
-
 async def test_what_others_write_is_noted_with_its_outcome() -> None:
     """Dead letters and results of functions go through the same door."""
-    target = Target()
-    audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
-    await audit.start()
 
     async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
         return RESULTS
 
-    assert await audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
-    await audit.drain(Deadline(ManualClock(), 1))
-    await audit.stop()
-    assert [(note["auditType"], note["auditStatus"]) for note in target.notes] == [
+    async with Desk(to="file") as desk:
+        assert await desk.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+        await desk.drain()
+    assert [(note["auditType"], note["auditStatus"]) for note in desk.notes] == [
         ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
     ]
 
@@ -564,26 +480,19 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
             said = [] if how == "delivered" else [Said("ValueError")]
             audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
 
-    notes, metrics = audited(act, to="file", records="all", keys="text")
+    notes, counted = audited(act, to="file", records="all", keys="text")
     assert [note["offset"] for note in notes] == list(range(len(ends)))
     assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
     assert all(note["correlationId"] for note in notes)
     assert len({note["id"] for note in notes}) == len(ends)
-    assert counted(metrics).get("written", 0) == len(ends)
+    assert counted.get("written", 0) == len(ends)
 
 
 async def test_notes_that_are_left_at_the_end_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """When a drain has no more time, the log has their number."""
-
-    target = Target()
-    target.gate = asyncio.Event()
-    audit = Audit(AuditConfig(to="file"), target, Metrics(), ManualClock())
-    target.gate.set()
-    await audit.start()
-    target.gate.clear()
-    audit.produced(RECORDS, RESULTS)
-    with pytest.raises(TimeoutError):
-        await audit.drain(Deadline(ManualClock(), 0))
-    await audit.stop()
-
+    async with Desk(to="file") as desk:
+        desk.gate.clear()
+        desk.audit.produced(RECORDS, RESULTS)
+        with pytest.raises(TimeoutError):
+            await desk.drain(0)
     assert "3 notes were not written when the process had to end" in caplog.text

@@ -82,15 +82,14 @@ def test_progress_of_spark_becomes_our_event() -> None:
     assert (event.received_per_second, event.watermark) == (12.5, "2026-01-01T00:00:00.000Z")
 
 
-def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> None:
-    """Published offsets never pass what one of two readers has not read."""
+def test_a_topic_that_is_read_twice_counts_once() -> None:
+    """Late rows and a join with itself read their source twice; two sources with the same topic count each.
+
+    Published offsets never pass what the slower of two readers has not read.
+    """
     first = {"endOffset": '{"t": {"0": 5}}', "latestOffset": "null"}
     second = {"endOffset": '{"t": {"0": 4, "1": 1}}', "latestOffset": "null"}
     assert to_event("f", report(sources=[first, second])).positions == {"t": {0: 4, 1: 1}}
-
-
-def test_a_topic_that_is_read_twice_counts_once() -> None:
-    """Late rows and a join with itself read their source twice; two sources with the same topic count each."""
     reader = {"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 8}}', "numInputRows": 9}
     progress = report(numInputRows=18, sources=[reader, reader], observedMetrics={"a": Row(corrupt=1, tombstones=0)})
     event = to_event("f", progress)

@@ -62,7 +62,7 @@ class Copying:
         """Copy the source to another sink too, with the same driver."""
         self.spec["flows"][name] = {"sql": sql, "sink": sink}
         if sink.get("scope"):
-            self.spec["driver"]["shuffle_partitions"] = 3
+            self.spec["driver"]["shuffle_partitions"] = 2
 
     def send(self, count: int) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
@@ -175,7 +175,7 @@ def test_a_driver_is_killed_at_random_moments(
     async def main(server: PostgresServer) -> int:
         async with scene.running() as run:
             for number in range(10 if often else 1):
-                scene.send((10 if often else 6) * BATCH)
+                scene.send((10 if often else 4) * BATCH)
                 moment = random.uniform(0, 2 if often else 1)
                 print(f"killed {moment:.3f} s after a batch")
                 await kill_driver(run, moment)
@@ -357,5 +357,5 @@ def test_tasks_that_would_not_be_the_same_are_refused(
     before = scene.found()
     assert before.total() == len(before)
     scene.spec["driver"]["shuffle_partitions"] = 4
-    asyncio.run(refusal("sink was topic in 3 transactions, and now topic in 4 transactions"))
+    asyncio.run(refusal("sink was topic in 2 transactions, and now topic in 4 transactions"))
     assert scene.found() == before

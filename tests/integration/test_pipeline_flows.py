@@ -34,10 +34,10 @@ from headrace.testing.secured import SecuredCluster
 from tests.integration.test_pipelines import produce, records_of
 from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 600.0
 FILES = {
     "prices.py": """
 from pyspark.sql import functions as f

@@ -30,7 +30,7 @@ from headrace.records import Record
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
-LIMIT_SECONDS = 180.0
+LIMIT_SECONDS = 240.0
 SCHEMA = "id INT, carrier STRING, hour INT, arr_delay DOUBLE"
 
 

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -22,17 +21,19 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from headrace.config.kafka import KafkaConfig
+from headrace.control.lag import lag_of
 from headrace.kafka import Admin
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.lifecycle.failpoints import VARIABLE
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.testing.secured import kafka_settings
+from tests.integration.test_pipelines import gone, until
 from tests.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.heavy
 
-LIMIT_SECONDS = 240.0
 BATCH = 2_000
 PAD = "x" * 100
 EXACT: dict[str, dict[str, Any]] = {
@@ -50,18 +51,18 @@ class Copying:
         self.sent = 0
         self.spec: dict[str, Any] = {
             "name": "copying",
-            "trigger": {"interval_seconds": 0.1, "max_records": BATCH},
+            "trigger": {"interval_seconds": 0.5, "max_records": BATCH},
             "sources": {"a": {"topic": source, "schema": "id INT, pad STRING"}},
             "flows": {},
             "driver": {"shuffle_partitions": 1},
         }
         self.add_flow("copy", {"topic": out, "key": "id", **sink})
 
-    def add_flow(self, name: str, sink: dict[str, Any]) -> None:
+    def add_flow(self, name: str, sink: dict[str, Any], sql: str = "SELECT id, pad FROM a") -> None:
         """Copy the source to another sink too, with the same driver."""
-        self.spec["flows"][name] = {"sql": "SELECT id, pad FROM a", "sink": sink}
+        self.spec["flows"][name] = {"sql": sql, "sink": sink}
         if sink.get("scope"):
-            self.spec["driver"]["shuffle_partitions"] = 3
+            self.spec["driver"]["shuffle_partitions"] = 2
 
     def send(self, count: int) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
@@ -116,18 +117,10 @@ def committed(servers: str, topic: str) -> list[bytes]:
     return values
 
 
-async def until(there: Callable[[], object], run: PipelineRun, limit_seconds: float = LIMIT_SECONDS) -> None:
-    end = time.monotonic() + limit_seconds
-    while not there():
-        assert time.monotonic() < end, run.status()
-        await asyncio.sleep(0.02)
-
-
 async def written(run: PipelineRun, after_seconds: float) -> None:
-    """Wait until the driver that runs has written at least one batch, and a while longer."""
-    status = run.status()
-    before, pid = status["flows"]["copy"]["input_records"], status["driver_pid"]
-    await until(lambda: run.status()["flows"]["copy"]["input_records"] > before or not pid, run)
+    """Wait until a driver has written one batch more, and a while longer."""
+    before = run.status()["flows"]["copy"]["input_records"]
+    await until(lambda: run.status()["flows"]["copy"]["input_records"] > before, run)
     await asyncio.sleep(after_seconds)
 
 
@@ -138,6 +131,7 @@ async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: run.status()["driver_pid"] != pid, run)
+        assert gone(pid)
 
 
 def kill_workers(folder: Path) -> int:
@@ -168,26 +162,34 @@ def test_a_driver_is_killed_at_random_moments(
 ) -> None:
     """Every sink loses nothing; exactly-once repeats nothing, at-least-once one batch per kill at most.
 
-    Rows are added to the table, not replaced; so each repeated one would be there twice. PostgreSQL is restarted once.
+    Rows are added to the table, not replaced; so each repeated one would be there twice. The state of an aggregate goes
+    on. A drain leaves no process and no lag. With `--all` the driver is killed often, and PostgreSQL is restarted once.
     """
-    kills = 10 if request.config.getoption("--all") else 1
+    often = request.config.getoption("--all")
     scene = copying(**EXACT["batch"])
-    tasks, plain = topic(2), topic(2)
+    tasks, plain, sums = topic(2), topic(2), topic()
     scene.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
     scene.add_flow("plain", {"topic": plain, "key": "id"})
+    scene.add_flow("sums", {"topic": sums, "key": "id"}, "SELECT id % 16 AS id, count(*) AS n FROM a GROUP BY id % 16")
 
     async def main(server: PostgresServer) -> int:
         async with scene.running() as run:
-            for number in range(kills):
-                scene.send(10 * BATCH)
-                moment = random.uniform(0, 2)
+            for number in range(10 if often else 1):
+                scene.send((10 if often else 4) * BATCH)
+                moment = random.uniform(0, 2 if often else 1)
                 print(f"killed {moment:.3f} s after a batch")
                 await kill_driver(run, moment)
-                if number == 0:
+                if number == 0 and often:
                     server.stop()
                     await asyncio.sleep(2)  # the sink finds it stopped
                     server.start()
+            await until(lambda: run.readiness().ready, run)
+            last = run.status()["driver_pid"]
             await scene.caught_up(run)
+            assert gone(last)
+            for group in run.groups.values():
+                lag = await lag_of(Admin(KafkaConfig(bootstrap_servers=scene.servers)), group)
+                assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, scene.sent)
             return run.status()["restarts"]
 
     with postgres_server() as server:
@@ -201,6 +203,8 @@ def test_a_driver_is_killed_at_random_moments(
         assert set(found) == set(range(scene.sent))
         print(f"{restarts} restarts, {found.total() - len(found)} repeats of {scene.sent}")
         assert found.total() - len(found) <= allowed
+    newest = {row["id"]: row["n"] for row in map(json.loads, committed(scene.servers, sums))}
+    assert newest == Counter(number % 16 for number in range(scene.sent))
 
 
 @pytest.mark.long
@@ -285,30 +289,6 @@ def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_checkpoint_that_is_one_batch_old_is_refused(copying: Callable[..., Copying], tmp_path: Path) -> None:
-    """Spark plans that batch again with what has arrived since, and the topic has its number: nothing is left out."""
-    scene = copying(delivery="exactly_once")
-
-    async def main() -> None:
-        scene.send(BATCH)
-        async with scene.running() as run:
-            await scene.caught_up(run)
-        shutil.copytree(scene.folder / "copying", tmp_path / "old")
-        scene.send(100)
-        async with scene.running() as run:
-            await scene.caught_up(run)
-        shutil.rmtree(scene.folder / "copying")
-        shutil.copytree(tmp_path / "old", scene.folder / "copying")
-        scene.send(100)
-        async with scene.running() as run:
-            await until(lambda: run.status()["state"] == "failed" or scene.sent == len(scene.found()), run, 60)
-            assert "with other records: the checkpoint is an old copy" in run.readiness().reason
-
-    asyncio.run(main())
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("seconds", [8, 90])
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(900)
@@ -377,5 +357,5 @@ def test_tasks_that_would_not_be_the_same_are_refused(
     before = scene.found()
     assert before.total() == len(before)
     scene.spec["driver"]["shuffle_partitions"] = 4
-    asyncio.run(refusal("sink was topic in 3 transactions, and now topic in 4 transactions"))
+    asyncio.run(refusal("sink was topic in 2 transactions, and now topic in 4 transactions"))
     assert scene.found() == before

@@ -17,8 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
-from tests.integration.test_pipeline_kinds import records_of
-from tests.integration.test_pipelines import produce, read, running, until
+from tests.integration.test_pipelines import produce, read, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

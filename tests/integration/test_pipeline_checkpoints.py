@@ -18,133 +18,147 @@ from headrace.config.kafka import KafkaConfig
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.tasks import TaskDriver
+from headrace.testing.pipelines import PipelineRows
 from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = pytest.mark.heavy
 FITS = "SELECT upper(carrier) AS up, carrier, count(*) AS n FROM flights WHERE hour < 99 GROUP BY carrier"
 COUNTS = "SELECT carrier, count(*) AS n FROM flights GROUP BY carrier"
+EDITED = COUNTS.replace("count(*)", "sum(hour)")
+AGAIN = "topic {} was deleted and created again"
 
 
-def counting(name: str, source: str, out: str, sql: str = COUNTS) -> dict[str, Any]:
+def cut(*files: Path) -> None:
+    for file in files:
+        file.write_bytes(file.read_bytes()[:9])
+
+
+def newest(folder: Path) -> Path:
+    return max((file for file in folder.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda at: cut(newest(at / "offsets")), "is cut off"),
+    "cut_state": (lambda at: cut(*at.glob("state/0/*/*.zip"), *at.glob("state/0/*/*.changelog")), ""),
+    "stateless": (lambda at: shutil.rmtree(at / "state"), "state directory is empty or missing"),
+    "gone": (shutil.rmtree, "it was deleted"),
+}
+"""Flow to what happens to its checkpoint, and words of the reason."""
+
+
+def counting(name: str, source: str, out: str) -> dict[str, Any]:
     return {
         "name": name,
-        "trigger": {"interval_seconds": 0.1, "max_records": 100},
+        "trigger": {"interval_seconds": 0.5, "max_records": 150},
         "sources": {"flights": {"topic": source, "schema": SCHEMA}},
-        "flows": {"f": {"sql": sql, "sink": {"topic": out, "key": "carrier"}}},
+        "flows": {"f": {"sql": COUNTS, "sink": {"topic": out, "key": "carrier"}}},
     }
 
 
+def create_again(servers: str, source: str) -> None:
+    client = AdminClient({"bootstrap.servers": servers})
+    client.delete_topics([source])[source].result(60)
+    end = time.monotonic() + 60
+    while source in client.list_topics(timeout=10).topics:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    client.create_topics([NewTopic(source, 1)])[source].result(60)
+    produce_flights(servers, source, range(400))
+
+
 async def outcome(spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path, reads: int = 0) -> str:
-    """Run a pipeline until it has failed, or has read that many records and all there are.
+    """Run a pipeline until it has failed, or each flow has read that many records and all there are.
 
     Returns:
         Why it is not ready.
     """
     async with running(spec, kafka, folder) as run:
-        flow = lambda: run.status()["flows"]["f"]  # noqa: E731
-        done = lambda: read(run, "f") >= reads > 0 and flow()["lag_records"] == 0  # noqa: E731
-        await until(lambda: run.status()["state"] == "failed" or done(), run)
+        await until(lambda: run.status()["state"] == "failed" or (reads and have_read(run, reads)), run)
         reason = run.readiness().reason
         await run.drain(Deadline(SystemClock(), 100))
         assert run.status()["restarts"] == 0
         return reason
 
 
-def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """A filter and another column go on from the checkpoint. Another function is refused with the difference and the
-    choices; nothing is tried again, and nothing is written."""
-    source, out = topic(), topic()
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-
-    async def main() -> None:
-        assert not await outcome(counting("edited", source, out), settings, tmp_path, 300)
-        produce_flights(kafka.bootstrap_servers, source, range(16))
-        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 16)
-        written = await rows(settings, out)
-        newest = {row["carrier"]: row["n"] for _, row in written}
-        assert sum(newest.values()) == 316  # the state went on
-        produce_flights(kafka.bootstrap_servers, source, range(10))
-        why = await outcome(
-            counting("edited", source, out, COUNTS.replace("count(*)", "sum(hour)")), settings, tmp_path
-        )
-        assert "flows.f: CHECKPOINT_UNUSABLE: the query does not fit its checkpoint: operators were aggregate by" in why
-        assert "carrier of count(1), and now aggregate by carrier of sum(hour). Choose: undo the edit; or" in why
-        assert await rows(settings, out) == written
-
-    produce_flights(kafka.bootstrap_servers, source, range(300))
-    asyncio.run(main())
+def have_read(run: PipelineRun, records: int) -> bool:
+    """Return whether each flow that has not failed has read that many records, and all there are."""
+    flows = {name: flow for name, flow in run.status()["flows"].items() if flow["state"] != "failed"}
+    return all(read(run, name) >= records and flow["lag_records"] == 0 for name, flow in flows.items())
 
 
-@pytest.mark.long
-def test_a_checkpoint_that_is_gone_is_refused(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """Lost state and a deleted checkpoint are refused, nothing is written, and a discarded one begins anew."""
-    source, out = topic(), topic()
-    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "edited"
-
-    async def main() -> None:
-        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 300)
-        written = await rows(settings, out)
-        newest = {row["carrier"]: row["n"] for _, row in written}
-        shutil.copytree(folder, tmp_path / "copy")
-        shutil.rmtree(folder / "checkpoints/f/state")
-        why = await outcome(counting("edited", source, out, FITS), settings, tmp_path)
-        assert "CHECKPOINT_UNUSABLE" in why
-        assert "state directory is empty or missing" in why
-        assert "checkpoint discard FILE f`" in why
-        shutil.rmtree(folder / "checkpoints")
-        assert "it was deleted" in await outcome(counting("edited", source, out, FITS), settings, tmp_path)
-        assert await rows(settings, out) == written
-        checkpoint = tmp_path / "copy/checkpoints/f"
-        async with TaskDriver.opened() as driver:
-            (tmp_path / "file").write_text("{}")
-            spec = PipelineSpec.model_validate(counting("edited", source, out, FITS))
-            task = DriverTask(kind="state", checkpoint=checkpoint, limit=3)
-            [store] = (await driver.ask(tmp_path / "file", spec, settings, task))["stores"]
-        assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
-        assert store["shown"][0]["value"] == {"count": newest[store["shown"][0]["key"]["carrier"]]}
-        discard(folder, "f")
-        assert not await outcome(counting("edited", source, out, FITS), settings, tmp_path, 300)
-
-    produce_flights(kafka.bootstrap_servers, source, range(300))
-    asyncio.run(main())
-
-
-@pytest.mark.long
-def test_a_flow_that_does_not_fit_its_checkpoint_leaves_its_neighbour_running(
-    kafka: Any, topic: Any, tmp_path: Path
+def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(
+    kafka: Any, topic: Any, tmp_path: Path, pipeline_rows: PipelineRows
 ) -> None:
-    """`plan` says so before the start, and the neighbour continues from its own checkpoint."""
-    source, out, other = topic(), topic(), topic()
-    settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "two"
+    """A filter and another column go on from the checkpoint, and so does the neighbour of a flow that is refused.
 
-    def two(sql: str) -> dict[str, Any]:
-        spec = counting("two", source, out, sql)
-        spec["flows"]["all"] = {"sql": "SELECT carrier FROM flights", "sink": {"topic": other}}
-        return spec
+    Refused are another function, damage of each kind, and positions of an earlier topic, each with the choices. Nothing
+    is written. `plan` says before the start what is refused.
+    """
+    source, again, folder = topic(), topic(), tmp_path / "edited"
+    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
+    names = ["fits", "other", "same", "anew", *DAMAGE]
+    outs = {name: topic() for name in names}
+    spec = counting("edited", source, "")
+    spec["sources"]["again"] = {"topic": again, "schema": SCHEMA}
+    spec["flows"] = {name: {"sql": COUNTS, "sink": {"topic": outs[name], "key": "carrier"}} for name in names}
+    spec["flows"]["anew"]["sql"] = COUNTS.replace("flights", "again")
 
-    async def previews(sql: str) -> dict[str, str]:
-        (tmp_path / "file").write_text("{}")
-        async with TaskDriver.opened() as driver:
-            task = DriverTask(kind="describe")
-            found = await driver.ask(tmp_path / "file", PipelineSpec.model_validate(two(sql)), settings, task)
-        return {name: preview(folder, name, msgspec.convert(each, Frozen))[0] for name, each in found["frozen"].items()}
+    async def found() -> dict[str, Any]:
+        return {name: dict(await rows(settings, out)) for name, out in outs.items()}
 
-    async def main() -> None:
-        assert not await outcome(two(COUNTS), settings, tmp_path, 300)
-        assert await previews(COUNTS) == {"f": "continues", "all": "continues"}
-        edited = COUNTS.replace("count(*)", "max(hour)")
-        assert await previews(edited) == {"f": "refused", "all": "continues"}
-        produce_flights(kafka.bootstrap_servers, source, range(10))
-        async with running(two(edited), settings, tmp_path) as run:
-            await until(lambda: read(run, "all") >= 10, run)
-            status = run.status()
-            assert (status["state"], status["flows"]["f"]["state"]) == ("running", "failed")
-            assert "flow f failed: CHECKPOINT_UNUSABLE: the query does not fit" in run.readiness().reason
+    async def edited_run() -> dict[str, str]:
+        async with running(spec, settings, tmp_path) as run:
+            states = lambda: [flow["state"] for flow in run.status()["flows"].values()]  # noqa: E731
+            await until(lambda: states().count("failed") == len(names) - 2 and have_read(run, 16), run)
+            assert (run.status()["state"], run.status()["restarts"]) == ("running", 0)
+            assert "flow other failed: CHECKPOINT_UNUSABLE: the query does not fit" in run.readiness().reason
+            await run.drain(Deadline(SystemClock(), 100))
+            return {name: flow["last_error"] for name, flow in run.status()["flows"].items() if flow["last_error"]}
 
-    produce_flights(kafka.bootstrap_servers, source, range(300))
-    asyncio.run(main())
+    for name in (source, again):
+        produce_flights(kafka.bootstrap_servers, name, range(300))
+    assert not asyncio.run(outcome(spec, settings, tmp_path, 300))
+    before = asyncio.run(found())
+    kept = ask(pipeline_rows, spec, settings, tmp_path, "state", checkpoint=folder / "checkpoints/fits", limit=3)
+    [store] = kept["stores"]
+    assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
+    for shown in store["shown"]:
+        assert shown["value"]["count"] == before["fits"][shown["key"]["carrier"].encode()]["n"]
+
+    for name, (hurt, _) in DAMAGE.items():
+        hurt(folder / "checkpoints" / name)
+    spec["flows"]["fits"]["sql"], spec["flows"]["other"]["sql"] = FITS, EDITED
+    frozen = ask(pipeline_rows, spec, settings, tmp_path, "describe")["frozen"]
+    previews = {name: preview(folder, name, msgspec.convert(each, Frozen))[0] for name, each in frozen.items()}
+    assert [name for name, each in previews.items() if each == "refused"] == ["other", "cut", "gone"]
+    produce_flights(kafka.bootstrap_servers, source, range(16))
+    create_again(kafka.bootstrap_servers, again)
+    check_reasons(asyncio.run(edited_run()), again)
+    after = asyncio.run(found())
+    assert {name for name in names if after[name] != before[name]} == {"fits", "same"}
+    for name in ("fits", "same"):
+        assert sum(row["n"] for row in after[name].values()) == 316  # the state went on
+
+
+def ask(rows: PipelineRows, spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path, kind: Any, **task: Any) -> Any:
+    (folder / "file").write_text("{}")
+    sent = DriverTask(kind=kind, **task)
+    return rows.run(lambda driver: driver.ask(folder / "file", PipelineSpec.model_validate(spec), kafka, sent))
+
+
+def check_reasons(reasons: Mapping[str, str], again: str) -> None:
+    assert reasons.keys() == {"other", "anew", *DAMAGE}
+    for name, reason in reasons.items():
+        assert reason.startswith("CHECKPOINT_UNUSABLE: "), reason
+        assert f"checkpoint discard FILE {name}`" in reason
+    assert (
+        "carrier of count(1), and now aggregate by carrier of sum(hour). Choose: undo the edit; or" in reasons["other"]
+    )
+    assert AGAIN.format(again) in reasons["anew"]
+    for name, (_, words) in DAMAGE.items():
+        assert words in reasons[name]
 
 
 @pytest.mark.long
@@ -171,85 +185,23 @@ def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("moment", [pytest.param("between runs", marks=pytest.mark.long), "during a run"])
-def test_a_topic_that_was_created_again_is_not_read_from_the_old_position(
-    kafka: Any, topic: Any, tmp_path: Path, moment: str
-) -> None:
+@pytest.mark.long
+def test_a_topic_that_is_created_again_during_a_run_is_not_read_on(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Its first records would be passed over: the flow ends and says so, and writes none of them by then."""
     source, out = topic(), topic()
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     spec = counting("anew", source, out)
-    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-
-    def create_again() -> None:
-        client.delete_topics([source])[source].result(60)
-        end = time.monotonic() + 60
-        while source in client.list_topics(timeout=10).topics:
-            assert time.monotonic() < end
-        client.create_topics([NewTopic(source, 1)])[source].result(60)
-        produce_flights(kafka.bootstrap_servers, source, range(400))
+    spec["trigger"] = {"interval_seconds": 3_600}  # Spark does not look meanwhile
 
     async def main() -> None:
-        if moment == "between runs":
-            assert not await outcome(spec, settings, tmp_path, 300)
-            create_again()
-            why = await outcome(spec, settings, tmp_path)
-        else:
-            spec["trigger"] = {"interval_seconds": 3_600}  # Spark does not look meanwhile
-            async with running(spec, settings, tmp_path) as run:
-                await until(lambda: read(run, "f") == 300, run)
-                create_again()
-                await until(lambda: run.status()["state"] == "failed", run)
-                why = run.readiness().reason
-        assert f"flows.f: CHECKPOINT_UNUSABLE: topic {source} was deleted and created again" in why
-        assert "rename the flow; or run `headrace pipeline checkpoint discard FILE f`" in why
+        async with running(spec, settings, tmp_path) as run:
+            await until(lambda: read(run, "f") == 300, run)
+            create_again(kafka.bootstrap_servers, source)
+            await until(lambda: run.status()["state"] == "failed", run)
+            assert f"flows.f: CHECKPOINT_UNUSABLE: {AGAIN.format(source)}" in run.readiness().reason
         assert sum({row["carrier"]: row["n"] for _, row in await rows(settings, out)}.values()) == 300
         discard(tmp_path / "anew", "f")
         assert not await outcome(counting("anew", source, out), settings, tmp_path, 400)
-
-    produce_flights(kafka.bootstrap_servers, source, range(300))
-    asyncio.run(main())
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:9])
-
-
-def newest(folder: Path) -> Path:
-    return max((file for file in folder.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "offsets cut off": lambda at: cut(newest(at / "offsets")),
-    "last offsets gone": lambda at: newest(at / "offsets").unlink(),
-    "commit cut off": lambda at: cut(newest(at / "commits")),
-    "without commits": lambda at: shutil.rmtree(at / "commits"),
-    "metadata cut off": lambda at: cut(at / "metadata"),
-    "state cut off": lambda at: [
-        cut(file) for file in at.glob("state/0/*/*.*") if file.suffix in (".zip", ".changelog")
-    ],
-}
-
-
-@pytest.mark.long
-def test_no_damage_of_a_checkpoint_is_passed_over(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """Each damage ends the run with the reason and what to do; no record is written."""
-    source, out = topic(), topic()
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    spec = counting("whole", source, out)
-
-    async def main() -> None:
-        assert not await outcome(spec, settings, tmp_path / "sound", 300)
-        written = await rows(settings, out)
-        produce_flights(kafka.bootstrap_servers, source, range(10))
-        for name, hurt in DAMAGE.items():
-            folder = tmp_path / name.replace(" ", "_")
-            shutil.copytree(tmp_path / "sound", folder)
-            hurt(folder / "whole/checkpoints/f")
-            why = await outcome(spec, settings, folder)
-            assert "CHECKPOINT_UNUSABLE" in why, (name, why)
-            assert "checkpoint discard FILE f`" in why, (name, why)
-            assert await rows(settings, out) == written, name
 
     produce_flights(kafka.bootstrap_servers, source, range(300))
     asyncio.run(main())

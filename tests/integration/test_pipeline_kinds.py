@@ -1,4 +1,4 @@
-"""The kinds of sources, views, rules and sinks of a pipeline, on a real broker and a real Spark."""
+"""What shall fail, late rows, real-time mode and made rows of a pipeline, on a real broker and a real Spark."""
 
 from __future__ import annotations
 
@@ -10,171 +10,75 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka import Admin, read_records
 from headrace.lifecycle import Deadline, SystemClock
-from headrace.pipelines.load import load_pipeline
-from headrace.records import Record
-from tests.integration.test_pipelines import produce, running, until
+from tests.integration.test_pipelines import produce, records_of, running, until
 
-pytestmark = pytest.mark.heavy
-
-FUNCTIONS = """\
-from pyspark.sql import functions as f
-
-def priced(passages, gates):
-    return passages.join(gates, "gate", "left").withColumn("cents", f.col("cents") * f.coalesce("factor", f.lit(1)))
-"""
-FILE = """\
-name: tolls
-trigger: {{once: true}}
-sources:
-  passages: {{topic: {source}, schema: "id INT, gate STRING, cents INT", corrupt: quarantine}}
-  gates: {{table: gates.csv, schema: "gate STRING, factor INT", options: {{header: true}}}}
-views:
-  priced: {{python: "prices:priced", reads: [passages, gates]}}
-flows:
-  out:
-    sql_file: out.sql
-    sink: {{topic: {out}, key: id, mode: append}}
-    rules:
-      positive: {{check: cents >= 0, otherwise: quarantine}}
-      small: {{check: cents < 400, otherwise: drop}}
-      even: {{check: cents % 2 = 0}}
-  files:
-    sql: SELECT id, cents, id % 2 AS odd FROM priced
-    sink: {{files: rows, format: json, partition_by: [odd]}}
-"""
-
-BEHIND = [
-    b'{"id": 1}{"id": 2}',
-    b'{"id": 1}\n{"id": 2}',
-    b'{"id": 1} x',
-    b'{"id": 1}]',
-    b'{"id": 1},{"id": 2}',
-    b"{}{}",
-]
-"""Objects with something behind them, which Spark ignores."""
-WHOLE = [
-    b'{"id": 1}\n',
-    b' {"id": 2} ',
-    b'{"id": 3, "x": {"y": [{}, "}"]}}',
-    b'{"id": 4, "gate": "}"}',
-    b"{ }\n",
-    b"{}",
-]
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 
-async def records_of(kafka: KafkaConfig, topic: str) -> list[Record]:
-    offsets = await Admin(kafka).topic_offsets(topic)
-    starts = {where: start for where, (start, _) in offsets.items()}
-    ends = {where: end for where, (_, end) in offsets.items()}
-    return [record async for batch in read_records(kafka, starts, ends) for record in batch]
+REALTIME = {"trigger": {"realtime": True, "checkpoint_seconds": 5}}
 
 
-def passage(number: int) -> bytes:
-    return json.dumps({"id": number, "gate": f"g{number % 3}", "cents": number % 50 - 5}).encode()
-
-
-async def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """A Python view joins a static table; rules count, drop and quarantine; corrupt records stay byte for byte; files
-    have what the topic has."""
-    source, out = topic(2), topic()
-    (tmp_path / "prices.py").write_text(FUNCTIONS)
-    (tmp_path / "gates.csv").write_text("gate,factor\ng1,10\n")
-    (tmp_path / "out.sql").write_text("SELECT id, cents FROM priced -- the file's own text\n")
-    file = tmp_path / "tolls.yaml"
-    file.write_text(FILE.format(source=source, out=out))
-    spec = load_pipeline(file, check=True)
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    bad = [b"{bad", b'{"id": "many"}', *BEHIND]
-    produce(kafka.bootstrap_servers, source, [*(passage(number) for number in range(300)), *bad, None])
-    async with running(spec.model_dump(by_alias=True), settings, tmp_path / "state") as run:
-        await until(lambda: run.status()["state"] == "finished", run)
-        flows = run.status()["flows"]
-    priced = {n: (n % 50 - 5) * (10 if n % 3 == 1 else 1) for n in range(300)}
-    broken = {n for n, cents in priced.items() if cents < 0}
-    large = {n for n, cents in priced.items() if cents >= 400}
-    assert flows["out"]["broken_rules"] == {
-        "positive": len(broken),
-        "small": len(large),
-        "even": sum(cents % 2 != 0 for cents in priced.values()),
-    }
-    written = {int(record.key or b""): json.loads(record.value or b"") for record in await records_of(settings, out)}
-    assert {n: row["cents"] for n, row in written.items()} == {
-        n: cents for n, cents in priced.items() if n not in broken | large
-    }
-    await _check_dead_letters(settings, source, out, broken, bad)
-    lines = [line for part in (tmp_path / "rows").rglob("*.json") for line in part.read_text().splitlines()]
-    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == priced
-    assert {folder.name for folder in (tmp_path / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
-
-
-async def _check_dead_letters(settings: KafkaConfig, source: str, out: str, broken: set[int], bad: list[bytes]) -> None:
-    quarantined = await records_of(settings, f"{out}.dlq")
-    assert {json.loads(record.value or b"")["id"] for record in quarantined} == broken
-    headers = dict(quarantined[0].headers)
-    assert headers["headrace.dlq.error"] == b"RuleBroken"
-    assert headers["headrace.dlq.reason"] == b"the row breaks rule positive"
-    corrupt = await records_of(settings, f"{source}.dlq")
-    assert sorted(record.value or b"" for record in corrupt) == sorted(bad)
-    assert all(dict(record.headers)["headrace.dlq.topic"] == source.encode() for record in corrupt)
-    reasons = {record.value: dict(record.headers)["headrace.dlq.reason"].decode() for record in corrupt}
-    head = "the value does not match the schema of passages: "
-    assert reasons == {
-        b"{bad": "the value is not a JSON object",
-        b'{"id": "many"}': f'{head}id: "many" is not INT',
-        **dict.fromkeys(BEHIND, f"{head}text follows the JSON object"),
-    }
-
-
-@pytest.mark.long
-async def test_an_object_is_the_whole_record(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """What is behind it makes the record corrupt; blanks do not, and nested and empty objects are rows."""
-    source, out = topic(), topic()
-    spec = {
-        "name": "whole",
-        "trigger": {"once": True},
-        "sources": {"passages": {"topic": source, "schema": "id INT"}},
-        "flows": {"f": {"sql": "SELECT * FROM passages", "sink": {"topic": out}}},
-    }
-    produce(kafka.bootstrap_servers, source, [*WHOLE, *BEHIND])
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    async with running(spec, settings, tmp_path) as run:
-        await until(lambda: run.status()["state"] == "finished", run)
-        assert run.counts("f")["corrupt"] == len(BEHIND)
-    found = [json.loads(record.value or b"")["id"] for record in await records_of(settings, out)]
-    assert found == [1, 2, 3, 4, None, None]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("more", "source", "flow", "reason"),
     [
-        ({"corrupt": "fail"}, ":0:3: the value is not a JSON object"),
-        ({"corrupt": "fail", "bad": b'{"id": "secret"}'}, "the schema of passages: id is not INT"),
-        ({"rules": {"small": {"check": "id < 2", "otherwise": "fail"}}}, "a row breaks rule small"),
+        ({}, {"corrupt": "fail"}, {}, ":0:1: the value is not a JSON object"),
+        ({}, {"corrupt": "fail", "schema": "id INT, text INT"}, {}, "the schema of passages: text is not INT"),
+        ({}, {}, {"rules": {"small": {"check": "id < 9", "otherwise": "fail"}}}, "a row breaks rule small"),
+        ({}, {"value_format": "avro", "schema": None}, {}, "sources.passages: "),
+        ({}, {}, {"sql": "SELECT idd FROM passages"}, "flows.f: UNRESOLVED_COLUMN.WITH_SUGGESTION"),
+        (REALTIME, {}, {"sql": "SELECT id, count(*) AS n FROM passages GROUP BY id"}, "use trigger.interval_seconds"),
     ],
 )
 async def test_what_shall_fail_fails_for_good(
-    kafka: Any, topic: Any, tmp_path: Path, changes: dict[str, Any], reason: str
+    kafka: Any,
+    topic: Any,
+    schema_registry: Any,
+    tmp_path: Path,
+    more: dict[str, Any],
+    source: dict[str, Any],
+    flow: dict[str, Any],
+    reason: str,
 ) -> None:
-    """The bad record is not written, and the run is not tried again."""
-    source, out = topic(), topic()
+    """Readiness names the part and the cause without a value; the bad record is not written, and nothing is tried
+    again."""
+    read_from, out = topic(), topic()
+    given = {"topic": read_from, "schema": "id INT", **source}
+    written = {"sql": "SELECT * FROM passages", "sink": {"topic": out}, **flow}
     spec = {
         "name": "strict",
-        "trigger": {"once": True},
-        "sources": {"passages": {"topic": source, "schema": "id INT", "corrupt": changes.get("corrupt", "drop")}},
-        "flows": {"f": {"sql": "SELECT * FROM passages", "sink": {"topic": out}, "rules": changes.get("rules", {})}},
+        "sources": {"passages": {name: value for name, value in given.items() if value}},
+        "flows": {"f": written},
+        "driver": {"shuffle_partitions": 1},
+        **more,
     }
-    produce(kafka.bootstrap_servers, source, [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}', changes.get("bad", b"{bad")])
+    produce(kafka.bootstrap_servers, read_from, [b'{"id": 1, "text": "c4nary"}', b"{bad", b'{"id": 9}'])
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    async with running(spec, settings, tmp_path) as run:
+    async with running(spec, settings, tmp_path / "state", schema_registry.url) as run:
         await until(lambda: run.status()["state"] == "failed", run)
         assert reason in run.readiness().reason
-    assert all((record.value or b"") < b'{"id":4}' for record in await records_of(settings, out))
+        assert "c4nary" not in run.readiness().reason
+        assert run.status()["restarts"] == 0
+    assert b'{"id":9}' not in [record.value for record in await records_of(settings, out)]
 
 
-@pytest.mark.long
+async def test_a_handler_that_shall_fail_names_the_record(kafka: Any, topic: Any, tmp_path: Path) -> None:
+    """Readiness names the record and the error; the value is not shown. It is tried again, as a service may be down."""
+    source, out = topic(), topic()
+    (tmp_path / "main.py").write_text("def handler(context, event):\n    raise KeyError(event.body['secret'])\n")
+    spec = {
+        "name": "fails",
+        "folder": str(tmp_path),
+        "sources": {"a": {"topic": source, "schema": "x INT"}},
+        "flows": {"f": {"handler": "main:handler", "reads": ["a"], "on_error": "fail", "sink": {"topic": out}}},
+    }
+    produce(kafka.bootstrap_servers, source, [b'{"secret": "c4nary"}'])
+    async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "state") as run:
+        await until(lambda: "KeyError" in run.readiness().reason, run)
+        assert f"{source}-0-0 failed with KeyError after 1 attempts, and on_error is fail" in run.readiness().reason
+        assert "c4nary" not in run.readiness().reason
+
+
 @pytest.mark.parametrize("mode", ["append", "update"])
 async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
     """Each row is in a window or in the topic of late rows, with key and headers, over several micro-batches."""
@@ -222,7 +126,6 @@ async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: P
     assert in_time + counted == 1001
 
 
-@pytest.mark.long
 async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
     """Kafka to Kafka by SQL with a table, a rule and its quarantine, and corrupt records in quarantine."""
     source, out = topic(1), topic()
@@ -258,31 +161,6 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any,
     assert await values(f"{source}.dlq") == {b"{bad"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"sources": {"a": {"rate": 5}}}, "INPUT_STREAM"), ({"sql": "SELECT id, count(*) AS n FROM a GROUP BY id"}, "")],
-)
-async def test_what_real_time_mode_does_not_have_is_not_tried_again(
-    kafka: Any, topic: Any, tmp_path: Path, settings: dict[str, Any], reason: str
-) -> None:
-    """A run that was not validated ends, with the remedy."""
-    source = topic(1)
-    produce(kafka.bootstrap_servers, source, [b'{"id": 1}'])
-    spec = {
-        "name": "quick",
-        "trigger": {"realtime": True, "checkpoint_seconds": 5},
-        "sources": settings.get("sources", {"a": {"topic": source, "schema": "id INT"}}),
-        "flows": {"f": {"sql": settings.get("sql", "SELECT * FROM a"), "sink": {"topic": topic()}}},
-        "driver": {"shuffle_partitions": 1},
-    }
-    async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path) as run:
-        await until(lambda: run.status()["state"] == "failed", run)
-        assert f"STREAMING_REAL_TIME_MODE.{reason}" in run.readiness().reason
-        assert "use trigger.interval_seconds" in run.readiness().reason
-
-
-@pytest.mark.long
 async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
     """For trials: no topic is needed."""
     spec = {

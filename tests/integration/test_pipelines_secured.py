@@ -22,9 +22,10 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.security import allowed
 from headrace.testing.secured import SecuredCluster
+from tests.integration.test_pipelines import produce, working_below
 from tests.least_rights import rows_of
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 LIMIT_SECONDS = 240.0
 FIRST = "c4nary-one\"\\; ${env:HOME} ='#"
@@ -47,11 +48,8 @@ def grant(servers: str, *rights: AclBinding) -> None:
         granted.result(30)
 
 
-def produce(servers: str, topic: str, numbers: range) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers})
-    for number in numbers:
-        producer.produce(topic, json.dumps({"id": number}).encode())
-    assert producer.flush(60) == 0
+def send(servers: str, topic: str, numbers: range) -> None:
+    produce(servers, topic, (b'{"id": %d}' % number for number in numbers))
 
 
 def ids(servers: str, topic: str, wanted: int) -> list[int]:
@@ -85,21 +83,9 @@ def until(there: Callable[[], object], process: HeadraceProcess) -> None:
         time.sleep(0.1)
 
 
-def driver_processes(folder: Path) -> list[Path]:
-    """Return the processes that work in a pipeline's folder: Python and the JVM."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cwd").resolve() == folder.resolve():
-                found.append(entry)
-        except OSError:
-            continue
-    return found
-
-
 def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, str]]:
     """Yield everything that shows what a driver does: what it is, and its text."""
-    for entry in driver_processes(folder):
+    for entry in (Path("/proc", str(pid)) for pid in working_below(folder)):
         yield f"{entry}/cmdline", (entry / "cmdline").read_bytes().decode(errors="replace")
         yield f"{entry}/environ", (entry / "environ").read_bytes().decode(errors="replace")
     for file in folder.rglob("*"):
@@ -131,7 +117,6 @@ def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[Ac
     return [row.binding(user, "") for row in rows]
 
 
-@pytest.mark.long
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
 ) -> None:
@@ -148,7 +133,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         allowed(user, ResourceType.GROUP, "_headrace", AclOperation.ALL, prefix=True),
         *rights_of_the_page(user, source, sink, group),
     )
-    produce(servers, source, range(100))
+    send(servers, source, range(100))
     secret = tmp_path / "password"
     secret.write_text(FIRST)
     secret.chmod(0o600)
@@ -166,7 +151,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     assert "c4nary" in secrets.read_text().encode().decode("unicode_escape")
-    assert len(driver_processes(folder)) >= 4  # with the daemon of the workers and a worker
+    assert len(working_below(folder)) >= 4  # with the daemon of the workers and a worker
     for where, text in spark_sees(folder, process):
         assert "c4nary" not in text, where
     set_password(servers, user, SECOND)
@@ -175,7 +160,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.chmod(0o600)
     draft.replace(secret)
     until(lambda: "its driver starts again" in process.output, process)
-    produce(servers, source, range(100, 200))
+    send(servers, source, range(100, 200))
     for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 200) == list(range(200))
     for where, text in spark_sees(folder, process):
@@ -184,16 +169,15 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     assert not secrets.exists()
 
 
-@pytest.mark.parametrize("way", ["certificate", pytest.param("OAUTHBEARER", marks=pytest.mark.long)])
-def test_certificates_and_tokens_are_enough_for_spark(
-    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path, way: str
+def test_tokens_are_enough_for_spark(
+    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
 ) -> None:
-    """Source and sinks connect with a certificate, and with tokens of a server whose authority only the file has."""
-    servers, source, sink = kafka_secured.cluster.bootstrap_servers, f"in-{way.lower()}", f"out-{way.lower()}"
+    """Source and sinks connect with tokens of a server whose authority only the file has."""
+    servers, source, sink = kafka_secured.cluster.bootstrap_servers, "in-token", "out-token"
     kafka_secured.cluster.create_topic(source, 1)
-    produce(servers, source, range(10))
-    kafka = kafka_secured.certificate() if way == "certificate" else kafka_secured.login(way)
+    send(servers, source, range(10))
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
+    kafka = kafka_secured.login("OAUTHBEARER")
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
     for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 10) == list(range(10))

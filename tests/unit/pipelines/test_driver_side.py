@@ -9,23 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Row
 
 import headrace.pipelines.driver.__main__ as program
-from headrace.errors import CheckpointUnusable, PipelineInvalid, RecordTooLarge
+from headrace.errors import CheckpointUnusable, PipelineInvalid
 from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver.failures import PartFailed, failure_event
-from headrace.pipelines.driver.plan import (
-    KAFKA_REFUSES,
-    PYTHON_FAILED,
-    DriverPlan,
-    FlowFailed,
-    FlowFinished,
-    FlowProgress,
-)
+from headrace.pipelines.driver.plan import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.driver.progress import ProgressReader, to_event
-from headrace.pipelines.driver.session import JvmEnded, send_code, settings
+from headrace.pipelines.driver.session import send_code, settings
 from headrace.pipelines.driver.sources import kafka_options
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.process import DriverProcess, Toolchain
@@ -90,15 +82,15 @@ def test_progress_of_spark_becomes_our_event() -> None:
     assert (event.received_per_second, event.watermark) == (12.5, "2026-01-01T00:00:00.000Z")
 
 
-def test_a_topic_that_is_read_twice_stands_where_its_slower_reader_stands() -> None:
-    """Published offsets never pass what one of two readers has not read."""
+def test_a_topic_that_is_read_twice_counts_once() -> None:
+    """Late rows and a join with itself read their source twice; two sources with the same topic count each.
+
+    Published offsets never pass what the slower of two readers has not read.
+    """
     first = {"endOffset": '{"t": {"0": 5}}', "latestOffset": "null"}
     second = {"endOffset": '{"t": {"0": 4, "1": 1}}', "latestOffset": "null"}
-    assert to_event("f", report(sources=[first, second])).positions == {"t": {0: 4, 1: 1}}
-
-
-def test_a_topic_that_is_read_twice_counts_once() -> None:
-    """Late rows and a join with itself read their source twice; two sources with the same topic count each."""
+    for readers in ([first, second], [second, first]):
+        assert to_event("f", report(sources=readers)).positions == {"t": {0: 4, 1: 1}}
     reader = {"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 8}}', "numInputRows": 9}
     progress = report(numInputRows=18, sources=[reader, reader], observedMetrics={"a": Row(corrupt=1, tombstones=0)})
     event = to_event("f", progress)
@@ -149,65 +141,6 @@ def test_a_source_waits_briefly_only_when_latency_counts() -> None:
     assert found["startingOffsets"] == "latest"
     assert found["kafka.isolation.level"] == "read_committed"
     assert found["failOnDataLoss"] == "true"
-
-
-@pytest.mark.parametrize(
-    ("cause", "retriable"),
-    [
-        (RuntimeError("x"), True),
-        (AnalysisException("x"), False),
-        (PipelineInvalid("x"), False),
-        (RecordTooLarge("x"), False),
-        (RuntimeError("PythonException: Traceback\nheadrace.errors.RecordTooLarge: x"), False),
-    ],
-)
-def test_only_errors_of_the_pipeline_itself_are_lasting(cause: Exception, retriable: bool) -> None:
-    """SQL and schema stay wrong; everything else may go away."""
-    assert failure_event(cause, "flows.f").retriable is retriable
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Job aborted: org.apache.spark.api.python.PythonException: Traceback\nValueError: x",
-        "Lost task 0.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
-    ],
-)
-def test_failures_of_python_code_have_a_name(text: str) -> None:
-    """A service that a function asks may be down, and a worker may be killed: both can pass."""
-    event = failure_event(RuntimeError(text), "flows.f")
-    assert (event.error, event.retriable) == (PYTHON_FAILED, True)
-
-
-def test_the_end_of_a_traceback_is_shown_without_values() -> None:
-    """It names the line that failed; what the error says may hold a value of a record."""
-    frames = "".join(f'  File "s.py", line {number}, in f\n    f{number}(a)\n' for number in range(9))
-    head = "[X] thrown: Traceback (most recent call last):\n"
-    text = f"{head}{frames}    ^^^\nmy.Refused: 4711\n\n\tat a.PythonException:\n"
-    event = failure_event(RuntimeError(text + "org.apache.spark.api.python.PythonException"), "flows.f")
-    shown = (
-        '[X] thrown: Traceback (most recent call last):\n  File "s.py", line 8, in f\n    f8(a)\n    ^^^\nmy.Refused'
-    )
-    assert event.text == shown
-
-
-def test_values_of_records_stay_out_of_failures() -> None:
-    """Spark puts them in single quotes; the first lines are kept without them."""
-    event = failure_event(RuntimeError("the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5"), "")
-    assert event.text == "the value '...' is no INT\n'...'\n3\n4"
-    assert event.error == "RuntimeError"
-
-
-def test_the_place_of_a_running_query_stays_out_of_its_failure() -> None:
-    """What Spark adds about the query repeats the file."""
-    event = failure_event(RuntimeError("Timed out\n=== Streaming Query ===\nIdentifier: f"), "flows.f")
-    assert event.text == "Timed out"
-
-
-def test_a_full_heap_is_told_with_the_setting() -> None:
-    """Java's exit code for it becomes advice; any other is told as it is."""
-    assert "give it more with driver.heap_bytes" in str(JvmEnded(3))
-    assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
 
 
 def java(home: str) -> ClassArchive:
@@ -271,37 +204,6 @@ def test_a_flow_that_its_server_has_ended_is_not_finished(trigger: dict[str, Any
     assert failure is None or failure_event(failure, "flows.f").retriable
 
 
-class _OfServer(PySparkException):
-    """An error of Spark's client for Connect."""
-
-    _stacktrace = "Caused by: org.apache.kafka.common.errors.GroupAuthorizationException: access group: g"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (
-            '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed '
-            'to connect to all addresses"\n\tdebug_error_string = "UNKNOWN: x">',
-            "failed to connect to all addresses",
-        ),
-        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid. SQLSTATE: HY000", "it was started again"),
-    ],
-)
-def test_a_lost_connect_server_is_named_and_waited_for(text: str, reason: str) -> None:
-    """Whatever was asked for when it was lost."""
-    event = failure_event(PySparkException(text), "sources.a")
-    assert (event.error, event.text) == ("SERVER_LOST", f"the Spark Connect server was lost: {reason}")
-    assert (event.retriable, event.part) == (True, "")
-
-
-def test_a_trace_of_a_connect_server_tells_the_cause() -> None:
-    """Errors of a call have it as an attribute, the error of a query in its text."""
-    trace = _OfServer._stacktrace
-    for cause in (_OfServer("failed"), PySparkException(f"failed\n\nJVM stacktrace:\n{trace}")):
-        assert failure_event(cause, "flows.f").error == KAFKA_REFUSES
-
-
 @pytest.mark.parametrize("remote", [False, True])
 def test_observed_counts_have_two_shapes(remote: bool) -> None:
     """A Connect server gives values and schema; rules may have these two names."""
@@ -328,71 +230,6 @@ def test_a_connect_server_sums_nothing_up() -> None:
     source = {"endOffset": "null", "latestOffset": "null", **numbers}
     event = to_event("f", report(**dict.fromkeys(numbers), sources=[source, source]))
     assert (event.input_records, event.received_per_second, event.records_per_second) == (10, 5.0, 8.0)
-
-
-class _Captured(PySparkException):
-    """An error of the JVM as PySpark makes it: with a trace of its causes, or with the cause as another error."""
-
-    def __init__(self, text: str, trace: str, cause: PySparkException | None = None) -> None:
-        super().__init__(text)
-        self._stackTrace = trace
-        self._cause = cause
-
-
-def test_a_refusal_by_kafka_is_known_by_its_cause() -> None:
-    """Spark names the flow only; what Kafka's client reports is below it, and it is retried."""
-    trace = """java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.SslAuthenticationException: SSL
-\tat java.base/java.util.concurrent.CompletableFuture.reportGet(CompletableFuture.java:396)
-Caused by: org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed
-Caused by: javax.net.ssl.SSLHandshakeException: PKIX path building failed
-\t... 5 more"""
-    cause = _Captured("Query terminated", "stack without causes", _Captured("SSL handshake failed", trace))
-    failure = failure_event(cause, "flows.f")
-    assert failure.error == "KAFKA_REFUSES"
-    assert failure.text.endswith("SSL handshake failed; SSLHandshakeException: PKIX path building failed")
-    assert "reportGet" not in failure.text
-    assert failure.retriable
-    other = _Captured("Query terminated", "org.apache.kafka.common.errors.TimeoutException: Timed out")
-    assert failure_event(other, "flows.f").error != "KAFKA_REFUSES"
-
-
-LOSS = (
-    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Some data may have been lost because they\n"
-    "are not available in Kafka any more.\nReason: Could not read records in offset [300, 400) SQLSTATE: XXKST"
-)
-CAST = (
-    "[STREAM_FAILED] Query [id = 1] terminated with exception: [CAST_INVALID_INPUT] The value 'x' of. SQLSTATE: 22018"
-)
-MODE = (
-    "[STREAM_FAILED] Query [id = 1] terminated with exception: [STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED] "
-    "Streaming real-time mode has the following limitation: The input stream x is not supported. SQLSTATE: 0A000"
-)
-LARGE = (
-    "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure: Lost task 0.0: "
-    "org.apache.kafka.common.errors.RecordTooLargeException: The message is 1500088 bytes\n\tat org.apache.spark.Task"
-)
-STATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided"
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "reported"),
-    [
-        (LOSS, "RECORDS_REMOVED", "Could not read records in offset [300, 400)"),
-        (CAST, "CAST_INVALID_INPUT", "use try_cast"),
-        (LARGE, "RecordTooLarge", "The message is 1500088 bytes\nThe same records would be refused again"),
-        (MODE, "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED", "use trigger.interval_seconds"),
-        (STATE, "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the flow"),
-        ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),
-    ],
-)
-def test_what_a_further_start_would_meet_again_is_not_tried(text: str, error: str, reported: str) -> None:
-    """The event has a name, the reason and what to do; no value of a record is in it."""
-    event = failure_event(PySparkException(text), "flows.f")
-    assert (event.error, event.retriable) == (error, False)
-    assert reported in event.text
-    assert "STREAM_FAILED" not in event.text
-    assert "'x'" not in event.text
-    assert failure_event(RuntimeError("Timed out waiting for a node assignment"), "flows.f").retriable
 
 
 def test_a_cluster_gets_jars_secrets_and_settings() -> None:
@@ -430,15 +267,6 @@ def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], p
     """Each problem names what to write instead."""
     with pytest.raises(ValueError, match=problem):
         PipelineSpec.model_validate({**plan().spec.model_dump(), "driver": driver})
-
-
-def test_executors_without_the_package_are_named() -> None:
-    """Spark shows the trace of a Python worker, which does not say what to do."""
-    event = failure_event(
-        PySparkException("PythonException: ModuleNotFoundError: No module named 'headrace'"), "flows.f"
-    )
-    assert (event.error, event.retriable) == ("PACKAGE_MISSING", False)
-    assert "spark.pyspark.python" in event.text
 
 
 def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) -> None:

@@ -39,16 +39,6 @@ def problems(folder: Path, text: str) -> list[str]:
     return [line.replace(f"{folder}/", "") for line in raised.value.description.splitlines()]
 
 
-def test_a_file_with_what_is_needed_has_defaults_for_the_rest(tmp_path: Path) -> None:
-    """A pipeline runs every half second, from the earliest record, in update mode."""
-    spec = load(tmp_path, GOOD)
-    assert spec.trigger.interval_seconds == 0.5
-    assert spec.sources["flights"].value_schema == "carrier STRING, arr_delay DOUBLE, ts TIMESTAMP"
-    assert spec.sources["flights"].starting == "earliest"
-    assert spec.flows["late_by_carrier"].sink.mode == "update"
-    assert spec.group("late_by_carrier") == "headrace.delays.late_by_carrier"
-
-
 @pytest.mark.parametrize(
     ("new", "warning"),
     [

@@ -79,13 +79,6 @@ def outputs(rows: Rows) -> list[tuple[Any, ...]]:
     return [(row["topic"], row["key"], row["value"]) for row in rows]
 
 
-def test_one_output_per_record_keeps_the_keys(call: Call) -> None:
-    """What is returned is the value of a record in the sink's topic."""
-    rows = call(RETURN + "return {**event.body, 'n': event.offset}", b'{"a":1}', b'{"a":2}')
-    assert outputs(rows) == [("out", b"k0", b'{"a":1,"n":100}'), ("out", b"k1", b'{"a":2,"n":101}')]
-    assert all(row["headers"] is None and row["failed"] is False for row in rows)
-
-
 def test_outputs_are_none_one_or_several_in_order(call: Call) -> None:
     """None writes nothing, a list writes each item, and the records stay in their order."""
     code = RETURN + "return [None, 'one', ['a', 'b', b'c']][event.body]"
@@ -154,23 +147,6 @@ def test_types_and_explicit_acknowledgements(call: Call) -> None:
     good, bad = call(code, b'{"n":1}', b'{"n":"x"}')
     assert good["value"] == b"1 in a pipeline a record ends with its micro-batch"
     assert bad["topic"] == "in.dlq"
-
-
-def test_set_up_runs_once_for_many_batches(call: Call, tmp_path: Path) -> None:
-    """A Python worker keeps its handler."""
-    code = (
-        f"from pathlib import Path\nFILE = Path({str(tmp_path / 'calls')!r})\nFILE.touch()\n"
-        + "def init_context(context):\n    FILE.write_text(FILE.read_text() + 'x')\n"
-        + RETURN
-        + "return b'v'"
-    )
-    (tmp_path / "again.py").write_text(code)
-    trigger = wire.TriggerSetup("kafka-cluster", "t", "binary", "json", "json", "out")
-    setup = msgspec.json.encode(wire.Setup("again:handler", str(tmp_path), "0", [trigger], "d", "debug", {})).decode()
-    plan = HandlerPlan(setup, FailurePolicy("g", "d", "drop"), 1, True, tmp_path / "s")
-    for _ in range(3):
-        assert sum(len(made) for made in run(plan, [batch([b"1", b"2"]), batch([]), batch([b"3"])])) == 3
-    assert (tmp_path / "calls").read_text() == "x"
 
 
 FAILS = "def handler(context, event):\n    if event.body == 2:\n        raise ValueError('two')\n    return event.body"

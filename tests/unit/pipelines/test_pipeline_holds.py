@@ -58,13 +58,14 @@ async def test_a_pause_wins_over_waiting(started: Started) -> None:
         assert bench.lives == []
 
 
-async def test_a_pipeline_that_failed_for_good_can_be_resumed(started: Started) -> None:
-    """After an operator discarded a checkpoint or granted a right, no restart of Headrace is needed."""
+async def test_a_pipeline_that_failed_for_good_waits_for_a_resume(started: Started) -> None:
+    """Another start would fail too. After an operator mended the cause, no restart of Headrace is needed."""
     async with started() as bench:
-        bench.lives[0].tell(wire.Failed("CHECKPOINT_UNUSABLE", "damaged", False, "flows.by_carrier"))
+        bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
         bench.lives[0].end(1)
-        await bench.clock.settle()
-        assert bench.run.status()["state"] == "failed"
+        await bench.clock.advance(100)
+        assert (len(bench.lives), bench.run.status()["state"], bench.run.death) == (1, "failed", None)
+        assert "UNRESOLVED_COLUMN: no column x" in bench.reason
         bench.run.resume()
         await bench.clock.settle()
         assert len(bench.lives) == 2

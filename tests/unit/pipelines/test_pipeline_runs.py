@@ -147,18 +147,6 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
         assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 3)
 
 
-async def test_an_error_in_the_pipeline_itself_is_not_tried_again(started: Started) -> None:
-    """Wrong SQL stays wrong: the run says so and leaves the process alive."""
-    async with started() as bench:
-        bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
-        bench.lives[0].end(1)
-        await bench.clock.advance(100)
-        assert len(bench.lives) == 1
-        assert bench.run.status()["state"] == "failed"
-        assert "UNRESOLVED_COLUMN: no column x" in bench.reason
-        assert bench.run.death is None
-
-
 async def test_a_missing_topic_is_waited_for(started: Started) -> None:
     """Nothing is started while a source is missing or Kafka does not answer; it goes on by itself."""
     absent = {topic: TopicNotFound(f"topic {topic} does not exist") for topic in ("flights", "late")}
@@ -277,14 +265,6 @@ async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> N
         assert len(bench.lives) == 1
 
 
-async def test_a_stop_kills_the_driver(started: Started) -> None:
-    """Without a drain the process ends now, and is waited for."""
-    async with started() as bench:
-        await bench.run.stop()
-        assert bench.lives[0].ended.result() == -9
-        assert bench.reason == "stopped"
-
-
 async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
     """With `once`, the end of all flows is the end of the work, not a failure."""
     async with started() as bench:
@@ -297,32 +277,19 @@ async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> Non
         assert len(bench.published) == 1
 
 
-async def test_the_driver_is_told_the_whole_plan(started: Started, tmp_path: Path) -> None:
-    """Spec, brokers and the pipeline's own folder go to the process; its JSON comes back as the same plan."""
-    async with started() as bench:
-        plan = bench.plans[0]
-        assert plan.folder == tmp_path / "delays"
-        assert plan.bootstrap_servers == "localhost:9092"
-        assert wire.DriverPlan.model_validate_json(plan.model_dump_json()) == plan
-
-
-async def test_a_missing_spark_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, the start ends with the command that installs it."""
+async def test_a_missing_package_is_told_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of Connect is needed with `driver.remote` only; without Spark a run does not begin."""
 
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(EnvironmentProblem, match=r"here it is not installed.*pip install 'headrace\[pipelines\]'"):
-        await Bench(tmp_path, KafkaConfig()).run.start()
-
-
-def test_a_missing_client_of_connect_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a pipeline with `driver.remote` needs it."""
     monkeypatch.setattr(process, "_CONNECT", ("no_such_package",))
     require_spark()
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[connect\]'"):
         require_spark(remote=True)
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(EnvironmentProblem, match=r"here it is not installed.*pip install 'headrace\[pipelines\]'"):
+        await Bench(tmp_path, KafkaConfig()).run.start()
 
 
 async def test_a_connect_server_reads_secrets_by_their_whole_path(

@@ -1,0 +1,425 @@
+"""One pipeline with every kind of source, view, rule, handler, format and sink, on a real broker, registry and Spark.
+
+Headrace and Spark show a certificate to Kafka. One driver runs all flows, and each test looks at some of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import itertools
+import json
+import shutil
+import time
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from headrace.config.kafka import KafkaConfig
+from headrace.formats.codec import header_of, unframe
+from headrace.formats.codec_avro import AvroCodec
+from headrace.formats.codec_protobuf import ProtobufCodec
+from headrace.records import Record
+from headrace.testing import HeadraceProcess, RecordingBackend
+from headrace.testing.secured import SecuredCluster
+from tests.integration.test_pipelines import produce, records_of
+from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 600.0
+FILES = {
+    "prices.py": """
+from pyspark.sql import functions as f
+
+def priced(passages, gates):
+    return passages.join(gates, "gate", "left").withColumn("cents", f.col("cents") * f.coalesce("factor", f.lit(1)))
+""",
+    "gates.csv": "gate,factor\ng1,10\n",
+    "out.sql": "SELECT id, cents FROM priced -- the file's own text\n",
+    "fares.py": "def handler(context, event):\n    return str(event.body['fare'])\n",
+    # The example's module is named main too.
+    "main.py": '''
+import asyncio
+import os
+
+def init_context(context):
+    """Count set-ups and processes."""
+    context.user_data.pid = os.getpid()
+    with open("{folder}/setups", "a") as file:
+        file.write(f"{{os.getpid()}}\\n")
+
+def several(context, event):
+    if event.body["id"] % 10 == 7:
+        raise ValueError("seven")
+    if event.body["id"] % 10 == 8:
+        context.emit("{p}-other", key="emitted", value=event.body, headers={{"h": "x"}})
+    return [event.body["id"]] * (event.body["id"] % 3)
+
+async def waits(context, event):
+    await asyncio.sleep(0)
+    return context.Response(body=f"{{event.id}} {{event.key}}", headers={{"pid": str(context.user_data.pid)}})
+''',
+    "flows.yaml": """
+name: flows
+trigger: {{interval_seconds: 1, max_records: 150}}
+sources:
+  passages: {{topic: {p}-passages, schema: "id INT, gate STRING, cents INT", corrupt: quarantine}}
+  gates: {{table: gates.csv, schema: "gate STRING, factor INT", options: {{header: true}}}}
+  flights: {{topic: {p}-flights, schema: "id INT, carrier STRING, arr_delay DOUBLE"}}
+  trips: {{topic: {p}-trips, value_format: avro, corrupt: quarantine, key_column: k}}
+  visits:
+    topic: {p}-visits
+    schema: "id INT, gate STRING, at TIMESTAMP, tags ARRAY<STRING>, raw BINARY"
+    timestamp_column: sent
+views:
+  priced: {{python: "prices:priced", reads: [passages, gates]}}
+  odd: SELECT * FROM flights WHERE id % 2 = 1
+flows:
+  out:
+    sql_file: out.sql
+    sink: {{topic: {p}-out, key: id, mode: append}}
+    rules:
+      positive: {{check: cents >= 0, otherwise: quarantine}}
+      small: {{check: cents < 400, otherwise: drop}}
+      even: {{check: cents % 2 = 0}}
+  files:
+    sql: SELECT id, cents, id % 2 AS odd FROM priced
+    sink: {{files: rows, format: json, partition_by: [odd]}}
+  several:
+    handler: "main:several"
+    reads: [flights]
+    attempts: 2
+    sink: {{topic: {p}-several, delivery: exactly_once, scope: task}}
+  waits: {{handler: "main:waits", reads: [flights], sink: {{topic: {p}-waits}}}}
+  dropped:
+    handler: "main:several"
+    reads: [flights]
+    on_error: drop
+    sink: {{topic: {p}-dropped, delivery: exactly_once}}
+  example: {{handler: example/function.yaml, reads: [odd], sink: {{topic: {p}-example}}}}
+  avro:
+    sql: SELECT * EXCEPT (k) FROM trips
+    sink: {{topic: {p}-avro, key: id, value_format: avro, schema_file: out.avsc}}
+  proto:
+    sql: SELECT id, at, raw, CAST(fare AS DOUBLE) AS fare_amount, gate FROM trips
+    sink: {{topic: {p}-proto, key: id, value_format: protobuf}}
+  plain:
+    sql: SELECT id, gate, day FROM trips
+    sink: {{topic: {p}-plain, key: id, value_format: jsonschema}}
+  text:
+    sql: SELECT concat(k, ' ', id) AS line FROM trips
+    sink: {{topic: {p}-text, value_format: string}}
+  handled: {{handler: "fares:handler", reads: [trips], sink: {{topic: {p}-handled}}}}
+  ids:
+    sql: SELECT id FROM visits WHERE sent > at
+    sink:
+      topic: {p}-ids
+      key: id
+      delivery: exactly_once
+      backend: {{url: {backend}}}
+      push: {{batch: {{max_records: 20}}}}
+""",
+}
+TABLE = "gate text PRIMARY KEY, n int, newest timestamptz, tags jsonb, raw bytea, share float8"
+TO_TABLE = (
+    "SELECT gate, count(*) AS n, max(at) AS newest, max(tags) AS tags, max(raw) AS raw, count(*) / 100D AS share "
+    "FROM visits GROUP BY gate"
+)
+
+BEHIND = [
+    b'{"id": 1}{"id": 2}',
+    b'{"id": 1}\n{"id": 2}',
+    b'{"id": 1} x',
+    b'{"id": 1}]',
+    b'{"id": 1},{"id": 2}',
+    b"{}{}",
+]
+"""Objects with something behind them, which Spark ignores."""
+WHOLE = [b'{"id": 300, "cents": 2}\n', b' {"id": 301, "cents": 2} ', b'{"id": 302, "cents": 2, "x": {"y": [{}, "}"]}}']
+NOT_PASSAGES = [b"{bad", b'{"id": "many"}', *BEHIND]
+PRICED = {n: (n % 50 - 5) * (10 if n % 3 == 1 else 1) for n in range(300)} | dict.fromkeys(range(300, 303), 2)
+
+FIELDS: list[dict[str, Any]] = [
+    {"name": "id", "type": "int"},
+    {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None},
+    {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+    {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+    {"name": "raw", "type": "bytes"},
+    {"name": "speed", "type": "double"},
+    {"name": "tags", "type": {"type": "map", "values": "long"}},
+]
+GATE = {"name": "gate", "type": ["null", "string"], "default": None}
+CREW = {"name": "crew", "type": "int", "default": 2}
+PROTO = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+message Trip { int64 id = 1; google.protobuf.Timestamp at = 2; bytes raw = 3; double fare_amount = 4; string gate = 5; }
+"""
+JSON = {
+    "type": "object",
+    "properties": {"id": {"type": "integer", "maximum": 5}, "gate": {"type": "string"}, "day": {"format": "date"}},
+    "required": ["id"],
+}
+
+
+def schema(*more: dict[str, Any]) -> str:
+    return json.dumps({"type": "record", "name": "Flight", "fields": [*FIELDS, *more]})
+
+
+def trip(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "id": number,
+        "at": dt.datetime(2026, 1, 2, 3, 4, 5, 123456 + number, dt.UTC) if number % 2 else None,
+        "day": dt.date(2026, 1, 1 + number),
+        "fare": Decimal(f"{number}.10"),
+        "raw": bytes([0, 255, number]),
+        "speed": float("inf") if number == 3 else number / 2,
+        "tags": {"n": 2**40 + number},
+        **more,
+    }
+
+
+class Flows(NamedTuple):
+    """The pipeline when it has read everything, and what it has left."""
+
+    servers: str
+    prefix: str
+    folder: Path
+    status: dict[str, dict[str, Any]]
+    """Flow to its status."""
+    not_trips: list[bytes]
+    output: str
+    backend: RecordingBackend
+    postgres: PostgresServer | None
+
+    def records(self, name: str) -> list[Record]:
+        """Return the records of a topic."""
+        return asyncio.run(records_of(KafkaConfig(bootstrap_servers=self.servers), f"{self.prefix}-{name}"))
+
+    def by_key(self, name: str) -> dict[int, bytes]:
+        """Return the values of a topic by their keys."""
+        return {int(record.key or b""): record.value or b"" for record in self.records(name)}
+
+
+def dead_letter(record: Record, header: str) -> str:
+    return (dict(record.headers)[f"headrace.dlq.{header}"] or b"").decode()
+
+
+@pytest.fixture(scope="module")
+def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory: Any) -> Iterator[Flows]:
+    """Run the pipeline until it has read everything; a third schema of its trips comes while it runs."""
+    servers, prefix, folder = kafka_secured.bootstrap_servers, f"f{uuid.uuid4().hex[:6]}", tmp_path_factory.mktemp("f")
+    for name in ("passages", "flights", "trips", "visits", "other"):
+        kafka_secured.cluster.create_topic(f"{prefix}-{name}", 2)
+
+    def send(name: str, values: Iterable[bytes | None]) -> None:
+        produce(servers, f"{prefix}-{name}", values)
+
+    with contextlib.ExitStack() as stack:
+        register = stack.enter_context(registering(schema_registry.url, prefix))
+        not_trips = send_all(send, register)
+        backend = RecordingBackend()
+        backend.start()
+        stack.callback(backend.stop)
+        postgres = stack.enter_context(postgres_server()) if binaries() else None
+        file = write_files(folder, prefix, backend.url, postgres)
+        state = folder / "state"
+        config = {"pipelines": [str(file)], "state_dir": str(state), "schema_registry": {"url": schema_registry.url}}
+        process = HeadraceProcess({"kafka": kafka_secured.certificate(), **config}, folder / "process")
+        process.start()
+        stack.callback(process.kill)
+        process.wait_ready(LIMIT_SECONDS)
+        counts = {"passages": 312, "flights": 302, "trips": 10, "visits": 240}
+        wait_until_read(process, counts)
+        newest = register("trips", schema(GATE, CREW))
+        later = AvroCodec(schema(GATE, CREW)).encode_python(trip(6, gate="g6", crew=3))
+        send("trips", [header_of(newest) + later])
+        status = wait_until_read(process, counts | {"trips": 11})
+        backend.wait_for(lambda b: len(b.accepted) >= 240, LIMIT_SECONDS)
+        assert process.terminate() == 0
+        yield Flows(servers, prefix, folder, status, not_trips, process.output, backend, postgres)
+
+
+@contextlib.contextmanager
+def registering(url: str, prefix: str) -> Iterator[Callable[..., int]]:
+    """Give a function that registers the schema of a topic."""
+    with SchemaRegistryClient({"url": url}) as client:
+
+        def register(name: str, text: str, kind: str = "AVRO") -> int:
+            return int(client.register_schema(f"{prefix}-{name}-value", Schema(text, kind)))
+
+        yield register
+
+
+def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Callable[..., int]) -> list[bytes]:
+    """Fill the topics of the sources. Returns the values that are not trips."""
+    gates = [json.dumps({"id": n, "gate": f"g{n % 3}", "cents": n % 50 - 5}).encode() for n in range(300)]
+    send("passages", [*gates, *WHOLE, *NOT_PASSAGES, None])
+    flights = [json.dumps({"id": n, "carrier": f"C{n}", "arr_delay": float(n)}).encode() for n in range(300)]
+    send("flights", [*flights, b"{bad", None])
+    visit = {"at": "2026-01-01T10:00:00Z", "tags": ["a", None], "raw": "AAE="}
+    send("visits", (json.dumps({"id": n, "gate": f"G{n % 4}", **visit}).encode() for n in range(240)))
+    register("proto", PROTO, "PROTOBUF")
+    register("plain", json.dumps(JSON), "JSON")
+    first, second = register("trips", schema()), register("trips", schema(GATE))
+    of_first, of_second = AvroCodec(schema()), AvroCodec(schema(GATE))
+    trips = [header_of(first) + of_first.encode_python(trip(n)) for n in range(3)]
+    trips += [header_of(second) + of_second.encode_python(trip(n, gate=f"g{n}")) for n in range(3, 6)]
+    not_trips = [b"{}", header_of(first) + b"\xff", header_of(2_000_000) + b"x"]
+    send("trips", [*trips, *not_trips, None])
+    return not_trips
+
+
+def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServer | None) -> Path:
+    """Write the pipeline and what it names. Returns its file."""
+    shutil.copytree(ROOT / "examples" / "function", folder / "example")
+    (folder / "out.avsc").write_text(schema(GATE))
+    for name, text in FILES.items():
+        filled = text.format(p=prefix, folder=folder, backend=backend) if name in ("main.py", "flows.yaml") else text
+        (folder / name).write_text(filled)
+    file = folder / "flows.yaml"
+    if postgres:
+        postgres.execute(f"CREATE TABLE gates ({TABLE})")
+        secret = folder / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o600)
+        sink = postgres.sink("gates", "gate", password=f"${{file:{secret}}}")
+        document = yaml.safe_load(file.read_text())
+        document["flows"]["gates"] = {"sql": TO_TABLE, "sink": sink}
+        file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def wait_until_read(process: HeadraceProcess, counts: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """Wait until each flow has read and done all of its source. Returns their status."""
+    sources = {"ids": "visits", "gates": "visits", **dict.fromkeys(("out", "files", "passages-corrupt"), "passages")}
+    sources |= dict.fromkeys(("several", "waits", "dropped", "example"), "flights")
+    end = time.monotonic() + LIMIT_SECONDS
+    while True:
+        with urllib.request.urlopen(f"{process.url}/adm/pipelines", timeout=30) as response:
+            [pipeline] = json.loads(response.read())["pipelines"]
+        found = pipeline["flows"]
+        missing = {n for n, f in found.items() if f["inputRecords"] < counts[sources.get(n, "trips")]}
+        if not missing:
+            assert pipeline["restarts"] == 0
+            return dict(found)
+        assert time.monotonic() < end, (missing, pipeline)
+        time.sleep(0.05)
+
+
+def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(flows: Flows) -> None:
+    """A Python view joins a static table; rules count, drop and quarantine; corrupt records stay byte for byte; files
+    have what the topic has. Only blanks may follow the object of a record."""
+    broken = {n for n, cents in PRICED.items() if cents < 0}
+    large = {n for n, cents in PRICED.items() if cents >= 400}
+    even = sum(cents % 2 != 0 for cents in PRICED.values())
+    assert flows.status["out"]["brokenRules"] == {"positive": len(broken), "small": len(large), "even": even}
+    written = {n: json.loads(value)["cents"] for n, value in flows.by_key("out").items()}
+    assert written == {n: cents for n, cents in PRICED.items() if n not in broken | large}
+    lines = [line for part in (flows.folder / "rows").rglob("*.json") for line in part.read_text().splitlines()]
+    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == PRICED
+    assert {folder.name for folder in (flows.folder / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
+
+    quarantined = flows.records("out.dlq")
+    assert {json.loads(record.value or b"")["id"] for record in quarantined} == broken
+    assert dead_letter(quarantined[0], "error") == "RuleBroken"
+    assert dead_letter(quarantined[0], "reason") == "the row breaks rule positive"
+    corrupt = flows.records("passages.dlq")
+    assert sorted(record.value or b"" for record in corrupt) == sorted(NOT_PASSAGES)
+    assert {dead_letter(record, "topic") for record in corrupt} == {f"{flows.prefix}-passages"}
+    head = "the value does not match the schema of passages: "
+    assert {record.value: dead_letter(record, "reason") for record in corrupt} == {
+        b"{bad": "the value is not a JSON object",
+        b'{"id": "many"}': f'{head}id: "many" is not INT',
+        **dict.fromkeys(BEHIND, f"{head}text follows the JSON object"),
+    }
+
+
+def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> None:
+    """Outputs, emitted records and dead letters of a plain and an async handler; each worker is set up once; the
+    example's function.yaml runs unmodified over a view."""
+    expected = Counter({n: n % 3 for n in range(300) if n % 10 != 7 and n % 3})
+    for name in ("several", "dropped"):
+        assert flows.status[name]["brokenRules"] == {"failed": 32}
+        found = flows.records(name)
+        assert Counter(int(record.value or b"") for record in found) == expected
+        assert all(record.key == b"k%d" % int(record.value or b"") for record in found)
+    emitted = flows.records("other")
+    assert Counter(json.loads(each.value or b"")["id"] for each in emitted) == Counter([*range(8, 300, 10)] * 2)
+    assert {(each.key, *each.headers) for each in emitted} == {(b"emitted", ("h", b"x"))}
+
+    dead = flows.records("several.dlq")
+    sevens = [json.dumps({"id": n, "carrier": f"C{n}", "arr_delay": float(n)}).encode() for n in range(7, 300, 10)]
+    assert Counter(each.value for each in dead) == Counter([*sevens, b"{bad", None])
+    letter = next(each for each in dead if each.value == sevens[0])
+    assert (dead_letter(letter, "attempts"), dead_letter(letter, "topic")) == ("2", f"{flows.prefix}-flights")
+    assert dead_letter(letter, "reason") == "ValueError: seven"
+
+    responses = flows.records("waits")
+    assert len(responses) == 301  # one value is no JSON
+    setups = (flows.folder / "setups").read_text().split()
+    assert len(setups) == len(set(setups))
+    assert {(dict(each.headers)["pid"] or b"").decode() for each in responses} <= set(setups)
+    late = [json.loads(each.value or b"") for each in flows.records("example")]
+    words = {row["id"]: row["arrival"] for row in late}
+    assert words.keys() == {*range(1, 300, 2)}
+    assert (words[1], words[17], words[61]) == ("a little late", "late", "very late")
+
+
+def test_values_of_many_schemas_are_rows_and_rows_are_values(flows: Flows) -> None:
+    """Two schemas in one micro-batch, a third while the pipeline runs; bad values go to the dead letter topic with the
+    reason; times, decimals and bytes come back exactly; rows that do not fit a sink's schema become dead letters."""
+    counted = flows.status["avro"]
+    assert (counted["inputRecords"], counted["corruptRecords"], counted["tombstoneRecords"]) == (11, 3, 1)
+    of_second = AvroCodec(schema(GATE))
+    found = {n: of_second.decode_python(unframe(value)[1]) for n, value in flows.by_key("avro").items()}
+    assert found == {n: trip(n, gate=f"g{n}" if n > 2 else None) for n in range(7)}
+    message = ProtobufCodec(PROTO, {}).decode(unframe(flows.by_key("proto")[5])[1])
+    fields = {"id": "5", "at": "2026-01-02T03:04:05.123461Z", "raw": "AP8F", "fareAmount": 5.1, "gate": "g5"}
+    assert json.loads(message) == fields
+    objects = {n: json.loads(unframe(value)[1]) for n, value in flows.by_key("plain").items()}
+    gates = [{}] * 3 + [{"gate": f"g{n}"} for n in range(3, 6)]
+    assert objects == {n: {"id": n, "day": f"2026-01-0{n + 1}", **gates[n]} for n in range(6)}
+    lines = {b"k%d %d" % (n, n) for n in range(6)} | {b"k0 6"}
+    assert {each.value for each in flows.records("text")} == lines
+    assert {each.value for each in flows.records("handled")} == {b"%d.10" % n for n in range(7)}
+
+    [misfit] = flows.records("plain.dlq")
+    assert json.loads(misfit.value or b"")["id"] == 6
+    assert dead_letter(misfit, "error") == "EncodeError"
+    assert "maximum" in dead_letter(misfit, "reason")
+    dead = {each.value: dead_letter(each, "error") for each in flows.records("handled.dlq")}
+    assert dead == {**dict.fromkeys(flows.not_trips, "DecodeError"), None: "TypeError"}
+    reasons = {each.value: dead_letter(each, "reason") for each in flows.records("trips.dlq")}
+    wanted = ("do not begin with a zero byte", "do not fit their Avro schema", "does not have schema id 2000000")
+    assert reasons.keys() == {*flows.not_trips}
+    for value, words in zip(flows.not_trips, wanted, strict=True):
+        assert words in reasons[value]
+
+
+def test_rows_reach_a_table_and_a_backend(flows: Flows) -> None:
+    """Every type arrives as it is; the newest row per key is in the table, each record is pushed once, and the
+    password is neither in the status nor in a file of the run."""
+    assert sorted(record["value"]["id"] for record in flows.backend.accepted) == list(range(240))
+    if not flows.postgres:
+        pytest.skip("no PostgreSQL here: install one, or pip install pgserver")
+    newest = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
+    assert flows.postgres.execute("SELECT * FROM gates ORDER BY gate") == [
+        (f"G{number}", 60, newest, ["a", None], b"\0\1", 0.6) for number in range(4)
+    ]
+    ((query, batch),) = flows.postgres.execute("SELECT query, next_batch FROM _headrace_batches")
+    assert query.startswith("headrace.flows.gates.")
+    assert batch >= 2
+    kept = (file.read_text("latin-1") for file in (flows.folder / "state").rglob("*") if file.is_file())
+    assert not any(PASSWORD in text for text in itertools.chain([flows.output, json.dumps(flows.status)], kept))

@@ -1,0 +1,138 @@
+"""Errors of Spark, Kafka and Python code as the driver reports them."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+
+from headrace.errors import PipelineInvalid, RecordTooLarge
+from headrace.pipelines.driver.failures import failure_event
+from headrace.pipelines.driver.plan import KAFKA_REFUSES, PYTHON_FAILED
+from headrace.pipelines.driver.session import JvmEnded
+
+FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+LASTING: list[tuple[Exception | str, str, str]] = [
+    (AnalysisException("x"), "AnalysisException", "x"),
+    (PipelineInvalid("x"), PipelineInvalid.message, "x"),
+    (RecordTooLarge("x"), RecordTooLarge.message, "x"),
+    ("PythonException: Traceback\nheadrace.errors.RecordTooLarge: x", "RecordTooLarge", "x"),
+    (
+        "Some data may have been lost because they\nare not available in Kafka any more.\n"
+        "Reason: Could not read records in offset [300, 400) SQLSTATE: XXKST",
+        "RECORDS_REMOVED",
+        "Could not read records in offset [300, 400)",
+    ),
+    ("[CAST_INVALID_INPUT] The value 'x' of. SQLSTATE: 22018", "CAST_INVALID_INPUT", "use try_cast"),
+    (
+        "Job aborted due to stage failure: Lost task 0.0: org.apache.kafka.common.errors.RecordTooLargeException: The "
+        "message is 1500088 bytes\n\tat org.apache.spark.Task",
+        "RecordTooLarge",
+        "The message is 1500088 bytes\nThe same records would be refused again",
+    ),
+    (
+        "[STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED] x is not supported. SQLSTATE: 0A000",
+        "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED",
+        "use trigger.interval_seconds",
+    ),
+    ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided", "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the"),
+    ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),
+    ("PythonException: No module named 'headrace'", "PACKAGE_MISSING", "spark.pyspark.python"),
+]
+FRAMES = "".join(f'  File "s.py", line {number}, in f\n    f{number}(a)\n' for number in range(9))
+HEAD = "[X] thrown: Traceback (most recent call last):\n"
+PASSING: list[tuple[str, str, str]] = [
+    ("Timed out\n=== Streaming Query ===\nIdentifier: f", "RuntimeError", "Timed out"),
+    (  # Spark puts values of records in single quotes
+        "the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5",
+        "RuntimeError",
+        "the value '...' is no INT\n'...'\n3\n4",
+    ),
+    (  # the line that failed, and not what the error says
+        f"{HEAD}{FRAMES}    ^^^\nmy.Refused: 4711\n\n\tat x:\norg.apache.spark.api.python.PythonException",
+        PYTHON_FAILED,
+        f'{HEAD}  File "s.py", line 8, in f\n    f8(a)\n    ^^^\nmy.Refused',
+    ),
+    (
+        "Lost task 0.0: Python worker exited unexpectedly",
+        PYTHON_FAILED,
+        "Lost task 0.0: Python worker exited unexpectedly",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "error", "words"), LASTING)
+def test_what_a_further_start_would_meet_again_is_not_tried(cause: Exception | str, error: str, words: str) -> None:
+    """The event has a name, the reason and what to do; no value of a record is in it."""
+    event = failure_event(PySparkException(FAILED + cause) if isinstance(cause, str) else cause, "flows.f")
+    assert (event.error, event.part, event.retriable) == (error, "flows.f", False)
+    assert words in event.text
+    assert "STREAM_FAILED" not in event.text
+    assert "'x'" not in event.text
+
+
+@pytest.mark.parametrize(("text", "error", "shown"), PASSING)
+def test_everything_else_is_tried_again(text: str, error: str, shown: str) -> None:
+    """It may go away. The first lines are shown, without values of records."""
+    event = failure_event(RuntimeError(text), "flows.f")
+    assert (event.error, event.text, event.retriable) == (error, shown, True)
+
+
+def test_a_full_heap_is_told_with_the_setting() -> None:
+    """Java's exit code for it becomes advice; any other is told as it is."""
+    assert "give it more with driver.heap_bytes" in str(JvmEnded(3))
+    assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed '
+            'to connect to all addresses"\n\tdebug_error_string = "UNKNOWN: x">',
+            "failed to connect to all addresses",
+        ),
+        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid. SQLSTATE: HY000", "it was started again"),
+    ],
+)
+def test_a_lost_connect_server_is_named_and_waited_for(text: str, reason: str) -> None:
+    """Whatever was asked for when it was lost."""
+    event = failure_event(PySparkException(text), "sources.a")
+    assert (event.error, event.text) == ("SERVER_LOST", f"the Spark Connect server was lost: {reason}")
+    assert (event.retriable, event.part) == (True, "")
+
+
+class _Captured(PySparkException):
+    """An error of the JVM as PySpark makes it: with a trace of its causes, or with the cause as another error."""
+
+    def __init__(self, text: str, trace: str, cause: PySparkException | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace = trace
+        self._cause = cause
+
+
+class _OfServer(PySparkException):
+    """An error of Spark's client for Connect."""
+
+    _stacktrace = "Caused by: org.apache.kafka.common.errors.GroupAuthorizationException: access group: g"
+
+
+def test_a_refusal_by_kafka_is_known_by_its_cause() -> None:
+    """Spark names the flow only; what Kafka's client reports is below it, and it is retried.
+
+    Errors of a call to a Connect server have it as an attribute, the error of a query in its text.
+    """
+    trace = """java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.SslAuthenticationException: SSL
+\tat java.base/java.util.concurrent.CompletableFuture.reportGet(CompletableFuture.java:396)
+Caused by: org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed
+Caused by: javax.net.ssl.SSLHandshakeException: PKIX path building failed
+\t... 5 more"""
+    cause = _Captured("Query terminated", "stack without causes", _Captured("SSL handshake failed", trace))
+    failure = failure_event(cause, "flows.f")
+    assert (failure.error, failure.retriable) == (KAFKA_REFUSES, True)
+    assert failure.text.endswith("SSL handshake failed; SSLHandshakeException: PKIX path building failed")
+    assert "reportGet" not in failure.text
+    other = _Captured("Query terminated", "org.apache.kafka.common.errors.TimeoutException: Timed out")
+    assert failure_event(other, "flows.f").error != KAFKA_REFUSES
+    remote = PySparkException(f"failed\n\nJVM stacktrace:\n{_OfServer._stacktrace}")
+    for each in (_OfServer("failed"), remote):
+        assert failure_event(each, "flows.f").error == KAFKA_REFUSES

@@ -69,6 +69,20 @@ async def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture
     assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
 
 
+async def test_a_slow_partition_does_not_hold_the_others() -> None:
+    """Partitions are lanes of their own."""
+    async with running(Bed()) as bed:
+        bed.free.clear()
+        bed.feed(0)
+        await bed.clock.settle()
+        free, bed.free = bed.free, type(bed.free)()
+        bed.free.set()
+        bed.feed(0, partition=P1)
+        await bed.clock.advance(1)
+        assert (bed.commits.get(P0, Committed(0)), bed.commits[P1]) == (Committed(0), Committed(1))
+        free.set()
+
+
 async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
     """A destination with state of its own writes it when nothing is in flight and the partition is still ours."""
     told: list[tuple[float, bool]] = []

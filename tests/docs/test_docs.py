@@ -25,6 +25,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.devcluster import Cluster
 from headrace.devcluster.certificates import STORE_PASSWORD
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
@@ -336,6 +337,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """Return the variables of the servers that a page's examples use; a secured cluster has its files in the folder."""
     kafka = request.getfixturevalue(CLUSTERS.get(name_of(page), "kafka"))
+    if isinstance(kafka, Cluster):
+        kafka.start()  # three brokers stop behind the last test that names them
     services = {"KAFKA": emptied(kafka).bootstrap_servers}
     if isinstance(kafka, SecuredCluster):
         cluster, token_url = kafka.cluster, kafka.tokens.token_url
@@ -350,14 +353,7 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
 ALWAYS = ("README.md", "docs/when-something-fails.md")
 """The pages whose examples run in every test run."""
 RUN = [
-    pytest.param(
-        page,
-        marks=[
-            pytest.mark.usefixtures(CLUSTERS.get(name_of(page), "kafka")),
-            *([] if name_of(page) in ALWAYS else [pytest.mark.long]),
-        ],
-        id=name_of(page),
-    )
+    pytest.param(page, marks=() if name_of(page) in ALWAYS else pytest.mark.long, id=name_of(page))
     for page in PAGES
     if any(block.language == "sh" for block in blocks(page))
 ]

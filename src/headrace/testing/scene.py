@@ -90,7 +90,7 @@ class Scene:
 
         def committed() -> int:
             try:
-                return client.committed([where], timeout=1)[0].offset  # type: ignore[no-any-return]
+                return client.committed([where], timeout=1)[0].offset
             except confluent_kafka.KafkaException:
                 return -1  # not yet: a broker may be away
 

@@ -51,9 +51,7 @@ class Model:
         """Take back the second frame, which the worker has not begun."""
         if len(self.held[worker]) < 2:
             return False
-        frame = self.held[worker].pop()
-        assert any(number in frame.candidates for number in self.up if not self.held[number]), "nobody can take it"
-        frame.left.set_result("taken back")
+        self.held[worker].pop().left.set_result("taken back")
         self.pool.frame_ended(worker)
         return True
 
@@ -127,8 +125,7 @@ def test_no_frame_waits_for_an_idle_worker_and_none_is_lost(workers: int, steps:
                 model.start(worker)
             elif step in ("lose", "down"):
                 model.lose(worker, down=step == "down")
-            if number < 6:  # else the next step comes in the same instant
-                await model.settle()
+            await model.settle()
         for worker in range(workers):
             model.start(worker)
         for _ in range(len(steps) + 1):

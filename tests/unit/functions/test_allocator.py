@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from headrace.errors import DestinationUnavailable
-from headrace.functions.allocator import Allocator, PartitionWorkers, worker_of_key
+from headrace.functions.allocator import FRAMES_PER_WORKER, Allocator, PartitionWorkers, worker_of_key
 from headrace.records import TopicPartition
 
 
@@ -17,6 +17,49 @@ async def waits_for(pool: Allocator, *candidates: int) -> asyncio.Task[int]:
     task = asyncio.ensure_future(pool.acquire(candidates))
     await asyncio.sleep(0)
     return task
+
+
+async def test_a_busy_worker_gets_a_second_frame_only_while_no_other_is_idle() -> None:
+    """And no third one; callers wait in turn."""
+    pool = Allocator(2)
+    pool.started(1)
+    pool.started(0)
+    assert [await pool.acquire((0, 1)) for _ in range(4)] == [1, 0, 1, 0]
+    first, second = await waits_for(pool, 0, 1), await waits_for(pool, 0, 1)
+    assert pool.waiting == 2
+    pool.frame_ended(0)
+    assert await first == 0
+    assert not second.done()
+    pool.frame_ended(1)
+    assert await second == 1
+
+
+async def test_a_cancelled_caller_loses_no_worker() -> None:
+    """Neither while it waits nor in the instant after it was given one."""
+    pool = Allocator(1)
+    waits = await waits_for(pool, 0)
+    waits.cancel()
+    await asyncio.wait([waits])
+    assert pool.waiting == 0
+    given_one = await waits_for(pool, 0)
+    pool.started(0)
+    given_one.cancel()
+    await asyncio.wait([given_one])
+    assert [await asyncio.wait_for(pool.acquire((0,)), 1) for _ in range(FRAMES_PER_WORKER)] == [0, 0]
+
+
+async def test_a_worker_that_died_is_given_to_callers_when_its_replacement_is_up() -> None:
+    """Also if a caller that was given it is cancelled."""
+    pool = Allocator(1)
+    given_one = await waits_for(pool, 0)
+    pool.started(0)
+    pool.lost(0)
+    given_one.cancel()
+    await asyncio.wait([given_one])
+    waits = await waits_for(pool, 0)
+    assert not waits.done()
+    pool.started(0)
+    assert await waits == 0
 
 
 async def test_callers_are_refused_only_while_every_worker_is_down() -> None:
@@ -35,6 +78,32 @@ async def test_callers_are_refused_only_while_every_worker_is_down() -> None:
     waits = await waits_for(pool, 0, 1)
     pool.started(1)
     assert await waits == 1
+
+
+async def test_a_second_frame_is_taken_back_for_a_worker_that_is_idle() -> None:
+    """Only if nothing waits, and only a frame that the idle worker may serve."""
+    taken: list[int] = []
+
+    def take_back(worker: int) -> bool:
+        taken.append(worker)
+        pool.frame_ended(worker)
+        return True
+
+    pool = Allocator(2, take_back)
+    pool.started(0)
+    assert [await pool.acquire((0, 1)), await pool.acquire((0,))] == [0, 0]
+    pool.started(1)
+    assert taken == [], "worker 1 may not serve the second frame"
+    pool.frame_ended(0)
+    pool.frame_ended(0)
+    assert [await pool.acquire((0, 1)) for _ in range(4)] == [0, 1, 0, 1]
+    waits = await waits_for(pool, 0, 1)
+    pool.frame_ended(1)
+    assert await waits == 1
+    assert taken == []
+    pool.frame_ended(1)
+    pool.frame_ended(1)
+    assert taken == [0]
 
 
 def test_static_is_the_same_in_every_process() -> None:

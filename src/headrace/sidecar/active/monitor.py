@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.errors import KafkaError
+from headrace.errors import HeadraceError
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Service
 from headrace.records import Record, TopicPartition
@@ -127,7 +127,7 @@ class ReadMonitor(Service):
         partitions = {partition for one in self._instances() for partition in one.assigned}
         try:
             self._ends = await self._admin.end_offsets(partitions)
-        except KafkaError:  # unknown, never its last value
+        except HeadraceError:  # unknown, never its last value; a topic may be gone
             self._ends = {}
 
     async def _follow_ends(self) -> None:

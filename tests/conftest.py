@@ -14,6 +14,7 @@ import uvloop
 from hypothesis import settings
 
 from headrace.testing import Cluster, HeadraceProcess
+from headrace.testing.scene import Scene
 from headrace.testing.secured import SecuredCluster
 
 # How long an example takes says nothing of whether it is right.
@@ -135,6 +136,12 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     HeadraceProcess.logins[secured.cluster.bootstrap_servers] = secured.login()
     yield secured.cluster
     del HeadraceProcess.logins[secured.cluster.bootstrap_servers]
+
+
+@pytest.fixture
+def site(kafka: Cluster, tmp_path: Path) -> Scene:
+    """The broker and the running process as a user sees them."""
+    return Scene(kafka.bootstrap_servers, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -22,12 +22,6 @@ QUICK = {"attempts": 3, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2}
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    """The broker and the running process as a user sees them."""
-    return Scene(kafka.bootstrap_servers, tmp_path)
-
-
-@pytest.fixture
 def running() -> Callable[..., AbstractAsyncContextManager[Running]]:
     """A factory of started functions whose workers are processes, stopped at the end of the block."""
     return running_function

@@ -1,5 +1,6 @@
 """Loopback ports for servers that must know them before they start."""
 
+import itertools
 import random
 import socket
 from collections.abc import Collection
@@ -14,7 +15,8 @@ _CANDIDATES = range(15_000, 32_000)
 def free_ports(count: int, excluded: Collection[int] = ()) -> list[int]:
     """Return different ports that nothing listens on now, none of them excluded."""
     found: list[int] = []
-    for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
+    start = random.randrange(len(_CANDIDATES))
+    for port in itertools.chain(_CANDIDATES[start:], _CANDIDATES[:start]):
         if len(found) == count:
             break
         if port not in excluded and is_free(port):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS = 1.0
-_MISSING_SECONDS = 30.0
+_MISSING_SECONDS = 5.0
 _LIMIT_SECONDS = 10.0
 
 

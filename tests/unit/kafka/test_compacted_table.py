@@ -218,14 +218,14 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
 
 
 async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
-    """Each question lists the topics of the cluster; who creates it by hand waits for half a minute."""
+    """Each question lists the topics of the cluster; who creates it by hand waits for five seconds."""
     admin, clock = Cluster(create_topics=False), ManualClock()
     admin.has_topic = asked = AsyncMock(return_value=False)  # type: ignore[method-assign]
     view = table(Log(), admin, clock)
     await view.start()
     await clock.settle()
     count = asked.await_count
-    await clock.advance(29)
+    await clock.advance(4)
     assert (asked.await_count, view.known.is_set()) == (count, True)
     await clock.advance(1)
     assert asked.await_count == 2 * count

@@ -89,7 +89,7 @@ def test_explicit_acknowledgement_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "retriable"), [(PipelineInvalid, False), (FunctionError, True), (RegistryUnavailable, True)]
+    ("error", "retriable"), [(PipelineInvalid, False), (FunctionError, False), (RegistryUnavailable, True)]
 )
 def test_errors_of_python_workers_reach_the_status(error: type[Exception], retriable: bool) -> None:
     """The sentence is found in what Spark reports; Python's traceback and Spark's are left out."""

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from headrace.errors import ConfigError, HeadraceError, PipelineInvalid, RecordRefused, RecordTooLarge
+from headrace.errors import (
+    ConfigError,
+    FunctionError,
+    HeadraceError,
+    PipelineInvalid,
+    RecordRefused,
+    RecordTooLarge,
+)
 from headrace.pipelines.checkpoints import CHOICES, RESTORE
 from headrace.pipelines.driver import plan as wire
 
@@ -24,7 +31,7 @@ _PACKAGE_ADVICE = (
     "The executors' Python has no headrace: install the driver's version on every node, or name another Python by "
     "spark.pyspark.python in driver.settings"
 )
-_OWN_LASTING = (PipelineInvalid, ConfigError, RecordTooLarge, RecordRefused)
+_OWN_LASTING = (PipelineInvalid, ConfigError, FunctionError, RecordTooLarge, RecordRefused)
 _RECORD_ADVICE = (
     "The same records would be refused again: filter them out, or give them a key if the topic is compacted, or raise "
     "kafka.max.request.size in the options of the sink and max.message.bytes of the topic"

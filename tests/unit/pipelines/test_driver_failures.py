@@ -16,7 +16,11 @@ LASTING: list[tuple[Exception | str, str, str]] = [
     (PipelineInvalid("x"), PipelineInvalid.message, "x"),
     (RecordTooLarge("x"), RecordTooLarge.message, "x"),
     ("PythonException: Traceback\nheadrace.errors.RecordTooLarge: x", "RecordTooLarge", "x"),
-    ("PythonException: Traceback\nheadrace.errors.FunctionError: on_error is fail", "FunctionError", "on_error is fail"),
+    (
+        "PythonException: Traceback\nheadrace.errors.FunctionError: on_error is fail",
+        "FunctionError",
+        "on_error is fail",
+    ),
     (
         "Some data may have been lost because they\nare not available in Kafka any more.\n"
         "Reason: Could not read records in offset [300, 400) SQLSTATE: XXKST",

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from headrace.errors import (
-    ConfigError,
-    FunctionError,
-    HeadraceError,
-    PipelineInvalid,
-    RecordRefused,
-    RecordTooLarge,
-)
+from headrace.errors import ConfigError, FunctionError, HeadraceError, PipelineInvalid, RecordRefused, RecordTooLarge
 from headrace.pipelines.checkpoints import CHOICES, RESTORE
 from headrace.pipelines.driver import plan as wire
 

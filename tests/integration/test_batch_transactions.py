@@ -141,7 +141,7 @@ def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any, mo
     batches.open()
 
     def slow(point: str) -> None:
-        time.sleep(15)
+        time.sleep(5)
 
     monkeypatch.setattr(batch_transactions, "reach", slow)
     with pytest.raises(TransactionAborted, match=r"transaction_timeout_seconds of the sink is 2: raise it"):

@@ -10,6 +10,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from headrace.records import OutgoingRecord
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
@@ -184,11 +186,12 @@ def refusals(world: World, pool: Executor) -> list[Future[str]]:
     return waiting
 
 
+@pytest.mark.parametrize("users", [("read", "none"), pytest.param(("describe", "write"), marks=pytest.mark.long)])
 def test_requests_are_answered_403(
-    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
+    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend, users: Any
 ) -> None:
     """Not as an outage, and with an answer at all; each user has a process."""
-    worlds = [world_of(user, kafka_secured, tmp_path, headrace, backend) for user in USERS]
+    worlds = [world_of(user, kafka_secured, tmp_path, headrace, backend) for user in users]
     with ThreadPoolExecutor(64) as pool:
         waiting = [one for world in worlds for one in refusals(world, pool)]
         wrong = [text for one in waiting if (text := one.result())]

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.app import App
 from headrace.app.context import inner_settings
-from headrace.app.process import _Announcer
+from headrace.app.process import App, _Announcer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError

@@ -50,7 +50,7 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
 
     Example: headrace function run orders/function.yaml --reload
     """
-    from headrace.app import run as run_everything
+    from headrace.app.process import run as run_everything
 
     settings = _settings(cluster)
     with collected_warnings():  # the start logs them

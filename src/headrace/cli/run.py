@@ -40,7 +40,7 @@ def run(file: Path) -> int:
     Example: headrace run -c headrace.yaml
     """
     settings = with_environment(load_config(file, variables()))
-    from headrace.app import run as run_everything
+    from headrace.app.process import run as run_everything
 
     return run_everything(settings, announce=click.echo)
 
@@ -159,7 +159,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
 
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
-    from headrace.app import App
+    from headrace.app.process import App
     from headrace.lifecycle import SystemClock
 
     async def make() -> None:

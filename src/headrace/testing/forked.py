@@ -25,7 +25,7 @@ from headrace.lifecycle import failpoints
 _PRELOADED = [
     "__main__",
     "headrace.testing.forked",
-    "headrace.app",
+    "headrace.app.process",
     *(f"headrace.cli.{module.name}" for module in pkgutil.iter_modules(headrace.cli.__path__)),
 ]
 _PR_SET_PDEATHSIG = 1  # prctl(2)

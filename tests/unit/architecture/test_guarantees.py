@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,23 +12,26 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 ALWAYS, ONLY_IN_ALL = True, False
-TESTS: dict[str, dict[str, bool]] = {}
-"""File name to its tests, and whether `make test` runs them."""
 
 
 def is_long(node: ast.AST) -> bool:
     return "pytest.mark.long" in ast.unparse(node)
 
 
-for path in (ROOT / "tests").rglob("test_*.py"):
-    tree = ast.parse(path.read_text())
-    marked = any(
-        isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n.targets[0]) and is_long(n) for n in tree.body
-    )
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            alone = any(is_long(d) for d in node.decorator_list if not isinstance(d, ast.Call))
-            TESTS.setdefault(path.name, {})[node.name] = ONLY_IN_ALL if marked or alone else ALWAYS
+@functools.cache
+def known() -> dict[str, dict[str, bool]]:
+    """Return the tests of each file by its name, and whether `make test` runs them."""
+    found: dict[str, dict[str, bool]] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        marked = any(
+            isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n.targets[0]) and is_long(n) for n in tree.body
+        )
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                alone = any(is_long(d) for d in node.decorator_list if not isinstance(d, ast.Call))
+                found.setdefault(path.name, {})[node.name] = ONLY_IN_ALL if marked or alone else ALWAYS
+    return found
 
 
 def named(text: str) -> Iterator[tuple[str, str]]:
@@ -40,15 +44,15 @@ def named(text: str) -> Iterator[tuple[str, str]]:
 
 
 def is_always_run(file: str, function: str) -> bool:
-    tests = TESTS.get(file, {})
+    tests = known().get(file, {})
     return tests.get(function, ONLY_IN_ALL) if function else any(tests.values())
 
 
 @pytest.mark.parametrize("name", ["guarantees", "functions"])
 def test_every_test_a_promise_names_is_there(name: str) -> None:
     """A promise points at what tries to break it; a test that was renamed or removed must not leave it bare."""
-    found = list(named((ROOT / "docs" / f"{name}.md").read_text()))
-    assert [f"{file}::{test}" for file, test in found if file not in TESTS or (test and test not in TESTS[file])] == []
+    found, tests = list(named((ROOT / "docs" / f"{name}.md").read_text())), known()
+    assert [f"{file}::{test}" for file, test in found if file not in tests or (test and test not in tests[file])] == []
     assert len(found) > 20
 
 

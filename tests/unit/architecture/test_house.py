@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("house")
+
 ROOT = Path(__file__).parents[3]
 SRC = ROOT / "src" / "headrace"
 FILES = sorted(SRC.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 BIRTHS = {
     "create_task",
@@ -52,6 +56,12 @@ DOORS = {
 }
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """Return each file of the product, parsed."""
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
+
 def room(path: Path) -> str:
     return path.relative_to(SRC).parts[0]
 
@@ -70,7 +80,7 @@ def test_tasks_threads_and_processes_are_born_only_in_lifecycle() -> None:
     """Everything that lives has an owner; so it is started in one place."""
     found = [
         f"{path.relative_to(SRC)}:{node.lineno} {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if room(path) != "lifecycle"
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in BIRTHS
@@ -83,7 +93,7 @@ def test_no_room_but_lifecycle_imports_what_makes_threads_or_processes() -> None
     behind = {"subprocess", "multiprocessing", "concurrent"}
     found = [
         f"{path.relative_to(SRC)}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if room(path) not in ("lifecycle", "testing")  # the test tools run commands as a user does
         for name in imports(tree)
         if name.split(".")[0] in behind
@@ -116,7 +126,7 @@ def test_each_library_has_one_door() -> None:
     """A library is imported by its own package only."""
     found = {
         f"{path.relative_to(SRC)}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for name in imports(tree)
         if (library := name.split(".")[0]) in DOORS and room(path) not in DOORS[library]
     }
@@ -126,7 +136,7 @@ def test_each_library_has_one_door() -> None:
 def test_files_and_functions_stay_within_their_budgets() -> None:
     """A smell detector with an alarm."""
     sizes = {path: path.read_text().count("\n") for path in FILES}
-    spans = sorted(length(node) for tree in TREES.values() for node in functions(tree))
+    spans = sorted(length(node) for tree in trees().values() for node in functions(tree))
     assert {str(path) for path, size in sizes.items() if size > 500} == set()
     assert sum(size <= 400 for size in sizes.values()) >= 0.9 * len(sizes)
     assert spans[-1] <= 50
@@ -137,7 +147,7 @@ def test_no_function_takes_more_than_eight_positional_parameters() -> None:
     """The rest is keyword-only; a section object replaces a long list."""
     found = [
         f"{path.relative_to(SRC)}:{node.lineno} {node.name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in functions(tree)
         if len(node.args.args) + len(node.args.posonlyargs) > 9
     ]
@@ -154,7 +164,7 @@ def test_package_files_only_export() -> None:
     allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)
     found = [
         f"{path.relative_to(SRC)}:{node.lineno}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if path.name == "__init__.py"
         for node in tree.body
         if not isinstance(node, allowed)
@@ -190,7 +200,7 @@ def test_words() -> None:
 def test_the_error_outline_is_the_tree() -> None:
     """Each family of the outline on top of errors.py is a class, and each class that others refine is in it."""
     outline = set(re.findall(r"\|-- ([A-Z]\w+)", (SRC / "errors.py").read_text().split('"""')[1]))
-    classes = [node for node in TREES[SRC / "errors.py"].body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in trees()[SRC / "errors.py"].body if isinstance(node, ast.ClassDef)]
     assert outline <= {node.name for node in classes}
     refined = {getattr(node.bases[0], "id", "") for node in classes}
     tops = {node.name for node in classes if getattr(node.bases[0], "id", "") == "HeadraceError"}

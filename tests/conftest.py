@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
-EARLY = ("spark", "spark-state", "secured", "three-brokers")
+EARLY = ("secured", "spark-integration", "three-brokers", "spark-faults")
 """Groups in the order in which they begin: the longest first, so that none of them is alone at the end."""
 
 
@@ -96,7 +96,7 @@ def _group_of(item: pytest.Item) -> str:
     if level == "unit" or item.get_closest_marker("xdist_group"):
         return ""  # it stands alone, or names its group itself
     if "pipeline" in item.nodeid and item.get_closest_marker("heavy"):
-        return "spark"  # three drivers at a time take more processors and memory than a small machine has
+        return f"spark-{level}"  # three drivers at a time take more processors and memory than a small machine has
     if "kafka_three" in _fixtures(item):
         return "three-brokers"  # they break the brokers they share
     if _is_secured(item):

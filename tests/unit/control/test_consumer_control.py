@@ -32,6 +32,9 @@ async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes,
         if not held:
             await process.table.put(key_of("hold/", "orders/a b"), {"by": "ann", "since": 0.0, "reason": "so"})
             assert pump.whole == "paused by ann since 1970-01-01T00:00:00Z: so"
+            pump.whole = ""
+            process.add(process.consumers["orders/a b"])  # as one that is registered while the process runs
+            assert pump.whole.startswith("paused by ann")
     without = FakePump(P0)
     process = await world.process(without, loaded=False)
     process.table.known.set()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -423,6 +424,15 @@ def test_a_tier_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
     assert (waiting.attempts, waiting.first_failed_at) == (5, 0.0)
     assert 0 <= clock.time() + 60 - waiting.due < 2
     assert record.partition == 1
+
+
+def test_what_is_sent_while_others_are_saved_is_saved_later(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run would send it again."""
+    one = made(fake, None, None, Origins(InternalTopics(HeadraceConfig())), Selection())
+    one._unsaved.append({0: [1]})
+    monkeypatch.setattr(one._ended, "save", AsyncMock(side_effect=lambda *_: one._unsaved.append({0: [2]})))
+    asyncio.run(one._save())
+    assert one._unsaved == [{0: [2]}]
 
 
 def test_a_lost_lease_ends_it_before_the_next_delivery(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:

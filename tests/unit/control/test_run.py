@@ -139,13 +139,30 @@ async def test_no_more_is_held_than_a_kill_may_repeat() -> None:
     """Records that ended count until that is written down; so the number of repeats is known before."""
     world = World(range(100))
     pump, source = await world.open(Committed(0), 100, most=30)
+    before = source.progress
     await world.clock.advance(60)
     assert world.seen == list(range(28))  # it is read in sevens
+    source.saved(before)  # which took so long
     assert source.unsaved == 28
     source.saved(source.progress)
     await world.clock.advance(60)
     assert len(world.seen) == 56
     await close(source, pump)
+
+
+async def test_a_run_has_ended_only_when_that_is_saved() -> None:
+    """What was not written is written again."""
+    world, saves = World([0, 1]), list[int]()
+
+    async def save(progress: Progress) -> bool:
+        saves.append(progress.ended)
+        return len(saves) > 1
+
+    pump, source = world.make(Committed(0), 10)
+    running = asyncio.ensure_future(Run(world.clock).deliver(pump, source, save, asyncio.Event()))
+    await world.clock.advance(1)
+    assert await asyncio.wait_for(running, 10)
+    assert (saves, source.unsaved) == ([2, 2], 0)
 
 
 async def test_the_rate_holds_from_the_first_second_on() -> None:

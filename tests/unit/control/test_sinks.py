@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
-from headrace.control.replay import RunContext
+from headrace.control.jobs import Job
+from headrace.control.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.replays import DryRun, Offsets, ReplayRequest, Replays, ReplayTarget, Times
+from headrace.control.run import Progress
 from headrace.control.selection import Window, moment
 from headrace.control.sinks import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.delivery.dead_letter import headers_of
@@ -23,6 +26,7 @@ from headrace.errors import (
     DestinationUnavailable,
     InvalidRequest,
     KafkaUnavailable,
+    LeaseLost,
     NotFound,
     RecordTooLarge,
 )
@@ -58,6 +62,16 @@ class Backend:
         self.got.append((delivery.partition, [one.offset for one in delivery.records]))
         self.epochs.append(delivery.epoch)
         return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
+
+
+def test_a_redelivery_that_lost_its_lease_saves_nothing() -> None:
+    """Another run has the topic by then, and knows of other dead letters that have ended."""
+    spec = ReplaySpec(window=Window("t.dlq", "id", {0: (0, 9)}), to={}, repeats_at_most=1)
+    one = ReplayJob(Job("replay-1", "replay", {}, "me", ""), spec, AsyncMock(), lambda to: None)
+    one._restored = RestoredDelivery(Backend(), everywhere, everywhere)  # type: ignore[arg-type]
+    one._ended, one._lease = AsyncMock(), AsyncMock(**{"check.side_effect": LeaseLost("another may have it")})
+    with pytest.raises(LeaseLost):
+        asyncio.run(one._save_ended(Progress({DLQ: Committed(9)}, 9, {})))
 
 
 def test_letters_are_delivered_as_the_records_they_were() -> None:

@@ -12,7 +12,7 @@ import pytest
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.bed import Bed
+from headrace.testing.bed import BURY, Bed
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")
@@ -342,4 +342,23 @@ async def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Rep
     assert len([offset for offset in bed.letters if offset % 2 == 0]) <= 11
     assert closed <= 5
     assert bed.pump.numbers()["delivered"] == 0
+    await bed.pump.stop()
+
+
+async def test_slow_keys_whose_records_become_dead_letters_go_on() -> None:
+    """A delivery beside the others is over with its dead letter, and the next one may begin."""
+    bed = Troubled(1, max_in_flight=1)
+
+    async def slow_then_refused(delivery: Delivery) -> Sequence[Reply]:
+        await bed.clock.sleep(0.1 if bed.count else 0.001)
+        return [ACK if bed.count < 2 else BURY]
+
+    await bed.open()
+    bed.answer = slow_then_refused
+    for number in range(4):
+        bed.pump.on_records(PARTITIONS[0], 1, [keyed(number, 0)])
+        await bed.clock.advance(1)
+        bed.count += 1
+    assert bed.letters == [2, 3]
+    assert bed.drained
     await bed.pump.stop()

@@ -136,6 +136,18 @@ async def test_what_is_abandoned_is_counted(way: str, caplog: pytest.LogCaptureF
         assert bed.pump.counts.abandoned == 2
 
 
+async def test_an_assignment_without_a_revoke_before_ends_the_one_before() -> None:
+    """Two lanes would deliver the records of a partition in any order."""
+    async with running(Bed(max_records=1)) as bed:
+        bed.hold(0)
+        bed.feed(0, 1)
+        await bed.clock.settle()
+        bed.pump.on_assigned({P0: 3}, {})
+        bed.held[0].set()
+        await bed.clock.advance(1)
+        assert bed.delivered == [[0]]
+
+
 async def test_records_of_an_older_assignment_are_ignored() -> None:
     """A batch that was under way while the partition moved away and back is not delivered twice."""
     async with running(Bed()) as bed:

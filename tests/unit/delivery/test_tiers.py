@@ -396,6 +396,20 @@ async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() ->
     assert (broker.delivered, broker.logs) == ([], {})
 
 
+async def test_blocked_keys_are_read_to_their_end_once_in_each_assignment() -> None:
+    """Another process may have had the partition meanwhile."""
+    asked: list[int] = []
+
+    def end() -> int:
+        asked.append(0)
+        return 0
+
+    blocked = BlockedKeys(memory_table("parked", RAW_BYTES, Broker().produce, end))
+    for epoch in (1, 1, 2):
+        await blocked.catch_up(delivery(record(1))._replace(epoch=epoch))
+    assert len(asked) == 2
+
+
 async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
     """After a crash it comes again; delivered now, it would come after the one that waits."""
     broker = Broker()

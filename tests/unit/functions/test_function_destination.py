@@ -22,7 +22,7 @@ from headrace.errors import (
 )
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.spec import KafkaAttributes, KafkaTrigger
+from headrace.functions.spec import HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.telemetry.logs import JsonFormatter
 from headrace.testing import ManualClock
@@ -215,6 +215,20 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone(deaths: int, ki
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", kind, "success", "success"]
     assert (outcomes[2].error, outcomes[2].calls) == (("timeout", 3) if deaths == 3 else ("", 1))
     assert not target._crashes
+
+
+def test_a_batch_that_kills_its_worker_is_halved_until_one_record_is_to_blame() -> None:
+    """However often a record was the first of such a batch; the others are only called again."""
+
+    def answer(work: wire.Work) -> wire.Done:
+        if 1 in work.offsets:
+            raise WorkerLost("worker 0 ended", begun=1, error="timeout")
+        return wire.Done()
+
+    workers = FakeWorkers(answer)
+    workers.triggers = [workers.triggers[0].model_copy(update={"batch": HandlerBatch(mode="enable", batch_size=8)})]
+    outcomes = asyncio.run(destination(workers, Kafka()).deliver(delivery(8)))
+    assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", *["success"] * 6]
 
 
 def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_the_suspect() -> None:

@@ -174,6 +174,20 @@ async def test_a_batch_that_cannot_be_read_is_read_again_behind_what_was_handed_
     await member.until(lambda: len(heard.records) == 6, "the next record")
 
 
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_what_the_client_read_behind_a_batch_that_cannot_be_read_is_not_handed_over(member: Member, /) -> None:
+    """The commit would pass the batch in silence."""
+    client, heard = member.client, member.listener
+    client.marks[P0], together = (0, 50), [[Message(P0, 5, BROKEN), Message(P0, 9)]]
+    client.consume = lambda most, seconds: together.pop() if together else []  # type: ignore[method-assign]
+    client.assign(P0)
+    client.give(Message(P0, 4))
+    await member.until(lambda: client.assigned.get(P0) == 5, "the partition to go on")
+    client.give(Message(P0, 5))
+    await member.until(lambda: heard.records[-1][2] == 5, "the next record")
+    assert [offset for _, _, offset in heard.records] == [4, 5]
+
+
 def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the loop runs between what the thread tells it: the old offset would undo the seek."""
     post = LoopProxy.post

@@ -142,6 +142,14 @@ def test_commits_are_settled_when_the_last_one_is_acknowledged_or_revoked(bench:
     assert settled == [[], [], [PLACE]]
 
 
+def test_another_client_commits_though_the_one_before_has_not_reported(bench: Bench) -> None:
+    """Its report never comes."""
+    bench.want(5, 1)
+    bench.commits.restart()
+    bench.want(6, 1)
+    assert bench.sent == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("answers", "calls", "failed"),
     [

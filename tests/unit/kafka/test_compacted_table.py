@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
@@ -280,3 +280,28 @@ async def test_a_topic_that_was_created_again_is_read_from_its_start(
     assert await view.put("e", {}) == size + (size < 3)
     assert seen["e"] == {}
     await view.stop()
+
+
+async def test_a_topic_whose_log_was_cut_off_is_read_from_its_start(cluster: Cluster) -> None:
+    """Also if nothing is written to it meanwhile: what was cut off is removed."""
+    clock, seen = ManualClock(), dict[str, Any]()
+    cluster.fill([b"a", b"b", b"c"])
+    view = table(Log(), cluster, clock)
+    view.watch("", lambda key, value: seen.update({key: value}))
+    await view.start()
+    await clock.settle()
+    cluster.logs.clear()
+    cluster.fill([b"b"])
+    cluster.broken.set()
+    await clock.advance(3)
+    assert seen == {"a": None, "b": {"size": 1}, "c": None}
+    await view.stop()
+
+
+async def test_reading_back_ends_behind_open_transactions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed may have left one, whose end is waited for."""
+    cluster.written[TopicPartition(TOPIC, 0)] = 5
+    read = Mock(side_effect=cluster.read)
+    monkeypatch.setattr(compacted_table, "read_window", read)
+    assert [batch async for batch in compacted_table.read_back(cluster, InternalTopic(TOPIC))] == []  # type: ignore[arg-type]
+    assert read.call_args.args[2] == {TopicPartition(TOPIC, 0): 5}

@@ -63,6 +63,18 @@ def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(outcome_of(monkeypatch, [KafkaUnavailable(), []], closing=False), KafkaTimeout)
 
 
+async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_is_not() -> None:
+    """Who sends it again would otherwise have it twice."""
+    producers = transactions.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
+    waiting, claimed = TransactionJob([RECORD], None), TransactionJob([RECORD], None)
+    assert claimed.claim()
+    for job in (waiting, claimed):
+        producers._withdraw(job)
+    assert isinstance(waiting.answer.result()[0], KafkaUnavailable)
+    assert not waiting.claim()
+    assert not claimed.answer.done()
+
+
 async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
     """An exactly-once redrive in a process must not take the number of its waiting transactions away."""
     name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()

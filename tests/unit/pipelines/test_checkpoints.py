@@ -44,6 +44,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "offsets empty": (lambda at: (at / "offsets/2").write_text(""), "offsets/2 is cut off"),
     "last offsets gone": (lambda at: (at / "offsets/2").unlink(), "offsets/2 is missing"),
     "without commits": (lambda at: shutil.rmtree(at / "commits"), "commits/1 is missing"),
+    "last commits gone": (lambda at: [(at / f"commits/{n}").unlink() for n in (1, 2)], "commits/1 is missing"),
     "commit cut off": (lambda at: cut(at / "commits/2"), "commits/2 is cut off"),
     "of an older backup": (lambda at: (shutil.rmtree(at), spark_writes(at.parents[1], 1)), "ends at micro-batch 0"),
 }

@@ -24,9 +24,10 @@ from headrace.errors import (
     ReadFailed,
     TooManyRequests,
 )
+from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
-from headrace.records import Committed
+from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.spec import Topics
 from headrace.web.routes import active_stream
 from tests.staged import staged
@@ -391,3 +392,63 @@ async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
     with pytest.raises(CommitRefused) as raised:
         await world.run(world.instance.commit())
     assert raised.value.parameters["refused"] == [P0._asdict()]
+
+
+@with_reader
+async def test_what_was_not_delivered_is_read_again(world: World, /) -> None:
+    """Its client has left in the middle of the answer."""
+    found = await read(world)
+    found.end(4)
+    assert await delivered(world) == {P0: [*range(4, 10)], P1: [*range(10)]}
+
+
+@with_reader
+async def test_what_was_not_delivered_before_a_revoke_does_not_come_back(world: World, /) -> None:
+    """One partition has another member by then, and the other begins anew."""
+    found = await read(world)
+    world.clients[-1].rebalance("on_revoke", P0, P1)
+    world.clients[-1].rebalance("on_assign", P0)
+    await world.turns()
+    found.end(4)
+    assert await delivered(world) == {P0: [*range(10)]}
+
+
+@with_reader
+async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(world: World, /) -> None:
+    """Both were answered early; Kafka has taken the first only when the partition moves."""
+    await delivered(world)
+    await world.instance.commit({P0: Committed(4)}, wait=False)
+    await world.clock.settle()
+    world.turn()
+    await world.instance.commit({P0: Committed(6)}, wait=False)
+    world.clients[-1].loses_commits = True
+    await world.turns()
+    world.clients[-1].loses_commits = False
+    world.clients[-1].rebalance("on_revoke", P0)
+    await world.turns()
+    assert world.committed == {P0: Committed(6)}
+
+
+def test_a_store_that_is_silent_about_a_partition_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question is asked at a time, and those that are repeated wait for each other only."""
+    monkeypatch.setattr("headrace.kafka.consumer._STORE_QUESTIONS", 1)
+    asked: list[TopicPartition] = []
+
+    async def stored(group: str, partition: TopicPartition, epoch: int) -> int:
+        asked.append(partition)
+        if partition == P2:
+            await asyncio.Event().wait()
+        return 0
+
+    async def test(world: World) -> None:
+        world.clients[-1].rebalance("on_assign", P2)
+        while asked.count(P2) < 2:
+            await world.turns(1)
+            await world.clock.advance(1)
+            await asyncio.sleep(1)
+        world.clients[-1].rebalance("on_revoke", P1)
+        world.clients[-1].rebalance("on_assign", P1)
+        await world.turns()
+        assert world.instance.assigned == [P0, P1]
+
+    with_instance(monkeypatch, test, policy=ReadPolicy("earliest", stored_offsets=stored))

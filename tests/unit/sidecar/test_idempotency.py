@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -157,6 +158,14 @@ async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monke
         await keys.clock.settle()
         answer, replayed = await keys.send()
         assert (answer.status, replayed) == (200, True)
+
+
+async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_key() -> None:
+    """Nothing was written, so it may be sent again."""
+    async with Keys(Kafka()) as keys:
+        with pytest.raises(asyncio.CancelledError):
+            await keys.service.once(b"k", "t", b"r", AsyncMock(side_effect=asyncio.CancelledError))
+        assert (await keys.write())[0].status == 200
 
 
 async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,8 @@ def test_a_driver_is_killed_at_random_moments(
             await scene.caught_up(run)
             assert gone(last)
             for group in run.groups.values():
-                lag = await lag_of(Admin(KafkaConfig(bootstrap_servers=scene.servers)), group)
+                known = await lag_of(Admin(KafkaConfig(bootstrap_servers=scene.servers)), group)
+                lag = [each for each in known if each.partition.topic == scene.source]  # other runs had this group
                 assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, scene.sent)
             return run.status()["restarts"]
 

@@ -75,7 +75,7 @@ def overtaken(redrive: Redrive) -> None:
     """Stop a run with an open transaction until another has ended, then let it wake up."""
     sleeper = redrive.start(*EXACT, "--rate", "1000", failpoints="redrive.transaction.submitted=stop@2")
     said = redrive.output
-    redrive.wait_until(lambda: "failpoint" in said.read_text(), "the stop")
+    redrive.wait_until(lambda: said.exists() and "failpoint" in said.read_text(), "the stop")
     assert redrive.run(*EXACT) == 0
     os.kill(sleeper.pid, signal.SIGCONT)
     assert sleeper.wait(300) == 1, said.read_text()

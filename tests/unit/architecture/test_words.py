@@ -9,52 +9,14 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[3]
 CODE = [path for folder in ("src", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 CODE.remove(ROOT / "src/headrace/testing/bed.py")  # the unit tests of delivery use its names
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-NAMES = {
-    "asked": "requested",
-    "beside": "with",
-    "came": "received",
-    "door": "package, client",
-    "doubt": "problem, failure token",
-    "elsewhere": "delegated",
-    "house": "rules",
-    "intake": "poll thread, dispatcher",
-    "letter": "dead_letter",
-    "letters": "dead_letters",
-    "lodger": "service",
-    "lodgers": "service groups",
-    "meant": "required",
-    "nobody": "none",
-    "noted": "audited",
-    "noting": "audit",
-    "objection": "conflict",
-    "ours": "own, internal, headrace",
-    "parked": "blocked",
-    "place": "url, host, position, partition",
-    "placement": "resolver",
-    "places": "limit, positions",
-    "room": "package, capacity",
-    "said": "reported",
-    "say": "report, log",
-    "seed": "light-4j kafka-sidecar, Nuclio",
-    "somebody": "another process",
-    "steer": "control",
-    "steered": "controlled",
-    "steering": "consumer_control",
-    "surroundings": "context",
-    "tell": "report",
-    "ticket": "attempt id",
-    "told": "reported",
-    "want": "request",
-    "wanted": "requested, selected",
-    "whoever": "the caller, the owner",
-    "wish": "desired state",
-    "witness": "audit hook",
-}
+NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 """A part of an identifier, and what to write instead."""
 
 PERMITTED_NAMES = {

@@ -15,43 +15,7 @@ from headrace.functions.spec import FunctionSpec, parse_duration, parse_size
 
 HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
 
-UNMODIFIED = """
-apiVersion: "nuclio.io/v1"
-kind: NuclioFunction
-metadata:
-  name: enrich
-  namespace: ns
-  labels: {nuclio.io/project-name: default}
-  annotations:
-    nuclio.io/kafka-session-timeout: "20s"
-    nuclio.io/kafka-worker-allocation-mode: static
-    nuclio.io/kafka-fetch-min: "7"
-spec:
-  description: text
-  handler: pkg.module:func
-  runtime: "python:3.11"
-  env: [{name: A, value: b}]
-  volumes:
-    - volume: {name: s, secret: {secretName: kafka-creds}}
-      volumeMount: {name: s, mountPath: /etc/nuclio/kafka-secret}
-  minReplicas: 1
-  maxReplicas: 4
-  eventTimeout: "30s"
-  readinessTimeoutSeconds: 120
-  triggers:
-    my-kafka:
-      kind: kafka
-      numWorkers: 4
-      workerTerminationTimeout: "7s"
-      explicitAckMode: disable
-      url: host:9092
-      attributes:
-        topics: [t1, t2]
-        consumerGroup: g
-        initialOffset: Latest
-        sessionTimeout: 30s
-        rebalanceRetryMax: 5
-"""
+UNMODIFIED = Path(__file__).with_name("unmodified.yaml").read_text()
 
 
 def load(tmp_path: Path, text: str) -> FunctionSpec:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
@@ -35,42 +36,7 @@ def test_a_file_that_only_spark_can_refuse_loads(tmp_path: Path, name: str) -> N
     load_pipeline(write_wrong(tmp_path, name), check=True)
 
 
-RIGHT = [
-    ("SELECT a.gate, b.owner FROM passages AS a JOIN plates AS b ON a.plate = b.plate", "append"),
-    ("SELECT * FROM passages LIMIT 3", "append"),
-    ("SELECT gate, count(*) AS n FROM passages GROUP BY gate ORDER BY n LIMIT 3", "complete"),
-    ("SELECT DISTINCT plate FROM passages", "update"),
-    ("SELECT window.start AS s, count(*) AS n FROM passages GROUP BY window(at, '1 minute')", "update"),
-    (
-        "SELECT window(at, '1 minute') AS w, count(*) AS n FROM STREAM passages WATERMARK at DELAY OF INTERVAL 1 MINUTE"
-        " GROUP BY 1",
-        "append",
-    ),
-    ("SELECT w.start, n FROM (SELECT window(at, '1 minute') AS w, count(*) AS n FROM passages GROUP BY 1)", "update"),
-    ("SELECT cents / 100 AS euros, euros * 2 AS twice FROM passages", "append"),
-    ("SELECT transform(array(cents), x -> x + 1) AS more FROM passages", "append"),
-    ("SELECT plate, item FROM passages LATERAL VIEW explode(split(gate, ',')) t AS item", "append"),
-    ("SELECT explode(split(gate, ',')) FROM passages", "append"),
-    ("SELECT key, value FROM passages_corrupt", "append"),
-    ("WITH big AS (SELECT gate, cents AS c FROM passages) SELECT big.c FROM big WHERE c > 3", "append"),
-    ("SELECT PLATE, Gate FROM Passages WHERE CENTS > 3", "append"),
-    ("SELECT p.* EXCEPT (cents) FROM passages AS p", "append"),
-    ("FROM passages |> WHERE cents > 3 |> SELECT plate", "append"),
-    ("SELECT struct(plate, cents).cents AS c, named_struct('x', 1).x AS x FROM passages", "append"),
-    ("SELECT gate, count(*) AS n FROM passages GROUP BY gate HAVING n > 3", "update"),
-    ("SELECT max_by(plate, at) AS newest, approx_count_distinct(plate) AS n FROM passages", "update"),
-    (
-        "SELECT session_window.end AS e, count(*) AS n FROM passages GROUP BY session_window(at, '5 minutes')",
-        "complete",
-    ),
-    ("SELECT a.plate FROM passages AS a JOIN (SELECT plate AS q FROM plates) AS b ON a.plate = b.q", "append"),
-    (
-        "SELECT p.plate, o.r FROM passages AS p JOIN "
-        "(SELECT row_number() OVER (ORDER BY owner) AS r, plate FROM owners) AS o ON p.plate = o.plate",
-        "append",
-    ),
-    ("SELECT p.plate, o.owner FROM passages AS p LEFT JOIN owners AS o ON p.plate = o.plate", "append"),
-]
+RIGHT = yaml.safe_load(Path(__file__).with_name("right.yaml").read_text())
 
 
 @pytest.mark.parametrize(("sql", "mode"), RIGHT)

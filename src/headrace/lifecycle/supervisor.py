@@ -63,7 +63,7 @@ class Supervisor:
             try:
                 await service.start()
             except BaseException:
-                await service.stop()
+                self._started.append(service)
                 await self.stop()
                 raise
             self._started.append(service)

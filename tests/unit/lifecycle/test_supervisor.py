@@ -35,6 +35,8 @@ class Noting(Service):
     async def stop(self) -> None:
         self.notes.append(f"stop {self.name}")
         await super().stop()
+        if self.broken == "start":
+            raise OSError("cannot stop")
 
 
 def supervised(*services: Service, seconds: float = 5) -> Supervisor:
@@ -52,7 +54,7 @@ async def test_services_start_in_order_and_go_in_reverse() -> None:
 
 
 async def test_a_start_that_fails_stops_what_runs() -> None:
-    """Nothing is left behind, and the error is the caller's."""
+    """Nothing is left behind though one cannot stop either, and the first error is the caller's."""
     notes: list[str] = []
     supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
     with pytest.raises(RuntimeError, match="cannot start"):

@@ -116,6 +116,18 @@ def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
         worker = Late(theirs, mmap.mmap(-1, mmap.PAGESIZE), -1)
         with pytest.raises(SystemExit):
             worker._receive()
+        worker.request_stop()  # once more, while the callbacks run
+
+
+def test_a_signal_after_the_last_wait_for_records_ends_no_callback() -> None:
+    """Headrace has closed the connection, and sends a signal as well."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        worker = Worker(theirs, mmap.mmap(-1, mmap.PAGESIZE), -1)
+        ours.close()
+        worker.read()
+        assert worker._receive() is None
+        worker.request_stop()
 
 
 async def test_a_worker_that_is_not_started_yet_keeps_no_caller() -> None:

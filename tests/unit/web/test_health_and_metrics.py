@@ -53,7 +53,7 @@ async def test_health_of_the_original_is_plain_text(server: Any) -> None:
 async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     """Names in paths do not become labels."""
     await server.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
-    await server.ask(post(b"{", "/producers/other"))
+    await server.ask(post(b"{", "/producers/in-no-label"))
     await server.get("/nowhere/at/all")
     answer = await server.get("/metrics")
     text = answer.body.decode()
@@ -61,7 +61,7 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     assert "headrace_produce_acknowledged_records_total 2.0" in text
     for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
         assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
-    assert "other" not in text
+    assert "in-no-label" not in text
 
 
 async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: Any) -> None:

@@ -204,6 +204,7 @@ class Worker:
         """End now when idle, else after the present frame; a signal handler."""
         self._stop_requested = True
         if self._idle:
+            self._idle = False  # another signal must not end the callbacks
             # Raised out of the read. A frame that arrives in this instant is lost with the process, and the parent,
             # which sees that none of its records was begun, delivers it to another worker.
             sys.exit(0)
@@ -286,6 +287,7 @@ class Worker:
             # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
             self._idle = True
             if self._stop_requested or self.acks.closed:
+                self._idle = False
                 return None
             self._runs.read()
             self._idle = False

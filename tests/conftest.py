@@ -96,7 +96,8 @@ def _group_of(item: pytest.Item) -> str:
     if level == "unit" or item.get_closest_marker("xdist_group"):
         return ""  # it stands alone, or names its group itself
     if "pipeline" in item.nodeid and item.get_closest_marker("heavy"):
-        return f"spark-{level}"  # three drivers at a time take more processors and memory than a small machine has
+        # Three drivers at a time take more processors and memory than a small machine has.
+        return "spark-faults" if level == "faults" else "spark-integration"
     if "kafka_three" in _fixtures(item):
         return "three-brokers"  # they break the brokers they share
     if _is_secured(item):

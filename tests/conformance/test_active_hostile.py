@@ -178,7 +178,7 @@ def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProc
 
 
 def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site: Scene, source: str) -> None:
-    """Threads and file descriptors are those of before."""
+    """Threads and file descriptors are those of before; the pool for blocking calls may still grow by its size."""
     folder = Path(f"/proc/{process.server.id.pid}")
 
     def counted() -> tuple[int, int]:
@@ -200,9 +200,10 @@ def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site
             for thread in threads:
                 thread.join()
 
-    live_at_a_time(3)  # the pool of threads grows to its size
-    before = counted()
     live_at_a_time(3)
+    before = counted()
+    live_at_a_time(3)  # 24 instances: one thread left behind by each is more than the pool
     wait_for(
-        lambda: all(now <= then + 3 for now, then in zip(counted(), before, strict=True)), f"{counted()} of {before}"
+        lambda: all(now <= then + more for now, then, more in zip(counted(), before, (16, 3), strict=True)),
+        f"{counted()} of {before}",
     )

@@ -377,9 +377,10 @@ def test_commands_shown_do_what_the_page_says(
     folder = tmp_path / "headrace-0"  # where the fixture writes headrace.yaml
     folder.mkdir()
     has_backend = "\npython backend.py &" in page.read_text()
+    services = services_for(page, folder, request)
+    # Behind the start of the brokers, which takes so long that another server could get the port meanwhile.
     ports = {"8444": free_ports(1)[0] if has_backend else int(re.search(r":(\d+)/", backend.url)[1])}
     write_files(page, folder, ports)
-    services = services_for(page, folder, request)
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")},
         **services,
@@ -434,14 +435,15 @@ def runs(command: str) -> bool:
 
 
 def run(command: str, folder: Path, env: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    def done(command: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-euo", "pipefail", "-c", command]
+        return subprocess.run(shell, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    try:
+        end = done(command)
+    except subprocess.TimeoutExpired:
+        asked = re.match(r"until ([^|;]+)", command)
+        logs = "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in folder.glob("*.log"))
+        pytest.fail(f"{command}\nhas not ended{f'; {asked[1]}says {done(asked[1])}' if asked else ''}\n{logs}")
+    assert end.returncode == 0, f"{command}\n{end.stdout}{end.stderr}"
+    return end.stdout

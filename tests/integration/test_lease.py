@@ -18,7 +18,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.lifecycle import SystemClock
 from headrace.testing.secured import kafka_section, kafka_settings
 
 pytestmark = pytest.mark.secured
@@ -140,12 +140,3 @@ def test_holders_that_are_killed_or_sleep_lose_it_with_their_session(settings: K
             await lease.release()
 
     run(work)
-
-
-async def test_a_lease_that_was_lost_before_it_is_known_to_be_held_is_not_held() -> None:
-    """It was assigned and revoked between two looks, so another process may have it."""
-    consumer: Any = None
-    lease = Lease(KafkaConfig(), Admin(KafkaConfig()), "work", SystemClock())
-    lease._assigned.set()
-    await lease.on_revoked([], Deadline(SystemClock(), 0))
-    assert not await lease._wait_assigned(consumer)

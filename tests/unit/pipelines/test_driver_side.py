@@ -1,6 +1,7 @@
 """The parts of the driver process that need no JVM."""
 
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -9,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import Row
 
 import headrace.pipelines.driver.__main__ as program
 from headrace.errors import CheckpointUnusable, PipelineInvalid
 from headrace.jvm import ClassArchive, Java
+from headrace.pipelines.driver import views
 from headrace.pipelines.driver.failures import PartFailed, failure_event
 from headrace.pipelines.driver.plan import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.driver.progress import ProgressReader, to_event
@@ -22,6 +25,7 @@ from headrace.pipelines.driver.sources import kafka_options
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.process import DriverProcess, Toolchain
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
+from tests.integration.test_pipeline_cluster import write_steps
 
 
 def plan(**trigger: Any) -> DriverPlan:
@@ -281,6 +285,21 @@ def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) 
     send_code(sent.append, own)
     with zipfile.ZipFile(sent[0]) as archive:
         assert archive.namelist() == ["tolls.py"]
+
+
+def test_a_connect_server_gets_a_function_with_the_modules_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers need not find them."""
+    folder = tmp_path / "pipeline"
+    write_steps(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = plan().spec.model_copy(update={"folder": folder, "driver": DriverSpec(remote="sc://server")})
+    found: Any = views._function(plan().model_copy(update={"spec": spec}), "steps:twice")
+    sent = cloudpickle.dumps(found.__globals__["doubled"])
+    sys.path.remove(str(folder))
+    del sys.modules["steps"], sys.modules["helpers"]
+    assert pickle.loads(sent)(21) == 42
 
 
 @pytest.mark.parametrize("moment", ["at its start", "while it runs"])

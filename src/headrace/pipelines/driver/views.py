@@ -3,8 +3,10 @@
 import importlib
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PipelineInvalid
@@ -48,7 +50,7 @@ def _function(plan: DriverPlan, reference: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return getattr(importlib.import_module(module_name), name)
+        function = getattr(importlib.import_module(module_name), name)
     except AttributeError:
         raise PipelineInvalid(f"python: module {module_name} has no function {name}") from None
     except ModuleNotFoundError as cause:
@@ -56,3 +58,16 @@ def _function(plan: DriverPlan, reference: str) -> Any:
         raise PipelineInvalid(f"python: {reference} cannot be imported: {where}") from None
     except Exception as cause:  # boundary to user code: the status shows the reason
         raise PipelineInvalid(f"python: importing {module_name} failed: {type(cause).__name__}: {cause}") from cause
+    if plan.spec.driver.remote:
+        _send_with_functions(folder)
+    return function
+
+
+def _send_with_functions(folder: str) -> None:
+    """Let functions take along the modules of a folder, because workers of a Connect server may not find them.
+
+    For a function of a column the server's workers look in no folder of sent files; for a handler they do.
+    """
+    for module in list(sys.modules.values()):
+        if Path(getattr(module, "__file__", None) or "/").parent == Path(folder):
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -323,6 +323,7 @@ class Producer(Service):
                     self._write_alone(request, done)
                 else:
                     done(request.results)
+                request.records = ()  # its callbacks know it until the next request
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
             self._health.has_written = True
             self._admin.reachability.answered()

@@ -136,14 +136,6 @@ def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], ca
         )
 
 
-def test_one_that_is_too_large_does_not_cost_the_others_their_headers() -> None:
-    """Only the one that is too large leaves something out."""
-    topic = Topic(50_000)
-    topic.write(letter(1), letter(2, b"x" * 49_900, "r" * 9000), letter(3))
-    assert [dict(record.headers or ()).get("headrace.dlq.offset") for record in topic.written] == [b"1", b"3", None]
-    assert "StackTrace" in dict(topic.written[0].headers or ())
-
-
 async def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
     """So that the others are not written again; and the topic is looked for anew, it may be gone."""
     topic = Topic(50_000)

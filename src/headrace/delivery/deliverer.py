@@ -275,7 +275,7 @@ class Deliverer:
         else:
             (topic, number), offset, skip = lane.partition, records.offsets[0], breaker.name.replace(" ", " skip ", 1)
             always = f"always at {lane.partition} offset {offset}"
-            how = f"headrace {skip} {offset} --partition {number} --topic {topic}"
+            how = f'headrace {skip} {offset} --partition {number} --topic {topic} --reason "..."'
             self._refused(lane, batch, attempt_id, f"{why}, {always}; to skip it: {how}")
         return None
 

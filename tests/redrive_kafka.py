@@ -13,7 +13,7 @@ from headrace.control import ended_offsets, redrive
 from headrace.control.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
-from headrace.errors import KafkaTimeout, LeaseLost, RecordTooLarge, TransactionAborted
+from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing.memory_cluster import MemoryCluster
 
@@ -33,6 +33,7 @@ class FakeKafka(MemoryCluster):
         self.sends: list[int] = []
         self.fail_at: set[int] = set()
         self.too_large: set[bytes] = set()
+        self.refused: set[bytes] = set()
         self.calls = 0
         self.holder = ""
         self.lease_held = False
@@ -61,14 +62,15 @@ class FakeKafka(MemoryCluster):
         if records == [NOTHING_ENDED]:
             return [Produced(0, 0)]
         self.sends.append(len(records))
-        batch_fails = len(records) > 1 and any(record.value in self.too_large for record in records)
-        return [self._write(record, batch_fails) for record in records]
+        return [self._write(record) for record in records]
 
-    def _write(self, record: OutgoingRecord, too_large: bool = False) -> Any:
+    def _write(self, record: OutgoingRecord) -> Any:
         self.calls += 1
         if self.calls in self.fail_at:
             return KafkaTimeout("no answer")
-        if too_large or record.value in self.too_large:
+        if record.value in self.refused:
+            return RecordRefused("no key")
+        if record.value in self.too_large:
             return RecordTooLarge("too large")
         if record.topic == ENDED_TOPIC:
             self.write(record)

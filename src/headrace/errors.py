@@ -378,10 +378,20 @@ class TransactionAborted(KafkaError, code="ERR40042", message="TRANSACTION_ABORT
 class DeliveryError(HeadraceError, code="ERR40019", message="DELIVERY_ERROR", status=502):
     """A destination did not take a delivery."""
 
-    def __init__(self, description: str = "", *, wait_seconds: float | None = None, **parameters: Any) -> None:
-        """Describe what happened; `wait_seconds` is the pause that the destination requests (`Retry-After`)."""
+    def __init__(
+        self, description: str = "", *, wait_seconds: float | None = None, broken_off: bool = False, **parameters: Any
+    ) -> None:
+        """Describe what happened.
+
+        Args:
+            wait_seconds: The pause that the destination requests (`Retry-After`).
+            broken_off: Whether the destination began with the delivery and closed the connection.
+            parameters: Facts by name.
+        """
         super().__init__(description, **parameters)
-        self.wait_seconds = wait_seconds
+        self.wait_seconds, self.broken_off = wait_seconds, broken_off
+        self.is_alive = False
+        """Whether the destination had answered something else right before."""
 
 
 class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATION_UNAVAILABLE", retriable=True):

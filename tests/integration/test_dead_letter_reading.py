@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+import confluent_kafka
 import pytest
 
 from headrace.control.dead_letters import DeadLetterTopics
@@ -45,7 +46,8 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
 def test_a_list_is_made_of_offsets_and_reads_no_letter(
     site: Any, kafka: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers and times of many topics; whoever read a letter for them would fail here."""
+    """Numbers and times of many topics, with more than a few offsets; who read a letter for them would fail here."""
+    monkeypatch.setattr("headrace.control.dead_letters._FEW_OFFSETS", 0)
     dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
     monkeypatch.setattr("headrace.control.ended_offsets.read_back", None)
     monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
@@ -68,7 +70,7 @@ def test_a_list_is_made_of_offsets_and_reads_no_letter(
 
 
 def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> None:
-    """Marks count by topic and partition, and one reading of them serves all topics."""
+    """Marks count by topic and partition, and one reading serves all topics; markers of transactions do not."""
     one, other = (buried(site, kafka, topic(), [b"v"] * 6, 2) for _ in range(2))
 
     async def main() -> list[Any]:
@@ -79,9 +81,14 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
         return ended.records_for({0: [0, 2], 1: [1]})
 
     site.write("_headrace-redriven", *asyncio.run(main()))
+    writer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": other})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    writer.produce(other, b"v", partition=0)
+    writer.commit_transaction(60)
     rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
     assert (rows[one]["letters"], rows[one]["left"]) == (6, 3)
-    assert (rows[other]["letters"], rows[other]["left"]) == (6, 6)
+    assert (rows[other]["letters"], rows[other]["left"]) == (8, 7)
     left = json.loads(site.cli("dlq", "show", one, "--state", "left", "--output", "json").stdout)
     assert sorted((x["partition"], x["offset"]) for x in left["letters"]) == [(0, 1), (1, 0), (1, 2)]
     assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")

@@ -47,6 +47,19 @@ def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(site: Any
     assert process.terminate() == 0
 
 
+def test_an_output_that_a_topic_refuses_is_a_dead_letter_and_the_others_are_written(
+    site: Any, topic: Any, function: Any
+) -> None:
+    """A compacted topic takes no record without a key; the client says so of the whole batch."""
+    source, target = topic(), topic(cleanup_policy="compact")
+    site.write(source, *(OutgoingRecord(source, None if n == 40 else b"%d" % n, b"v", None, 0) for n in range(100)))
+    function(source, ECHO, outputTopic=target, outputFormat="binary", retry={"attempts": 2})
+    site.wait_committed(f"{source}-work", source, 100)
+    assert {record.key for record in site.records(target)} == {b"%d" % n for n in range(100) if n != 40}
+    dead = site.records(f"{source}.dlq")
+    assert [(record.key, dict(record.headers)["headrace.dlq.error"]) for record in dead] == [(None, b"RecordRefused")]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [101_000_000, 104_700_000])
 def test_the_largest_batch_that_a_broker_takes_is_received(site: Any, topic: Any, function: Any, size: int) -> None:

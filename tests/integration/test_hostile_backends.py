@@ -41,6 +41,8 @@ class Raw:
 
     def __init__(self, usual: bytes = OK, tls: ssl.SSLContext | None = None) -> None:
         self.script: deque[bytes] = deque()
+        self.fatal = b"nothing"
+        """At a request whose body has this, the connection is closed."""
         self.accepted: list[tuple[str, bytes]] = []
         """Head and body of the requests answered as usual."""
         self._usual, self._tls = usual, tls
@@ -62,7 +64,7 @@ class Raw:
     def _serve(self, plain: socket.socket) -> None:
         try:
             with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
-                while request := self._read(connection):
+                while (request := self._read(connection)) and self.fatal not in request[1]:
                     answer = self.script.popleft() if self.script else self._usual
                     if answer == self._usual:
                         self.accepted.append(request)
@@ -125,6 +127,25 @@ def test_what_is_no_answer_costs_no_record_and_no_attempt(site: Any, topic: Any,
     assert not server.script
     assert offsets(server.accepted) == list(range(5))
     assert site.records(f"{name}.dlq") == []
+    site.wait_until(lambda: site.reasons(process.url) == {}, "readiness")
+
+
+def test_a_record_at_which_the_backend_closes_the_connection_ends_alone(
+    site: Any, topic: Any, headrace: Any, raw: Any
+) -> None:
+    """It comes first, so nothing else is taken meanwhile: before it is sent alone, the backend is asked for OPTIONS."""
+    name, server = topic(), raw()
+    server.fatal = b'"offset":0'
+    site.write_json(name, *range(5))
+    process = headrace({**site.config, **consumer(name, {"url": f"http://127.0.0.1:{server.port}/in"})})
+    site.wait_committed(name, name, 5)
+    posts = [request for request in server.accepted if request[0].startswith("POST")]
+    assert offsets(posts) == [1, 2, 3, 4]
+    assert {head.split(" ")[1] for head, _ in server.accepted if head.startswith("OPTIONS")} == {"/in"}
+    (dead,) = site.records(f"{name}.dlq")
+    history = dict(dead.headers)
+    assert (history["headrace.dlq.error"], history["headrace.dlq.attempts"]) == (b"ConnectionClosed", b"2")
+    assert b"it closed the connection without an answer" in history["headrace.dlq.reason"]
     site.wait_until(lambda: site.reasons(process.url) == {}, "readiness")
 
 

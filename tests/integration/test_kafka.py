@@ -177,28 +177,46 @@ async def test_records_that_fit_the_topic_are_written_whatever_their_batch(
     await producer.stop()
 
 
-async def test_a_limit_that_is_lowered_later_costs_one_refusal(kafka: Any, topic: Callable[..., str]) -> None:
-    """The records are certainly not written and may be sent again; then they are written, in order."""
+@pytest.mark.parametrize("bad", [{30}, {*range(0, 500, 7)}], ids=len)
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"message_timestamp_before_max_ms": 60_000}])
+async def test_a_record_that_a_topic_refuses_fails_alone(
+    kafka: Any, topic: Callable[..., str], settings: dict[str, Any], bad: set[int]
+) -> None:
+    """Whatever the client says of its batch, and though a later batch is taken: the others stand in their order."""
+    name, producer = topic(1, **settings), Producer(config(kafka), ProducerConfig())
+    await producer.start()
+    is_old = "cleanup_policy" not in settings
+    records = [
+        OutgoingRecord(name, None if n in bad and not is_old else b"k", b"v", None, 0, int(n in bad and is_old))
+        for n in range(500)
+    ]
+    results = await producer.produce(records, in_order=True)
+    assert {index for index, result in enumerate(results) if isinstance(result, errors.RecordRefused)} == bad
+    written = [result.offset for result in results if isinstance(result, Produced)]
+    assert written == sorted(written)
+    assert len(written) == 500 - len(bad)
+    await producer.stop()
+
+
+async def test_a_limit_that_is_lowered_later_costs_nobody_anything(kafka: Any, topic: Callable[..., str]) -> None:
+    """A batch that is too large now is written record by record, and later ones are smaller."""
     where, name = config(kafka), topic()
     producer = Producer(where, ProducerConfig())
     await producer.start()
     records = [OutgoingRecord(name, None, b"x" * 50_000)] * 5
-    assert await producer.produce(records[:1]) == [Produced(0, 0)]
     resource = ConfigResource(ResourceType.TOPIC, name)
     resource.add_incremental_config(
         ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
     )
     client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    assert await producer.produce(records) == [Produced(0, n) for n in range(5)]
     client.incremental_alter_configs([resource])[resource].result(60)
-    refused: list[Any] = []
-    end = time.monotonic() + 120
-    while not refused:  # brokers take a changed limit up a moment later
+    end, first = time.monotonic() + 120, 5
+    while producer._admin.batch_limits.of(name, 1_000_000) is None:  # brokers take a changed limit up a moment later
         assert time.monotonic() < end
-        refused = [r for r in await producer.produce(records) if not isinstance(r, Produced)]
-    assert {type(result) for result in refused} == {errors.BatchRefused}
-    results = await producer.produce(records)
-    first = results[0].offset
-    assert results == [Produced(0, first + n) for n in range(5)]
+        assert await producer.produce(records) == [Produced(0, first + n) for n in range(5)]
+        first += 5
+    assert await producer.produce(records) == [Produced(0, first + n) for n in range(5)]
     await producer.stop()
 
 

@@ -260,6 +260,13 @@ def test_a_record_that_can_end_nowhere_ends_the_replay(site: Any, topic: Any, pu
     again = begin(site, process, name, lastRetry=True)
     counts = wait_for(site, process, again["id"])["progress"]["counts"]
     assert (counts["delivered"], counts["given_up"]) == (4, 1)
+    compacted = {"topic": topic(cleanup_policy="compact")}  # which refuses records without a key
+    site.write(name, *(OutgoingRecord(name, b"k" if n else None, b"%d" % n, None, 0) for n in range(5)))
+    failed = wait_for(site, process, begin(site, process, name, to=compacted)["id"], "failed")
+    assert f"offset 5 of {name}-0 failed 1 times (RecordRefused" in failed["message"]
+    again = begin(site, process, name, to=compacted, lastRetry=True)
+    counts = wait_for(site, process, again["id"])["progress"]["counts"]
+    assert (counts["delivered"], counts["given_up"]) == (9, 1)
     assert site.ask(f"{process.url}/health/readiness").status == 200
 
 

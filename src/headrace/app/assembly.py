@@ -281,7 +281,7 @@ class Assembly:
             workers,
             trigger,
             context.clock,
-            produce=context.audited_produce("STREAMING_PRODUCER"),
+            produce=context.audited_produce("STREAMING_PRODUCER", in_order=True),
             registry=context.registry,
             topics=topics,
             kind_of=self.internal.kind_of,

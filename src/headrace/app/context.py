@@ -64,9 +64,9 @@ class ProcessContext:
 
         return on_ended
 
-    def audited_produce(self, audit_type: str = "PRODUCER") -> Produce:
+    def audited_produce(self, audit_type: str = "PRODUCER", *, in_order: bool = False) -> Produce:
         """Return what writes records with the inner producer, and audit notes of them if there is an audit."""
-        produce = self.inner_producer.produce
+        produce = functools.partial(self.inner_producer.produce, in_order=in_order)
         return self.audit.audited(produce, audit_type) if self.audit else produce
 
 

@@ -33,7 +33,7 @@ def jobs_of(
     Jobs `of_command` need no lease, a failure ends them, and a dry run may take any time.
     """
     config, admin, clock = context.config, context.admin, context.clock
-    audited = context.audited_produce("STREAMING_PRODUCER")
+    audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
     run_context = RunContext(admin, context.inner_producer.produce, audited, clock)
     replays = Replays(run_context, consumers, internal, producing=config.producer.enabled)
     on_sent = context.audit.produced if context.audit else None

@@ -88,7 +88,8 @@ class ConsumerControl(Reconciler):
         self._requests: dict[str, asyncio.Future[Entry | None]] = {}
         self._commands: defaultdict[str, dict[str, Command]] = defaultdict(dict)
         """The commands in the table by key, for each consumer by its name as it is in keys."""
-        self._busy: set[str] = set()
+        self._busy: set[tuple[str, TopicPartition | None]] = set()
+        """Consumers with the partitions of running rounds; None for a round that only writes outcomes."""
         self._unwritten: dict[str, dict[str, Entry]] = {}
 
     async def start(self) -> None:
@@ -222,43 +223,52 @@ class ConsumerControl(Reconciler):
             request.set_result(entry)
 
     def reconcile(self) -> float | None:
-        """Start a round for each consumer that has commands for partitions of this process."""
+        """Start a round for each consumer that has commands for partitions of this process, and for none of a round."""
         waiting = False
         for name, consumer in self.consumers.items():
-            unwritten = name in self._unwritten
+            unwritten = bool(self._unwritten.get(name))
             waiting = waiting or unwritten or bool(self.commands_of(consumer))
-            if name not in self._busy and (unwritten or self._due(consumer)):
-                self._busy.add(name)
-                self.spawn(self._round(consumer), "round")
+            partitions: set[TopicPartition | None] = {command.partition for command, _ in self._due(consumer)}
+            partitions -= {partition for busy, partition in self._busy if busy == name}
+            if not partitions and unwritten and (name, None) not in self._busy:
+                partitions = {None}
+            if partitions:
+                self._busy |= {(name, partition) for partition in partitions}
+                self.spawn(self._round(consumer, partitions), "round")
         return _AGAIN_SECONDS if waiting else None  # a new assignment of a partition is not reported here
 
-    def _due(self, consumer: RunningConsumer) -> list[tuple[Command, Pump]]:
-        """Return the commands for partitions of this process, with the pump of each."""
+    def _due(
+        self, consumer: RunningConsumer, among: Collection[TopicPartition | None] | None = None
+    ) -> list[tuple[Command, Pump]]:
+        """Return the commands for partitions of this process, or of these, with the pump of each."""
         unwritten = self._unwritten.get(consumer.name, ())
         commands = [command for command in self.commands_of(consumer) if command.key not in unwritten]
+        commands = [command for command in commands if among is None or command.partition in among]
         return [(each, pump) for each in commands for pump in consumer.pumps if each.partition in pump.lanes]
 
-    async def _round(self, consumer: RunningConsumer) -> None:
-        """Run the due commands of one consumer, write their outcomes, and remove those that are finished.
+    async def _round(self, consumer: RunningConsumer, partitions: Collection[TopicPartition | None]) -> None:
+        """Run the due commands of partitions, write outcomes of the consumer, and remove commands that are finished.
 
-        An outcome that cannot be written is kept and written later; its command is not run again.
+        An outcome that cannot be written is kept and written later; its command is not run again. A command that does
+        not end, because a commit is refused or a handler takes long, keeps later ones of its partition only.
         """
+        outcomes = self._unwritten.setdefault(consumer.name, {})
         try:
-            if any(not command.outcome for command, _ in self._due(consumer)):
+            if any(not command.outcome for command, _ in self._due(consumer, partitions)):
                 await self.table.catch_up()
-            outcomes = self._unwritten.setdefault(consumer.name, {})
             await asyncio.gather(
-                *[self._run(consumer, command, pump, outcomes) for command, pump in self._due(consumer)]
+                *[self._run(consumer, command, pump, outcomes) for command, pump in self._due(consumer, partitions)]
             )
-            if outcomes:
-                await self.table.put_all(outcomes)
-                if finished := [key for key, entry in outcomes.items() if entry["outcome"] != "will be skipped"]:
+            if written := dict(outcomes):
+                await self.table.put_all(written)
+                if finished := [key for key, entry in written.items() if entry["outcome"] != "will be skipped"]:
                     await self.table.put_all(dict.fromkeys(finished))
-            del self._unwritten[consumer.name]
+                for key in written:
+                    outcomes.pop(key, None)
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
         finally:
-            self._busy.discard(consumer.name)
+            self._busy -= {(consumer.name, partition) for partition in partitions}
 
     async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry

@@ -1,5 +1,7 @@
 """Dead letter topics: which there are, and how many dead letters each holds, by offsets alone."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -8,11 +10,12 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.section import fits_any
 from headrace.control.ended_offsets import EndedOffsets, load_ended
 from headrace.control.selection import iso_ms
-from headrace.errors import InvalidRequest
-from headrace.kafka import Admin
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.kafka import Admin, read_window
 from headrace.records import Offsets, TopicPartition
 
 _ENDINGS = (".dlq", ".quarantine")
+_FEW_OFFSETS, _READ_SECONDS = 1000, 5.0
 
 
 class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
@@ -23,7 +26,7 @@ class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
     dead_letters: int = msgspec.field(name="letters")
     """Dead letters at most: offsets, of which transactions, compaction and foreign records take some."""
     left: int
-    """Those of them that have not ended. Statistics read the dead letters and count them."""
+    """Those of them that have not ended: counted where at most a thousand offsets are, else their number at most."""
     oldest: str | None
     """Time of the first dead letter; None without any. ISO 8601, UTC."""
     newest: str | None
@@ -77,9 +80,32 @@ class DeadLetterTopics:
         starts, ends = await self._admin.start_offsets(partitions), await self._admin.end_offsets(partitions)
         times = await self._admin.time_bounds(partitions)
         ended = await load_ended(self._admin, names)
-        return [
+        first = {p: ended[p.topic].first_left(p.partition, starts[p], ends[p]) for p in partitions}
+        read = await self._read_left(names, first, ends, ended)
+        counts = [
             _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, ended) for topic in names
         ]
+        return [msgspec.structs.replace(each, left=read.get(each.topic, each.left)) for each in counts]
+
+    async def _read_left(
+        self, names: Iterable[str], first: Offsets, ends: Offsets, ended: Mapping[str, EndedOffsets]
+    ) -> dict[str, int]:
+        """Count what is left in topics with few offsets by reading: among these are markers of transactions."""
+        spans = {name: sum(ends[p] - at for p, at in first.items() if p.topic == name) for name in names}
+        starts = {p: at for p, at in first.items() if at < ends[p] and spans[p.topic] <= _FEW_OFFSETS}
+        left = dict.fromkeys([p.topic for p in starts], 0)
+        if not starts:
+            return left
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                window = read_window(self._admin.config, starts, {p: ends[p] for p in starts})
+                async with contextlib.aclosing(window) as batches:
+                    async for batch in batches:
+                        for record in batch:
+                            left[record.topic] += not ended[record.topic].is_ended(record.partition, record.offset)
+        except (HeadraceError, TimeoutError):
+            return {}  # the number of offsets is a bound
+        return left
 
 
 def not_one(topic: str, why: str) -> InvalidRequest:

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -82,8 +82,11 @@ class JobView(Job, frozen=True, rename="camel", kw_only=True):
     progress: dict[str, Any]
 
 
-SaveProgress = Callable[[Mapping[str, Any]], Awaitable[bool]]
-"""Writes progress and says whether that succeeded; it may be tried again."""
+class SaveProgress(Protocol):
+    """Writes progress and says whether that succeeded; it may be tried again."""
+
+    async def __call__(self, progress: Mapping[str, Any], *, message: str = "") -> bool:
+        """Write it; `message` says why nothing ends, empty while something does."""
 
 
 JobRunner = Callable[[Mapping[str, Any], SaveProgress, asyncio.Event], Awaitable[str]]
@@ -360,7 +363,7 @@ class Jobs(Reconciler):
         number, before = known.status.run + 1, known.status.progress
         last = dict(before)
 
-        async def save(progress: Mapping[str, Any], state: State = "running", message: str = "") -> bool:
+        async def save(progress: Mapping[str, Any], state: State = "running", *, message: str = "") -> bool:
             last.update(progress)
             status = JobStatus(state, number, self._owner, last, message, self._now())
             try:
@@ -388,7 +391,7 @@ class Jobs(Reconciler):
         finally:
             watch.cancel()
         log.info("job %s is %s here %s", known.job.id, *end)
-        while not await save({}, *end) and not (lease.lost.is_set() or self._draining):
+        while not await save({}, end[0], message=end[1]) and not (lease.lost.is_set() or self._draining):
             pass
 
     def _old_jobs(self) -> Sequence[str]:

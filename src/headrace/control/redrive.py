@@ -20,7 +20,7 @@ from headrace.control.origins import QUARANTINE, Origins
 from headrace.control.redrive_spec import Redriven, RedriveSpec
 from headrace.control.run import Limits, Progress, Run, WindowSource
 from headrace.control.selection import Matcher, Window, iso_ms
-from headrace.delivery.dead_letter import origin_of, redriven_count, require_origin
+from headrace.delivery.dead_letter import REFUSALS, origin_of, redriven_count, require_origin
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
@@ -349,25 +349,14 @@ class Redrive:
         await self._lease.check()
         reach("redrive.submitted")
         records = [item.outgoing for item in items if item.outgoing]
-        failed = self._failed(items, records, await self._results(records)) if records else {}
+        failed = self._failed(items, records, await self._produce(records)) if records else {}
         ended = [item for index, item in enumerate(items) if index not in failed] if failed else items
         self._unsaved.append(_offsets(ended))  # not the items: their records may be large
         self._tally.add(ended)
         for error in failed.values():
-            if not isinstance(error, errors.RecordTooLarge):
+            if not isinstance(error, REFUSALS):
                 raise error
         return ended
-
-    async def _results(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        results = list(await self._produce(records))
-        # One that is too large fails its batch, so now each goes by itself. A limit that is learned only from
-        # refusals is halved by each, until it is below the record.
-        for index in [index for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)]:
-            alone: tuple[type[errors.HeadraceError], ...] = errors.RecordTooLarge, errors.BatchRefused
-            while isinstance(results[index], alone):
-                (results[index],) = await self._produce([records[index]])
-                alone = (errors.BatchRefused,)
-        return results
 
     async def _transact(self, items: Sequence[Item]) -> Sequence[Item]:
         """Write items and that they have ended in one transaction; raises if it is not known to be committed."""
@@ -378,7 +367,7 @@ class Redrive:
         reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
         reach("redrive.transaction.sent")
-        self._failed(items, records, results[: len(records)])
+        self._failed(items, records, results[: len(records)], errors.RecordTooLarge)
         self._unsure = items
         _check(results)
         self._unsure = ()
@@ -387,14 +376,18 @@ class Redrive:
         return items
 
     def _failed(
-        self, items: Sequence[Item], records: Sequence[OutgoingRecord], results: Sequence[Any]
+        self,
+        items: Sequence[Item],
+        records: Sequence[OutgoingRecord],
+        results: Sequence[Any],
+        alone: type[errors.HeadraceError] | tuple[type[errors.HeadraceError], ...] = REFUSALS,
     ) -> dict[int, errors.HeadraceError]:
-        """Report what was written, and return what was not, by index."""
+        """Report what was written, and return what was not, by index; who is `alone` to blame for it is left out."""
         if records and self._on_sent:
             self._on_sent(records, results)
         failed = {index: result for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)}
         for index, error in failed.items():
-            if isinstance(error, errors.RecordTooLarge):
+            if isinstance(error, alone):
                 record = items[index].record
                 what = f"{record.topic_partition} offset {record.offset}"
                 self._tally.too_large[items[index].position] = f"{what}: {error.description}"

@@ -122,7 +122,9 @@ class ReplayJob:
         async def save(reached: Progress) -> bool:
             reach("replay.save")
             await self._save_ended(reached)
-            saved = await save_progress(self._to_save(reached))
+            counts = pump.counts.read()
+            reached = reached._replace(counts={**reached.counts, **{name: counts[name] for name in _NO_ENDINGS}})
+            saved = await save_progress(self._to_save(reached), message=pump.readiness().reason)
             if saved:
                 reach("replay.saved")
             return saved

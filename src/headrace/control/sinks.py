@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace import errors
-from headrace.delivery.dead_letter import restored
+from headrace.delivery.dead_letter import REFUSALS, restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import (
     ACK,
@@ -17,6 +17,7 @@ from headrace.delivery.protocols import (
     Destination,
     EpochOf,
     Reply,
+    in_turn,
     no_epoch,
     not_taken,
 )
@@ -39,7 +40,11 @@ class CopyToTopic:
             results = await self._produce([self._outgoing(record) for record in delivery.records])
         except errors.HeadraceError as cause:
             raise errors.DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
-        return [self._reply(result) for result in results]
+        replies = [self._reply(result) for result in results]
+        trouble = next((reply.error for reply in replies if reply.error and not reply.permanent), "")
+        if trouble and ACK not in replies:
+            raise errors.DestinationUnavailable(trouble)
+        return in_turn(replies)
 
     def _outgoing(self, record: Record) -> OutgoingRecord:
         headers: list[Header] = [header for header in record.headers if header[0] not in (REPLAY, REPLAY_OF)]
@@ -52,10 +57,9 @@ class CopyToTopic:
     def _reply(self, result: Any) -> Reply:
         if not isinstance(result, errors.HeadraceError):
             return ACK
-        if isinstance(result, errors.RecordTooLarge | errors.RecordRefused):
+        if isinstance(result, REFUSALS):
             return Reply(type(result).__name__, result.description, permanent=True)
-        # The whole delivery is repeated, or a later record of a key would be followed by an earlier one.
-        raise errors.DestinationUnavailable(f"{self._topic} does not acknowledge: {result.description}") from result
+        return Reply(f"{self._topic} does not acknowledge: {result.description}", reached=False)
 
 
 class RestoredDelivery:

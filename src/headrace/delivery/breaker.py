@@ -7,6 +7,9 @@ the destination does not take uses up no attempt and is kept.
 delivery has succeeded since this one began. When others did succeed, that one delivery is repeated after a pause of its
 own.
 
+A delivery at which the destination closes the connection is suspected. At the third time it is taken apart. A record
+alone is to blame if the destination has taken another delivery since it was suspected.
+
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
 A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds pays for
 one failure, which takes no token when it comes again. So a run of bad records ends while others succeed. While tokens
@@ -41,6 +44,7 @@ its return at the latest."""
 _LONGEST_RETRY_AFTER_SECONDS = 300.0
 """Longest pause that a destination may ask for."""
 _STALLED_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 
 
 class BreakerStatus(NamedTuple):
@@ -100,6 +104,20 @@ class Breaker:
         self.resize(delivery.batch.max_records)
 
     @property
+    def name(self) -> str:
+        """The name of the destination's consumer: `reactive orders`."""
+        return self._name
+
+    @property
+    def newest(self) -> int:
+        """The id of the newest attempt."""
+        return self._newest
+
+    def has_taken_since(self, attempt_id: int) -> bool:
+        """Return whether a record succeeded after a later attempt than this one had begun."""
+        return self._alive > attempt_id
+
+    @property
     def admits(self) -> bool:
         """Whether a delivery may begin now."""
         outage = self._outage
@@ -153,6 +171,7 @@ class Breaker:
             outage.probe = 0
             if not outage.is_open:
                 self._wake()  # it ended without a result, so the next one tries
+                self._look(outage)
 
     def refused(self, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
         """Record that the destination did not take a delivery, and asks for a pause or for none.
@@ -242,3 +261,12 @@ class Breaker:
         else:
             outage.is_open = False
             self._wake()
+            self._look(outage)
+
+    def _look(self, outage: _Outage) -> None:
+        """Close if no record is left that could try the destination, as after a skip; else look again."""
+        if outage is self._outage and not (outage.is_open or outage.probe):
+            if self.limit.has_open:
+                self._later(_LOOK_SECONDS, lambda: self._look(outage))
+            else:
+                self._close(outage)

@@ -2,9 +2,9 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
@@ -103,7 +103,7 @@ class PumpContext:
     counts: Counts
     breaker: Breaker
     rate: DeliveryRate
-    lanes: Sized
+    lanes: Mapping[TopicPartition, Any]
     """The lanes of the present assignment."""
     later: Callable[[float, Callable[[], None]], asyncio.Task[None]]
     """Calls something after a pause, unless the task is cancelled."""
@@ -134,6 +134,10 @@ class Batch(NamedTuple):
     """In order `key` and at the first attempt: when it was taken, by the monotonic clock."""
     isolated: bool = False
     """Whether it has a slow key, or one that may be."""
+    broken_off: int = 0
+    """How often the destination closed the connection at these records, or at others with them."""
+    suspected: int = 0
+    """The newest attempt id when that happened first."""
 
 
 class DeadLetterBatch(NamedTuple):

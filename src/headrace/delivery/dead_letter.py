@@ -6,15 +6,25 @@ Key, value and the record's own headers stay byte for byte; the history is in he
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headrace.delivery.protocols import DeadLetter
-from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnauthorized, RecordTooLarge
+from headrace.errors import (
+    DeadLetterFailed,
+    HeadraceError,
+    InvalidRequest,
+    KafkaUnauthorized,
+    RecordRefused,
+    RecordTooLarge,
+)
 from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
 
 log = logging.getLogger(__name__)
+
+REFUSALS: Final = RecordTooLarge, RecordRefused
+"""Errors of a record itself, which failed alone: Kafka refuses it again, and it takes the others."""
 
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
@@ -188,20 +198,6 @@ async def write_all(produce: Produce, records: Sequence[OutgoingRecord], what: s
     return results
 
 
-async def write_each(produce: Produce, records: Sequence[OutgoingRecord]) -> list[Any]:
-    """Write records and return where each is, or why it is not written."""
-    try:
-        results = list(await produce(records))
-    except HeadraceError as cause:
-        return [cause] * len(records)
-    if len(records) > 1 and any(isinstance(result, RecordTooLarge) for result in results):
-        # One that is too large fails those that travelled with it, so now each goes by itself.
-        for index, result in enumerate(results):
-            if isinstance(result, HeadraceError):
-                results[index] = (await write_each(produce, [records[index]]))[0]
-    return results
-
-
 class DeadLetterTopic:
     """Writes dead letters to topics named after their origin, and waits for every acknowledgement."""
 
@@ -237,10 +233,11 @@ class DeadLetterTopic:
                 await self.prepare(topic)
             results = await self._produce([self._outgoing(dead_letter) for dead_letter in dead_letters])
             failed = {index: result for index, result in enumerate(results) if isinstance(result, HeadraceError)}
-            if any(isinstance(result, RecordTooLarge) for result in failed.values()):
-                # One that is too large fails those that travelled with it, so now each goes by itself.
-                alone = {index: await self._write_alone(dead_letters[index]) for index in failed}
-                failed = {index: result for index, result in alone.items() if result}
+            for index in [index for index, result in failed.items() if isinstance(result, RecordTooLarge)]:
+                if problem := await self._write_shorter(dead_letters[index]):
+                    failed[index] = problem
+                else:
+                    del failed[index]
         except HeadraceError as cause:
             raise DeadLetterFailed(f"dead letters of {origin} are not written: {cause}") from cause
         if failed:
@@ -249,10 +246,10 @@ class DeadLetterTopic:
             text = f"{len(failed)} of {len(dead_letters)} dead letters of {origin} are not written to {topic}: {why}"
             raise DeadLetterFailed(text, missing=[*failed])
 
-    async def _write_alone(self, dead_letter: DeadLetter) -> HeadraceError | None:
-        """Write a dead letter with as much of its history as fits; return why it is not written."""
+    async def _write_shorter(self, dead_letter: DeadLetter) -> HeadraceError | None:
+        """Write a dead letter that is too large with as much of its history as fits; return why it is not written."""
         record = dead_letter.record
-        for left_out in range(len(_GIVES_WAY) + 2):
+        for left_out in range(1, len(_GIVES_WAY) + 2):
             (result,) = await self._produce([self._outgoing(dead_letter, left_out)])
             if not isinstance(result, RecordTooLarge):
                 break

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _RESERVED = 4
 """One in so many slots is reserved for partitions with nothing in flight."""
 _SLOW_SECONDS = 5.0
+_BROKEN_OFF = 3
+"""At so many closed connections a delivery is taken apart."""
 _ENDED = (Outcome.DELIVERED, Outcome.HELD, Outcome.DELEGATED, Outcome.SKIPPED)
 
 
@@ -89,6 +91,10 @@ class Deliverer:
     @property
     def waits(self) -> bool:
         return bool(self._turns)
+
+    @property
+    def has_open(self) -> bool:
+        return any(lane.tracker.has_open for lane in self._context.lanes.values())
 
     def begin_one(self) -> bool:
         lane = self._next()
@@ -201,6 +207,8 @@ class Deliverer:
             return None
         except DeliveryError as error:
             reach("delivery.refused")
+            if error.broken_off:
+                return self._broken_off(lane, batch, attempt_id, error)
             self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
             return None
         reach("delivery.after")
@@ -246,6 +254,31 @@ class Deliverer:
         lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
         return False
 
+    def _broken_off(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
+        """Take apart a delivery at which the destination closes the connection again and again.
+
+        A record alone has failed if others were taken meanwhile, or the destination had just answered something else;
+        otherwise it may be down for all.
+        """
+        breaker, records, why = self._context.breaker, batch.records, error.description
+        batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or breaker.newest)
+        others_are_taken = breaker.has_taken_since(batch.suspected)
+        if lane.is_fenced or batch.broken_off < _BROKEN_OFF:
+            self._refused(lane, batch, attempt_id, why)
+        elif len(records) > 1:
+            self._context.counts.refusals += 1
+            if not others_are_taken:
+                breaker.refused(attempt_id, why)
+            lane.halve(batch, f"{len(records)} records from offset {records.offsets[0]} on: {why}")
+        elif others_are_taken or error.is_alive:
+            return self._settle(lane, batch, attempt_id, [Reply("ConnectionClosed", why)])
+        else:
+            (topic, number), offset, skip = lane.partition, records.offsets[0], breaker.name.replace(" ", " skip ", 1)
+            always = f"always at {lane.partition} offset {offset}"
+            how = f'headrace {skip} {offset} --partition {number} --topic {topic} --reason "..."'
+            self._refused(lane, batch, attempt_id, f"{why}, {always}; to skip it: {how}")
+        return None
+
     def _settle(self, lane: Lane, batch: Batch, attempt_id: int, replies: Sequence[Reply]) -> DeadLetterBatch | None:
         """Do with each record what the policy decides; return the dead letters that are to be written."""
         context, now, why = self._context, self._context.clock.time(), last_error(replies)
@@ -273,7 +306,8 @@ class Deliverer:
             reach("retry.before")
             context.counts.redeliveries += len(again)
             text = f"offset {again[0].offset} failed {batch.attempt} of {context.retry.attempts} times"
-            lane.try_later(Batch(RecordBatch.of(again), batch.attempt + 1, first), text)
+            following = Batch(RecordBatch.of(again), batch.attempt + 1, first)
+            lane.try_later(following._replace(broken_off=batch.broken_off, suspected=batch.suspected), text)
         if split:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)

@@ -27,6 +27,10 @@ class SlotUser(Protocol):
     def waits(self) -> bool:
         """Whether it may have something to begin."""
 
+    @property
+    def has_open(self) -> bool:
+        """Whether it has records that have not ended."""
+
     def begin_one(self) -> bool:
         """Begin one delivery if there is one and `free_for` leaves a slot; return whether one has begun."""
 
@@ -62,6 +66,11 @@ class AdaptiveLimit:
             self._users.remove(user)
         if user is self._live:
             self._live = None
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a user has records that have not ended, or there is no user."""
+        return not self._users or any(user.has_open for user in self._users)
 
     def free_for(self, user: SlotUser) -> int:
         """Return how many deliveries a user may begin now."""
@@ -128,6 +137,10 @@ class SharedSlots:
     @property
     def waits(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._used)
 
     def begin_one(self) -> bool:
         while self._waiting and self._waiting[0].done():

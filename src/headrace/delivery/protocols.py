@@ -85,6 +85,12 @@ def not_taken(cause: HeadraceError) -> Reply:
     return Reply(cause.description or "not taken", reached=False)
 
 
+def in_turn(replies: Sequence[Reply]) -> list[Reply]:
+    """Return the replies in order `partition`: what follows the first record that comes again has not begun."""
+    first = next((index for index, reply in enumerate(replies) if reply.error and not reply.permanent), len(replies))
+    return [*replies[: first + 1], *[NOT_BEGUN] * (len(replies) - first - 1)]
+
+
 class Delivery(NamedTuple):
     """One attempt to deliver records of one partition, in offset order."""
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys
-from headrace.delivery.dead_letter import iso, write_each
+from headrace.delivery.dead_letter import REFUSALS, iso
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import (
     DELEGATED,
@@ -23,7 +23,7 @@ from headrace.delivery.protocols import (
     Reply,
     no_epoch,
 )
-from headrace.errors import DeadLetterFailed, HeadraceError, RecordTooLarge
+from headrace.errors import DeadLetterFailed, HeadraceError
 from headrace.lifecycle import Clock
 from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
 
@@ -59,7 +59,7 @@ class RetryTopics:
         self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int]:
-        """See `DeadLetterWriter`. What is too large for its retry topic becomes a dead letter."""
+        """See `DeadLetterWriter`. What its retry topic refuses becomes a dead letter."""
         now = self._clock.time()
         dead_letters, copies = list(dead_letters), dict[int, Record]()
         levels: dict[int, int] = {}
@@ -75,14 +75,14 @@ class RetryTopics:
                 levels[index] = level
         failed = await self._delay(dead_letters, levels, now) if levels else {}
         delayed = [index for index in levels if index not in failed]
-        too_large = [index for index, why in failed.items() if isinstance(why, RecordTooLarge)]
+        refused = [index for index, why in failed.items() if isinstance(why, REFUSALS)]
         # One that was never delivered is no dead letter: it waits for its key in its own topic.
         dead = [index for index in range(len(dead_letters)) if index not in levels]
-        dead += [index for index in too_large if dead_letters[index].attempts]
+        dead += [index for index in refused if dead_letters[index].attempts]
         failed = {index: why for index, why in failed.items() if index not in dead}
         unwritten = [index for index in dead if not (index in copies and self.has_ended(copies[index]))]
         failed |= await self._write_dead_letters(dead_letters, unwritten) if unwritten else {}
-        for index in too_large:
+        for index in refused:
             if index not in failed or index not in dead:
                 with contextlib.suppress(DeadLetterFailed):
                     await self.unblock(dead_letters[index].record)
@@ -167,7 +167,10 @@ class RetryTopics:
             record, due = records[index], now + self.retry.tiers[level]
             headers = [*record.headers, *delayed_headers(dead_letters[index], due, entries.get(index))]
             outgoing.append(OutgoingRecord(self._topics[level], record.key, record.value, headers))
-        results = zip(levels, await write_each(self._produce, outgoing), strict=True)
+        try:
+            results = zip(levels, await self._produce(outgoing), strict=True)
+        except HeadraceError as cause:
+            return dict.fromkeys(levels, cause)
         return {index: result for index, result in results if isinstance(result, HeadraceError)}
 
     async def _write_dead_letters(

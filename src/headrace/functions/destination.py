@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.config.internal_topics import kind_by_name
-from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, not_taken
+from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
@@ -63,6 +63,7 @@ class FunctionDestination:
         self._failures = FailureLog(workers.spec.name, trigger.name, clock)
         self._schemas: dict[int, wire.Schema] = {}
         self._attempts = _attempts_in_order(trigger)
+        self._in_turn = trigger.ordering == "partition"
         self._ending: set[TopicPartition] = set()
         """Partitions that are about to be given up."""
         self._crashes: dict[tuple[TopicPartition, int], int] = {}
@@ -117,7 +118,9 @@ class FunctionDestination:
                 return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
             replies += ended
             failed = ended.count(ACK) < len(ended) and any(reply.error and not reply.permanent for reply in ended)
-            if failed and self._is_in_order(delivery):
+            # What Kafka did not take of the last record, it takes later; until then no further one is begun.
+            waits = self._in_turn and ended and ended[-1].error and not (ended[-1].reached or ended[-1].permanent)
+            if waits or (failed and self._is_in_order(delivery)):
                 return replies + [NOT_BEGUN] * (len(records) - len(replies))
         return replies
 
@@ -271,16 +274,30 @@ class FunctionDestination:
             results_of = self._held.hold(records.topic_partition, offsets, outgoing)
         else:
             results_of = await self._write(outgoing)
-        written = zip(owners, outgoing, results_of, strict=True)
+        return self._judge(replies, owners, outgoing, results_of)
+
+    def _judge(
+        self,
+        replies: list[Reply],
+        owners: Sequence[int],
+        outgoing: Sequence[OutgoingRecord],
+        results: Sequence[Produced | errors.HeadraceError],
+    ) -> list[Reply]:
+        """Return the replies of records, by the results of their outputs; raise if Kafka took none of these."""
+        written = zip(owners, outgoing, results, strict=True)
         problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
-        for index, record, problem in problems:
-            if not isinstance(problem, REFUSALS):
+        trouble: errors.DestinationUnavailable | None = None
+        for index, record, problem in reversed(problems):  # of a record the first one stays
+            if isinstance(problem, REFUSALS):
+                replies[index] = Reply(type(problem).__name__, f"its output: {problem.description}")
+            else:
                 # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
-                # is received meanwhile to the dead letter topic. So the delivery waits, and the handler runs again.
-                # The whole of it, or a later output of a key would be followed by an earlier one.
-                raise _unavailable(problem, record.topic) from problem
-            replies[index] = Reply(type(problem).__name__, f"its output: {problem.description}")
-        return replies
+                # is received meanwhile to the dead letter topic. So the record waits, and its handler runs again.
+                trouble = _unavailable(problem, record.topic)
+                replies[index] = not_taken(trouble)
+        if trouble and (len(replies) == 1 or len(problems) == len(outgoing)):
+            raise trouble
+        return in_turn(replies) if trouble and self._in_turn else replies
 
     async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | errors.HeadraceError]:
         while True:

@@ -88,7 +88,7 @@ _CERTAINLY_NOT_WRITTEN = _codes(
 
 
 def report_error(
-    error: confluent_kafka.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG, *, keyed: bool = False
+    error: confluent_kafka.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG
 ) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
@@ -96,9 +96,6 @@ def report_error(
     answer lost. So every error that not each attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
     Librdkafka knows whether a record is "possibly persisted", and its Python binding does not show it.
     """
-    if keyed and error.code() == confluent_kafka.KafkaError.INVALID_RECORD:
-        # If one record of a batch is refused, the client reports all; a broker refuses only those without a key.
-        error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
     found = write_error(error, kafka, topic)
     if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
         return found

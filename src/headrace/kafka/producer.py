@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import confluent_kafka
@@ -22,12 +21,14 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.access import is_refused, principal_of, refusal_in
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import ClientErrors, repeat_error, report_error, write_error
-from headrace.kafka.producer_limits import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
+from headrace.kafka.error_map import ClientErrors, report_error, write_error
+from headrace.kafka.producer_limits import SEVERAL, ByteBudget, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
 from headrace.kafka.renewal import ClientReplacement
+from headrace.kafka.sent_request import Callbacks, Done, Request, Results
+from headrace.kafka.sent_request import ProduceResult as ProduceResult
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
-from headrace.records import NO_OFFSET, OutgoingRecord, Produced
+from headrace.records import OutgoingRecord, Produced
 
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02
@@ -42,84 +43,7 @@ _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
 """A client without any right to write is replaced after so long, with requests or without."""
 _LEAST_BATCH_BYTES = 4096
 """Topics that allow less share one client, whose batches have one record each."""
-
-ProduceResult = Produced | errors.HeadraceError
-"""Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
-Results = list[ProduceResult]
-"""One per record, in their order."""
-Done = Callable[[Results], None]
-
-
-class _Request:
-    """The records of one `send`: their results and how many are still out."""
-
-    callbacks: _Callbacks
-
-    def __init__(
-        self,
-        total: int,
-        size_bytes: int,
-        key: TopicPartitionKey,
-        post: Callable[[_Request], None],
-        done: Done,
-        acked: bool = True,
-        failure: Callable[[Any, Any], errors.HeadraceError] = lambda error, record: errors.KafkaError(error.str()),
-        topics: Collection[str] = (),
-    ) -> None:
-        self.total = total
-        self.size_bytes = size_bytes
-        self.key = key
-        self.topics = topics
-        self.results: list[Any] = [None] * total
-        self.delivered = 0  # written by the delivery thread only
-        self.refused = 0  # written by the loop only
-        self.done: Done | None = done
-        self._acked = acked
-        self._post = post
-        self._failure = failure
-
-    def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
-        """Take one delivery report, on the delivery thread."""
-        if error is None:
-            try:
-                offset = record.offset()
-            except SystemError:  # the client raises a fatal error in the first call of this report
-                offset = record.offset()
-            if offset is None:
-                self.results[index] = repeat_error(record) if self._acked else Produced(record.partition(), NO_OFFSET)
-            else:
-                self.results[index] = Produced(record.partition(), offset)
-        else:
-            self.results[index] = self._failure(error, record)
-        self.delivered += 1
-        # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
-        # request is posted twice, and the second time it is done already.
-        if self.delivered + self.refused == self.total:
-            self._post(self)
-
-    def refuse(self, index: int, error: errors.HeadraceError) -> None:
-        """Note that the client did not take a record, on the loop."""
-        self.results[index] = error
-        self.refused += 1
-        if self.delivered + self.refused == self.total:
-            self._post(self)
-
-
-class _Callbacks:
-    """Delivery callbacks by index, for one request after the other: to make them costs half as much as `produce`."""
-
-    request: _Request
-
-    def __init__(self) -> None:
-        self._made: list[Callable[[Any, Any], None]] = []
-
-    def between(self, first: int, end: int) -> list[Callable[[Any, Any], None]]:
-        """Return those of the records from index `first` to before `end`."""
-        self._made += [functools.partial(self._report, index) for index in range(len(self._made), end)]
-        return self._made[first:end]
-
-    def _report(self, index: int, error: Any, record: Any) -> None:
-        self.request.reported(index, error, record)
+_BACKOFF_MS = 5
 
 
 class _Health:
@@ -139,6 +63,8 @@ class Producer(Service):
     """Writes records with `acks=all` and idempotence, within a byte budget.
 
     Topics that allow less than a usual batch have a client of their own for each size, with smaller batches.
+    When Kafka refuses a batch, each record of it is written once more, in its turn, in a batch of one record. So only
+    a record that fails alone has failed.
     """
 
     def __init__(
@@ -161,12 +87,12 @@ class Producer(Service):
         self._idle = asyncio.Event()
         self._work = threading.Event()
         self._open_requests = 0
-        self._callbacks: list[_Callbacks] = []  # of requests that have ended
+        self._callbacks: list[Callbacks] = []  # of requests that have ended
         self._crowded_at = -1.0
         self._health = _Health()
         self._replacement = ClientReplacement(kafka.security, self._new_client)
         self._client = self._new_client()
-        self._bridge: LoopBridge[_Request] | None = None
+        self._bridge: LoopBridge[Request] | None = None
         self._thread: OwnedThread | None = None
 
     def readiness(self) -> Readiness:
@@ -188,11 +114,14 @@ class Producer(Service):
         self._thread = OwnedThread(self.name, self._serve_reports, self.die)
         self._thread.start()
 
-    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> Results:
+    async def produce(
+        self, records: Sequence[OutgoingRecord], sliced: bool = False, *, in_order: bool = False
+    ) -> Results:
         """Write records and wait for every acknowledgement.
 
         If cancelled, the records may still be written. With `sliced` the loop serves others between slices, and
-        records of other requests may stand between these.
+        records of other requests may stand between these. With `in_order` the last records of each key stand in their
+        order, also when a batch of them is refused: so a record of another batch may be written twice.
 
         Returns:
             One result per record, in their order.
@@ -209,16 +138,18 @@ class Producer(Service):
         for index, record in enumerate(records) if self._sizes else ():
             sizes.setdefault(self._sizes.get(record.topic, 0), []).append(index)
         if len(sizes) < 2:
-            return await (self._produce_slices(records) if sliced else self._begin(records))
-        return await self._produce_parts(records, list(sizes.values()))
+            return await (self._produce_slices(records) if sliced else self._begin(records, in_order))
+        return await self._produce_parts(records, list(sizes.values()), in_order)
 
-    async def _produce_parts(self, records: Sequence[OutgoingRecord], parts: list[list[int]]) -> Results:
+    async def _produce_parts(
+        self, records: Sequence[OutgoingRecord], parts: list[list[int]], in_order: bool
+    ) -> Results:
         """Write records with several clients; a part that does not fit fails alone once another was sent."""
         begun: list[tuple[list[int], asyncio.Future[Results]]] = []
         found: dict[int, ProduceResult] = {}
         for indexes in parts:
             try:
-                begun.append((indexes, self._begin([records[index] for index in indexes])))
+                begun.append((indexes, self._begin([records[index] for index in indexes], in_order)))
             except (errors.ProducerQueueFull, errors.KafkaUnavailable) as full:
                 if not begun:
                     raise
@@ -241,13 +172,20 @@ class Producer(Service):
             raise
         return await answer
 
-    def _begin(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[Results]:
+    def _begin(self, records: Sequence[OutgoingRecord], in_order: bool) -> asyncio.Future[Results]:
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
-        self.send(records, lambda results: None if answer.done() else answer.set_result(results))
+        done: Done = lambda results: None if answer.done() else answer.set_result(results)  # noqa: E731
+        self.send(records, done, in_order=in_order)
         return answer
 
     def send(
-        self, records: Sequence[OutgoingRecord], done: Done, partitions: int = 0, size_bytes: int | None = None
+        self,
+        records: Sequence[OutgoingRecord],
+        done: Done,
+        partitions: int = 0,
+        size_bytes: int | None = None,
+        *,
+        in_order: bool = False,
     ) -> None:
         """Write records without waiting.
 
@@ -255,6 +193,7 @@ class Producer(Service):
             done: Called once on the loop, with one result per record; must not raise.
             partitions: How many the records' topic has, if that is known.
             size_bytes: What the records count for; by default counted here.
+            in_order: As for `produce`.
 
         Raises:
             ProducerQueueFull: A byte budget is used up; nothing was sent.
@@ -265,11 +204,13 @@ class Producer(Service):
             return
         client = self._client_of(records[0].topic)
         if client is not self:
-            client.send(records, done, partitions, size_bytes)
+            client.send(records, done, partitions, size_bytes, in_order=in_order)
             return
-        self._hand_over(self._take(records, done, partitions, size_bytes), records)
+        request = self._take(records, done, partitions, size_bytes)
+        request.in_order = in_order
+        self._hand_over(request, records)
 
-    def _take(self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None) -> _Request:
+    def _take(self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None) -> Request:
         """Count records that the client gets next, and return their request."""
         assert self._bridge is not None
         if self._refuses:
@@ -282,9 +223,10 @@ class Producer(Service):
         topics = {record.topic for record in records} if len(records) > 1 else ()
         self._budget.count(topics, 1)
         post, acked = self._bridge.post, self._settings.acks != 0
-        request = _Request(len(records), size, key, post, done, acked, self._failure, topics)
-        request.callbacks = self._callbacks.pop() if self._callbacks else _Callbacks()
+        request = Request(len(records), size, key, post, done, acked, self._failure, topics)
+        request.callbacks = self._callbacks.pop() if self._callbacks else Callbacks()
         request.callbacks.request = request
+        request.records = records
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -300,19 +242,20 @@ class Producer(Service):
         self._budget.check((topic, SEVERAL), size_bytes)
 
     async def drain(self, deadline: Deadline) -> None:
-        for client in (self, *self._limited.values()):
-            if client._open_requests:
-                await asyncio.wait_for(client._idle.wait(), deadline.remaining_seconds)
+        if self._open_requests:
+            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
+        for client in self._limited.values():
+            await client.drain(deadline)
 
     async def stop(self) -> None:
-        for client in self._limited.values():
-            await client.stop()
         if self._thread:
             for held in self._replacement.stop():
                 self._hand_over(*held)
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
+        for client in self._limited.values():
+            await client.stop()
         await super().stop()
 
     def _client_of(self, topic: str) -> Producer:
@@ -327,8 +270,9 @@ class Producer(Service):
                     "in flight: nothing of this request was sent, send it again after a pause"
                 )
             self._sizes[topic] = size
-        if not size:
-            return self
+        return self._with_batches_of(size) if size else self
+
+    def _with_batches_of(self, size: int) -> Producer:
         if size not in self._limited:
             settings = self._settings.model_copy(update={"batch_bytes": size})
             client = _SmallBatches(
@@ -340,7 +284,7 @@ class Producer(Service):
             self._limited[size] = client
         return self._limited[size]
 
-    def _hand_over(self, request: _Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
+    def _hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
         if self._replacement.held is not None:
             self._replacement.held.append((request, records, first))
             return
@@ -366,7 +310,7 @@ class Producer(Service):
                 request.refuse(index, errors.RecordRefused(why))
         self._wake(len(records))
 
-    def _finish(self, requests: list[_Request]) -> None:
+    def _finish(self, requests: list[Request]) -> None:
         for request in requests:
             done, request.done = request.done, None
             if done:
@@ -375,12 +319,32 @@ class Producer(Service):
                 self._budget.count(request.topics, -1)
                 if len(self._callbacks) < _KEPT_CALLBACKS and request.total <= _MOST_KEPT_RECORDS:
                     self._callbacks.append(request.callbacks)
-                done(request.results)
+                if request.is_suspected and self._settings.batch_bytes > 1:
+                    self._write_alone(request, done)
+                else:
+                    done(request.results)
+                request.records = ()  # its callbacks know it until the next request
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
             self._health.has_written = True
             self._admin.reachability.answered()
         if not self._open_requests:
             self._idle.set()
+
+    def _write_alone(self, request: Request, done: Done) -> None:
+        """Write the records again whose batch was refused, each in a batch of one record."""
+        results, suspects = request.results, request.suspects()
+
+        def take(found: Sequence[ProduceResult]) -> None:
+            for index, result in zip(suspects, found, strict=True):
+                results[index] = result
+            done(results)
+
+        try:
+            if not self._thread or self._thread.stop_requested.is_set():
+                raise errors.KafkaUnavailable("a record of the same batch was refused, and the process ends")
+            self._with_batches_of(1).send([request.records[index] for index in suspects], take)
+        except (errors.ProducerQueueFull, errors.KafkaUnavailable) as cause:
+            take([cause] * len(suspects))
 
     def _serve_reports(self, stop_requested: threading.Event) -> None:
         while not stop_requested.is_set():
@@ -420,7 +384,7 @@ class Producer(Service):
         while not (self._open_requests or stop_requested.is_set() or time.monotonic() > end or self._work.wait(0.1)):
             pass
 
-    def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[_Request, Sequence[Any], int]]) -> None:
+    def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
         """Continue with a new client; on the loop."""
         self._client = client
         for request, records, first in held:
@@ -459,11 +423,13 @@ class Producer(Service):
             return write_error(self._health.refusal, self._admin.config, topic)
         if refused := self._admin.batch_limits.refusal(error, record, self._settings.batch_bytes):
             return refused
-        return report_error(error, topic, self._admin.config, keyed=record.key() is not None)
+        return report_error(error, topic, self._admin.config)
 
     def _new_client(self) -> confluent_kafka.Producer:
         client_id = f"headrace-{self.name}-{next(_client_numbers)}"
         properties = producer_properties(self._admin.config, self._settings, client_id)
+        if self._settings.batch_bytes == 1:
+            properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
         return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
 
 

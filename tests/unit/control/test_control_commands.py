@@ -50,14 +50,18 @@ async def test_commands_that_wait_do_not_keep_the_process_busy(
 
 @staged(live)
 async def test_a_seek_that_comes_while_another_is_done_is_done_too(world: Processes, /) -> None:
-    """The first one waits for what is in flight, and its end takes away its own entry and no other."""
-    pump = FakePump(P0)
+    """The first one waits for what is in flight, and its end takes away its own entry and no other.
+
+    A command for another partition does not wait for it.
+    """
+    pump = FakePump(P0, P1)
     process = await world.process(pump)
     pump.idle.clear()
     first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
     await until(lambda: process._busy)
     second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
     await until(lambda: len(world.log.records) == 2)
+    assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
     pump.idle.set()
     outcomes = [(await asked)[1][0].outcome for asked in (first, second)]
     assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])

@@ -222,7 +222,7 @@ async def test_a_run_is_saved_before_it_starts_and_knows_whether_it_resumes_anot
     saved: list[Mapping[str, Any]] = []
     resumed: list[bool] = []
 
-    async def save(progress: Mapping[str, Any]) -> bool:
+    async def save(progress: Mapping[str, Any], *, message: str = "") -> bool:
         saved.append(dict(progress))
         return True
 

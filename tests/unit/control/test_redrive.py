@@ -474,13 +474,13 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
 
 
 def test_a_letter_that_does_not_fit_stays_and_the_others_go(fake: FakeKafka) -> None:
-    """One that is too large fails those that travel with it; alone it is named, and they are sent."""
+    """What the target refuses is named, and the run goes on."""
     for number in range(4):
         fake.letter(number)
-    fake.too_large = {b"v2"}
+    fake.too_large, fake.refused = {b"v2"}, {b"v0"}
     done = run(fake)
-    assert (done.records, done.too_large) == (3, [f"{DLQ}-0 offset 2: too large"])
-    assert fake.ended() == {0, 1, 3}
+    assert (done.records, done.too_large) == (2, [f"{DLQ}-0 offset 0: no key", f"{DLQ}-0 offset 2: too large"])
+    assert fake.ended() == {1, 3}
 
 
 def test_a_second_run_is_refused_and_told_of_the_first(fake: FakeKafka) -> None:

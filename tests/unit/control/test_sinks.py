@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -20,7 +20,7 @@ from headrace.control.selection import Window, moment
 from headrace.control.sinks import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
-from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
+from headrace.delivery.protocols import ACK, DELEGATED, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
@@ -177,8 +177,45 @@ def test_a_topic_takes_all_or_says_why() -> None:
     assert sent[0].headers == [("h", None), ("headrace.replay", b"job-2"), ("headrace.replay.of", b"t:1:5")]
     assert (sent[0].partition, sent[0].timestamp_ms) == (None, 42)
     answers[1] = KafkaUnavailable("no broker")
+    longer = delivery._replace(records=[*delivery.records, record("t", 1, 7)])
+    answers.append(Produced(0, 5))
+    assert asyncio.run(to.deliver(longer)) == [
+        ACK,
+        Reply("copy does not acknowledge: no broker", reached=False),
+        NOT_BEGUN,
+    ]
+    answers[:] = answers[1:2] * 3
     with pytest.raises(DestinationUnavailable, match="does not acknowledge: no broker"):
-        asyncio.run(to.deliver(delivery))
+        asyncio.run(to.deliver(longer))
+
+
+async def test_a_replay_that_cannot_go_on_says_so_in_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tries, though nothing has ended."""
+
+    async def read(*_: Any) -> AsyncGenerator[list[Record], None]:
+        yield [record("t", 0, 5)]
+
+    monkeypatch.setattr("headrace.control.replay.read_records", read)
+    clock, stop, saved = ManualClock(), asyncio.Event(), list[tuple[str, int]]()
+    produce = AsyncMock(side_effect=KafkaUnavailable("no broker"))
+    context = RunContext(AsyncMock(**{"topic_ids.return_value": {"t": "id"}}), produce, produce, clock)
+    context.admin.describe_topic.return_value.partitions = [0]  # type: ignore[attr-defined]
+    spec = ReplaySpec(window=Window("t", "id", {0: (5, 6)}), to={"topic": "copy"}, repeats_at_most=9)
+
+    async def save(progress: Mapping[str, Any], *, message: str = "") -> bool:
+        saved.append((message, progress.get("counts", {}).get("refusals", 0)))
+        if message:
+            stop.set()
+        return True
+
+    job = Job("replay-1", "replay", {}, "me", "")
+    run = asyncio.ensure_future(ReplayJob(job, spec, context, lambda to: None).run({}, save, stop))
+    while not run.done():
+        await clock.advance(1.0)
+        await asyncio.sleep(0.01)
+    message, refusals = next(each for each in saved if each[0])
+    assert "copy is not written: no broker" in message
+    assert refusals > 0
 
 
 class FakeAdmin:

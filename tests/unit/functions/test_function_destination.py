@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.protocols import ACK, NOT_BEGUN, Delivery, Reply
 from headrace.errors import (
     DestinationUnavailable,
     KafkaTimeout,
@@ -172,13 +172,25 @@ def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])
-def test_outputs_that_are_not_acknowledged_hold_the_whole_delivery_back(error: Exception) -> None:
-    """A record is never acknowledged before its output, and a broker's failure uses up nobody's attempts."""
-    kafka = Kafka()
-    kafka.results = [[Produced(0, 0), error, Produced(0, 1)], error]
+def test_an_output_that_is_not_acknowledged_holds_back_its_record_and_what_follows(error: Exception) -> None:
+    """A record is never acknowledged before its output, and a broker's failure uses up nobody's attempts.
+
+    So a repetition begins with that record, and writes no output before it again. Without an order nothing waits.
+    """
+    kafka, why = Kafka(), "outputs to out are not acknowledged: no broker"
+    kafka.results = [
+        [Produced(0, 0), error, Produced(0, 1)],
+        [Produced(0, 0), error, Produced(0, 1)],
+        error,
+        [error] * 3,
+    ]
     target = destination(FakeWorkers(outputs), kafka)
+    stuck = Reply(why, reached=False)
+    assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, NOT_BEGUN]
+    target._in_turn = False
+    assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, ACK]
     for _ in range(2):
-        with pytest.raises(DestinationUnavailable, match="outputs to out are not acknowledged: no broker"):
+        with pytest.raises(DestinationUnavailable, match=why):
             asyncio.run(target.deliver(delivery(3)))
 
 

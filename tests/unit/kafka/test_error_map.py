@@ -54,13 +54,6 @@ def test_a_report_is_unknown_unless_every_attempt_was_refused(name: str, kind: s
     assert type(report_error(ClientError(getattr(ClientError, name)), "t")).__name__ == kind
 
 
-def test_a_record_with_a_key_is_not_what_a_compacted_topic_refuses() -> None:
-    """Where one record of a batch is bad, the client reports it of all of them."""
-    bad = ClientError(ClientError.INVALID_RECORD)
-    assert type(report_error(bad, "t", keyed=True)) is errors.BatchRefused
-    assert type(report_error(bad, "t")) is errors.RecordRefused
-
-
 def test_what_is_printed_is_for_people() -> None:
     """Kafka's own reason says all where there is no advice; no docstring that is shown tells of our parameters."""
     refused = to_error(ClientError(ClientError.INVALID_CONFIG, "Invalid value abc"), "create topic y")

@@ -14,17 +14,18 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnauthorized, ProducerQueueFull, RecordRefused
 from headrace.kafka import Admin
-from headrace.kafka.producer import Producer, _Request
+from headrace.kafka.producer import Producer
 from headrace.kafka.producer_limits import BatchLimits, key_of_request
+from headrace.kafka.sent_request import Request
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 
 def result_of(offset: int, *, acked: bool) -> object:
     """Return what a request holds after the report of its one record."""
-    posted: list[_Request] = []
+    posted: list[Request] = []
     key = key_of_request([OutgoingRecord("t", None, b"", [], 0, 0)], 1)
-    request = _Request(1, 0, key, posted.append, lambda results: None, acked)
+    request = Request(1, 0, key, posted.append, lambda results: None, acked)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     return request.results[0]

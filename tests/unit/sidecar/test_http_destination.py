@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from email.utils import formatdate
 from typing import Any, get_args
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,27 @@ def test_a_backend_can_tell_a_replay_from_a_first_delivery(mode: str) -> None:
         entry = found if isinstance(found, dict) else found[0]
         assert entry.pop(inside) == "job-1"
         assert found == first
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "alive"), [("", 405, True), ("", 503, False), ("/ready", 204, True), ("/ready", 404, False)]
+)
+def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
+    path: str, status: int, alive: bool
+) -> None:
+    """Only before one that was alone then; by its health, or by OPTIONS."""
+    client = AsyncMock(**{"post.side_effect": [DestinationUnavailable("closed", broken_off=True) for _ in range(4)]})
+    asked = client.get if path else client.options
+    asked.return_value = HttpAnswer(status, {}, b"")
+    to = destination(client)
+    to._health = path
+    found = []
+    for what in (TWO, delivery(b"1"), delivery(b"1"), TWO):
+        with pytest.raises(DestinationUnavailable) as error:
+            deliver(to, what)
+        found.append(error.value.is_alive)
+    assert found == [False, False, alive, False]
+    assert asked.await_count == 1
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])

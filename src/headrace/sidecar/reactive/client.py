@@ -92,6 +92,10 @@ class Client:
         name, _, query = path.partition("?")
         return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
+    def options(self) -> Coroutine[Any, Any, HttpAnswer]:
+        """Return the answer to an OPTIONS request for the URL, which changes nothing; raises as `get`."""
+        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
+
     def close(self) -> None:
         """Close every connection; requests in flight and later ones end as unavailable."""
         self._closed = True
@@ -110,7 +114,7 @@ class Client:
             return await self._ask_with(self._token, head, body, end)
         except Broken as cause:
             text = f"waiting for the {self._what} {self.url}: {cause}"
-            raise DestinationUnavailable(text, url=self.url) from cause
+            raise DestinationUnavailable(text, url=self.url, broken_off=cause.closed) from cause
 
     async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> HttpAnswer:
         for again in (False, True):

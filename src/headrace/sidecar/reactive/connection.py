@@ -26,12 +26,13 @@ class HttpAnswer(NamedTuple):
 class Broken(Exception):
     """No complete answer arrived; the text says why.
 
-    `silent` is set when the connection had ended before the first byte of an answer.
+    `closed` is set when the server closed a connection that had a request, `silent` if also before the first byte of
+    an answer.
     """
 
-    def __init__(self, why: str, *, silent: bool = False) -> None:
+    def __init__(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
         super().__init__(why)
-        self.silent = silent
+        self.silent, self.closed = silent, closed
 
 
 class Connection(asyncio.Protocol):
@@ -108,7 +109,7 @@ class Connection(asyncio.Protocol):
         if self._waiter:
             silent = not (self._status or self._bare_bytes)
             when = "without an answer" if silent else "before its answer was complete"
-            self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent)
+            self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent, closed=True)
         del self._parser  # which knows this connection too
 
     def on_message_begin(self) -> None:
@@ -171,9 +172,9 @@ class Connection(asyncio.Protocol):
         self.reusable = keep and not early
         self.idle_since = self._loop.time()
 
-    def _fail(self, why: str, *, silent: bool = False) -> None:
+    def _fail(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
         if self._waiter and not self._waiter.done():
-            self._waiter.set_exception(Broken(why, silent=silent))
+            self._waiter.set_exception(Broken(why, silent=silent, closed=closed))
             self._waiter = None  # its exception knows this connection, and the body would stay in memory with it
             self.abort()
 

@@ -11,7 +11,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.lifecycle import Clock, Service
-from headrace.records import RecordBatch
+from headrace.records import RecordBatch, TopicPartition
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import HttpAnswer
@@ -20,6 +20,9 @@ from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, replay_header, single
 
 _EXCERPT_BYTES: Final = 2000
+_MOST_SUSPECTS: Final = 1000
+_GATEWAY: Final = (502, 503, 504)
+"""Answers of who stands before a backend that is down."""
 
 
 class HttpDestination(Service):
@@ -37,6 +40,9 @@ class HttpDestination(Service):
         super().__init__(name)
         self.client = client_of(backend, clock, tls)
         self._results = backend.mode == "results"
+        self._health = backend.health.path if backend.health else ""
+        self._suspects: dict[tuple[TopicPartition, int] | None, None] = {}
+        """Records at which it closed the connection, each alone."""
         self._retry = retry
         self._payloads = payloads
         self._clock = clock
@@ -56,7 +62,28 @@ class HttpDestination(Service):
             body, headers = self._request(delivery, records)
         except DecodeError:
             return await self._deliver_sound(delivery, records)
-        return self._replies(await self.client.post(body, headers), records)
+        return self._replies(await self._post(body, headers, records), records)
+
+    async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> HttpAnswer:
+        """Post; before a record at which the backend closed the connection, alone, ask whether it answers at all."""
+        position = (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
+        is_alive = position in self._suspects and await self._is_alive()
+        try:
+            return await self.client.post(body, headers)
+        except DestinationUnavailable as error:
+            if position and error.broken_off:
+                error.is_alive = is_alive
+                self._suspects[position] = None
+                while len(self._suspects) > _MOST_SUSPECTS:
+                    del self._suspects[next(iter(self._suspects))]
+            raise
+
+    async def _is_alive(self) -> bool:
+        try:
+            answer = await (self.client.get(self._health) if self._health else self.client.options())
+        except DestinationUnavailable:
+            return False
+        return answer.status < 300 if self._health else answer.status not in _GATEWAY
 
     async def _deliver_sound(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         replies: dict[int, Reply] = {}
@@ -66,7 +93,7 @@ class HttpDestination(Service):
             except DecodeError as error:
                 replies[record.offset] = Reply("DecodeError", error.description, reached=False, permanent=True)
         if sound := RecordBatch.of([record for record in records if record.offset not in replies]):
-            answer = await self.client.post(*self._request(delivery, sound))
+            answer = await self._post(*self._request(delivery, sound), sound)
             replies.update(zip(sound.offsets, self._replies(answer, sound), strict=True))
         return [replies[offset] for offset in records.offsets]
 

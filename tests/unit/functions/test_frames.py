@@ -64,18 +64,16 @@ async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> 
 
 
 async def test_answers_that_do_not_fit_are_no_answers() -> None:
-    """Without a frame, or with another number of results."""
+    """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in an answer."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     with pytest.raises(wire.WireBroken):
         frames.answered(wire.Done())
     frames.add(2, P)
     with pytest.raises(wire.WireBroken):
-        frames.answered(wire.Results([None]))
-    failed = wire.Result(error="ValueError")
-    assert frames.answered(wire.Results([failed])) == 1, "a failure may end a frame"
-    frames.add(2, P)
+        frames.answered(wire.Results([]))
     with pytest.raises(wire.WireBroken):
-        frames.answered(wire.Results([failed] * 3))
+        frames.answered(wire.Results([None] * 3))
+    assert frames.answered(wire.Results([None])) == 1
     frames.close()
 
 
@@ -93,9 +91,6 @@ async def test_a_stopped_frame_may_be_short_while_the_next_one_is_stopped_too() 
         assert frames.answered(wire.Results([None])) == frames.answered(wire.Results([None])) == 1
         assert first.done() and second.done()
         assert memoryview(memory).cast("Q")[1] == 0
-    with pytest.raises(wire.WireBroken):
-        frames.add(2, P)
-        frames.answered(wire.Results([None]))
     frames.close()
 
 

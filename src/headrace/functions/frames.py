@@ -20,6 +20,23 @@ _FIRST_RECORDS = 100
 _FORGETS = 0.75
 
 
+def open_shared_page() -> int:
+    """Return a descriptor of a page of memory for two processes, which the caller closes.
+
+    The page is allocated here: the first access to a hole ends a process by SIGBUS if there is no space for it.
+
+    Raises:
+        OSError: There is no memory, or no descriptor is left.
+    """
+    shared = os.memfd_create("headrace frames")
+    try:
+        os.posix_fallocate(shared, 0, mmap.PAGESIZE)
+    except OSError:
+        os.close(shared)
+        raise
+    return shared
+
+
 class Frame(NamedTuple):
     """One frame in flight."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
-from headrace.functions.frames import FramePace, FramesInFlight
+from headrace.functions.frames import FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
 from headrace.testing.bed import Bed, running
 
@@ -61,6 +64,19 @@ async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> 
         frames.answered(wire.Done())
         assert await first == wire.Done()
     frames.close()
+
+
+def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a hole in a file of /tmp: where that is full, an access ends the process by SIGBUS."""
+    shared = open_shared_page()
+    assert str(Path(f"/proc/self/fd/{shared}").readlink()).startswith("/memfd:")
+    assert os.fstat(shared).st_blocks * 512 == mmap.PAGESIZE
+    os.close(shared)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        open_shared_page()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(shared)
 
 
 async def test_answers_that_do_not_fit_are_no_answers() -> None:

@@ -6,29 +6,18 @@ two open transactions, whichever worker has the partition. Source: KIP-98, KIP-4
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from headrace import errors
 from headrace.delivery.context import Batch
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
-from headrace.errors import (
-    BatchRefused,
-    DestinationUnavailable,
-    HeadraceError,
-    KafkaTimeout,
-    KafkaUnauthorized,
-    KafkaUnavailable,
-    PartitionNotFound,
-    ProducerQueueFull,
-    RecordRefused,
-    TopicNotFound,
-    TransactionAborted,
-)
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions
@@ -42,43 +31,34 @@ _HANDLERS_PART: Final = 0.6
 """The part of a drain's time that handlers have; the rest is for the transaction."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _CULPRITS: Final = (
-    ((TopicNotFound, PartitionNotFound), True),
-    ((RecordRefused,), False),
-    ((KafkaUnauthorized,), False),
-    ((KafkaTimeout,), True),
+    ((errors.TopicNotFound, errors.PartitionNotFound), True),
+    ((errors.RecordRefused,), False),
+    ((errors.KafkaUnauthorized,), False),
+    ((errors.KafkaTimeout,), True),
 )
 """Errors of outputs, and whether Kafka names the right ones. The first kind may be the cause of the others."""
 
 
-_Blame = tuple[Mapping[Event, HeadraceError], Mapping[Event, HeadraceError]]
+_Blame = tuple[Mapping[Event, errors.HeadraceError], Mapping[Event, errors.HeadraceError]]
 """Events that are to blame, or else those among which is one to blame."""
 
 
 class _Apart(NamedTuple):
     """A partition whose outputs have failed: its transactions have no outputs of others until one is committed."""
 
-    error: HeadraceError
+    error: errors.HeadraceError
     failures: int
     """In a row."""
 
 
+@dataclasses.dataclass
 class _Round:
     """The transactions that commit one portion in parts."""
 
-    def __init__(self, lanes: Mapping[TopicPartition, Lane | None], events: int) -> None:
-        self.lanes = lanes
-        """Of the assignment that the portion is of."""
-        self._most = events.bit_length() + 3
-        self._failures = 0
-
-    def failed(self, suspects: Mapping[Event, HeadraceError]) -> None:
-        """Count a transaction whose culprit is not known; raise its error if halves cannot be the remedy."""
-        self._failures += 1
-        if self._failures > self._most:
-            raise next(iter(suspects.values()))
-
-    def committed(self) -> None:
-        self._failures = 0
+    lanes: Mapping[TopicPartition, Lane | None]
+    """Of the assignment that the portion is of."""
+    left: int
+    """Failures in a row without a culprit, after which halves cannot be the remedy."""
 
 
 class TransactionalPump(Pump):
@@ -124,7 +104,7 @@ class TransactionalPump(Pump):
         if self._problem:
             return Readiness(False, f"transactions fail: {self._problem}")
         for partition, (error, failures) in self._apart.items():
-            if failures > 1 and isinstance(error, DestinationUnavailable):
+            if failures > 1 and isinstance(error, errors.DestinationUnavailable):
                 return Readiness(False, f"{partition} is stalled: {error.description}")
         return super().readiness()
 
@@ -158,7 +138,7 @@ class TransactionalPump(Pump):
         while fenced and any(self._consumer.is_committing(lane.partition) for lane in lanes):
             if not deadline.remaining_seconds:
                 present = [lane for lane in lanes if self._lanes.get(lane.partition) is lane]
-                self._begin_again(present, KafkaTimeout("the position at the start is not committed"), 0)
+                self._begin_again(present, errors.KafkaTimeout("the position at the start is not committed"), 0)
                 return
             await self._context.clock.sleep(_COMMIT_SECONDS)  # or what has ended would be left out
         committing = self.spawn(self._commit_ended(), "commit")
@@ -202,31 +182,27 @@ class TransactionalPump(Pump):
         """
         lanes = {partition: self._lanes.get(partition) for partition in portion.offsets}
         apart = [[partition] for partition in lanes if partition in self._apart]
-        round_ = _Round(lanes, len(portion.events))
+        round_ = _Round(lanes, len(portion.events).bit_length() + 3)
         try:
             for partitions in ([each for each in lanes if each not in self._apart], *apart):
                 await self._write(portion.of(partitions), round_)
-        except HeadraceError as failure:
-            left = [
-                lane
-                for partition, lane in lanes.items()
-                if self._committed.get(partition) != portion.offsets[partition]
-            ]
+        except errors.HeadraceError as failure:
             self._failed(failure)
             pause = min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS) if self._failures > 1 else 0
+            left = [lanes[each] for each, at in portion.offsets.items() if self._committed.get(each) != at]
             self._begin_again(
                 [lane for lane in left if lane and lane is self._lanes.get(lane.partition)], failure, pause
             )
 
     async def _write(
-        self, portion: Portion, round_: _Round, suspects: Mapping[Event, HeadraceError] = MappingProxyType({})
+        self, portion: Portion, round_: _Round, suspects: Mapping[Event, errors.HeadraceError] = MappingProxyType({})
     ) -> bool:
         """Commit a portion, or parts of it; return whether an event of it is to blame for a failure.
 
         With `suspects`, one of which is to blame, only parts of it can be committed.
 
         Raises:
-            HeadraceError: A transaction failed, and not by its outputs, or its outcome is unknown.
+            errors.HeadraceError: A transaction failed, and not by its outputs, or its outcome is unknown.
         """
         portion = portion.of([each for each in portion.offsets if self._lanes.get(each) is round_.lanes[each]])
         if not portion.offsets:
@@ -239,10 +215,11 @@ class TransactionalPump(Pump):
                 for partition, offset in ends.items():
                     self._set_apart(partition, blamed[partition, offset], round_)
                 return True
+            round_.left = round_.left - 1 if suspects else len(portion.events).bit_length() + 3
             if not suspects:
-                round_.committed()
                 return False
-            round_.failed(suspects)
+            if not round_.left:
+                raise next(iter(suspects.values()))
         first, second = portion.split(suspects, self._committed)
         found = await self._write(first, round_)
         return await self._write(second, round_, {} if found else suspects) or found
@@ -257,34 +234,34 @@ class TransactionalPump(Pump):
         while True:
             try:
                 results = await self._missing(portion) or await self._transactions.submit(records, group=group)
-                failure = next((result for result in results if isinstance(result, HeadraceError)), None)
-                if failure is None:
+                failures = [each for each in results if isinstance(each, errors.HeadraceError)]
+                if not failures:
                     self._written(portion, results)
                     return {}, {}
+                failure = min(failures, key=lambda each: type(each) is errors.TransactionAborted)
                 if self._held.dead_letters:
                     self._held.dead_letters.forget()  # its topic may be gone
                 blamed, suspects = self._blame(portion, results)
                 if blamed or suspects:
                     return blamed, suspects
-            except HeadraceError as cause:
+            except errors.HeadraceError as cause:
                 failure = cause
-            if not isinstance(failure, KafkaUnavailable | ProducerQueueFull | BatchRefused):
+            if not isinstance(failure, errors.KafkaUnavailable | errors.ProducerQueueFull | errors.BatchRefused):
                 raise failure
             self._failed(failure)  # nothing was written, so handlers need not run again
             await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
             if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
                 raise failure
 
-    async def _missing(self, portion: Portion) -> Sequence[HeadraceError]:
+    async def _missing(self, portion: Portion) -> Sequence[errors.HeadraceError]:
         """Return results as of a transaction if a topic is still missing: to wait for that would delay the others."""
         failed = {str(self._apart[p].error.parameters.get("topic")) for p in portion.offsets if p in self._apart}
         for topic in failed & {output.record.topic for _, output in portion.outputs}:
             try:
                 await self._transactions.require_topic(topic)
-            except TopicNotFound as cause:
-                return [
-                    cause if output.record.topic == topic else TransactionAborted() for _, output in portion.outputs
-                ]
+            except errors.TopicNotFound as cause:
+                aborted = errors.TransactionAborted()
+                return [cause if output.record.topic == topic else aborted for _, output in portion.outputs]
         return []
 
     def _blame(self, portion: Portion, results: Sequence[Any]) -> _Blame:
@@ -293,12 +270,12 @@ class TransactionalPump(Pump):
             return refused, {}
         alone = len(portion.events) == 1
         for kinds, certain in _CULPRITS:
-            named: dict[Event, HeadraceError] = {}
+            named: dict[Event, errors.HeadraceError] = {}
             for (partition, output), result in zip(portion.outputs, results, strict=True):
                 if type(result) in kinds:
                     topic = output.record.topic
                     text = f"outputs to {topic} are not acknowledged: {result.description}"
-                    named.setdefault((partition, output.offset), DestinationUnavailable(text, topic=topic))
+                    named.setdefault((partition, output.offset), errors.DestinationUnavailable(text, topic=topic))
             if named:
                 return (named, {}) if certain or alone else ({}, named)
         return {}, {}
@@ -313,23 +290,24 @@ class TransactionalPump(Pump):
             if (lane := self._lanes.get(partition)) and lane.tried:
                 lane.tried = {offset: each for offset, each in lane.tried.items() if offset >= end}
 
-    def _set_apart(self, partition: TopicPartition, error: HeadraceError, round_: _Round) -> None:
+    def _set_apart(self, partition: TopicPartition, error: errors.HeadraceError, round_: _Round) -> None:
         """Deliver again what is not committed of a partition: at once if the event fails now, else after a pause."""
         lane = self._lanes.get(partition)
         if lane is None or lane is not round_.lanes[partition]:
             return
         failures = self._apart[partition].failures + 1 if partition in self._apart else 1
         self._apart[partition] = _Apart(error, failures)
-        waits = isinstance(error, DestinationUnavailable)
+        waits = isinstance(error, errors.DestinationUnavailable)
         self._begin_again([lane], error, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**failures) if waits else 0)
 
-    def _begin_again(self, lanes: Sequence[Lane], error: HeadraceError, pause_seconds: float) -> None:
+    def _begin_again(self, lanes: Sequence[Lane], error: errors.HeadraceError, pause_seconds: float) -> None:
         """Begin the assignments of lanes again, at what the group has committed."""
         if not lanes:
             return
         epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
         why = "a transaction failed, and its records are delivered again"
-        log.warning("%s: %s: %s: %s", self.name, ", ".join(map(str, epochs)), why, _reason(error))
+        where = lanes[0].partition if len(lanes) == 1 else f"{len(lanes)} partitions"
+        log.warning("%s: %s: %s: %s", self.name, where, why, _reason(error))
         self._fence(lanes, why)
         self._forget(lanes)
         self._drop(epochs)
@@ -347,7 +325,7 @@ class TransactionalPump(Pump):
             self._resting.pop(partition, None)
         self.apply_pauses()
 
-    def _failed(self, failure: HeadraceError) -> None:
+    def _failed(self, failure: errors.HeadraceError) -> None:
         self._failures += 1
         self._problem = _reason(failure) if self._failures > 1 else ""
 
@@ -367,7 +345,7 @@ class TransactionalPump(Pump):
             self._tried.pop(partition, None)
 
 
-def _reason(failure: HeadraceError) -> str:
+def _reason(failure: errors.HeadraceError) -> str:
     """Return why a transaction failed, without the advice for a request."""
-    advice = TransactionAborted.__doc__ or ""
+    advice = errors.TransactionAborted.__doc__ or ""
     return failure.description.removeprefix(advice).removesuffix(": send it again").strip() or "Kafka aborted it"

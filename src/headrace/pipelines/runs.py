@@ -347,6 +347,8 @@ class PipelineRun(Service):
                 if isinstance(event, wire.Failed):
                     failure = self._bounded(event)
             code = await driver.exit_code()
+        except OSError as cause:
+            raise DriverLost(f"The folder of the pipeline cannot be written: {cause.strerror or cause}.") from cause
         finally:
             if self._driver:
                 self._driver.kill()

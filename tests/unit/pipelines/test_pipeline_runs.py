@@ -251,6 +251,16 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"
 
+        def full(folder: Path, secrets: Mapping[str, str], **written: bool) -> None:
+            if written:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", full)
+        bench.lives[-1].tell(*READY)
+        await bench.clock.settle()
+        assert bench.run.death is None
+        assert "cannot be written: No space left on device" in bench.reason
+
 
 async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:
     """The driver may finish its micro-batch; then nothing is started again."""

@@ -9,7 +9,6 @@ import mmap
 import os
 import socket
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from headrace.delivery.protocols import Delivery, Reply
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.frames import FramesInFlight
+from headrace.functions.frames import FramesInFlight, open_shared_page
 from headrace.functions.load import load_function
 from headrace.functions.process import WorkerProcess
 from headrace.functions.service import FunctionService
@@ -255,10 +254,10 @@ class ThreadWorker(WorkerProcess):
     """A worker whose code runs on a thread of this process, behind the same connection."""
 
     async def _start_child(self, owner: Service, folder: str, worker_end: socket.socket, output: int) -> None:
-        with tempfile.TemporaryFile() as shared:
-            shared.truncate(mmap.PAGESIZE)
-            self._frames = FramesInFlight(mmap.mmap(shared.fileno(), mmap.PAGESIZE))
-            progress = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
+        shared = open_shared_page()
+        self._frames = FramesInFlight(mmap.mmap(shared, mmap.PAGESIZE))
+        progress = mmap.mmap(shared, mmap.PAGESIZE)
+        os.close(shared)
         child: Any = _Thread(worker_end.dup(), progress, os.dup(self._frames.claims), os.dup(output))
         child.on_end = lambda code: owner.spawn(self._bury(code), f"end of {self.label}")
         self._child = child

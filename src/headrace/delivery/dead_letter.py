@@ -225,6 +225,10 @@ class DeadLetterTopic:
                 await self._ensure(name, origin)
             self._known.add(name)
 
+    def forget(self) -> None:
+        """Make sure before the next write that the topics are there: one may have been deleted."""
+        self._known.clear()
+
     async def write(self, dead_letters: Sequence[DeadLetter]) -> None:
         """Write dead letters; see `DeadLetterWriter`."""
         origin = dead_letters[0].record.topic

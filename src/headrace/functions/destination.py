@@ -17,13 +17,12 @@ from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.held_outputs import REFUSALS, HeldOutputs
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger
+from headrace.functions.suspects import Suspects
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
 from headrace.lifecycle import Clock, Deadline
 from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
 
-_POISON_CRASHES = 3
-_MAX_SUSPECTS = 1000
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1
 """Of a request for a worker: an idle one needs a moment to begin it."""
@@ -66,8 +65,8 @@ class FunctionDestination:
         self._in_turn = trigger.ordering == "partition"
         self._ending: set[TopicPartition] = set()
         """Partitions that are about to be given up."""
-        self._crashes: dict[tuple[TopicPartition, int], int] = {}
-        """Records that were in progress when a worker died, and how often."""
+        batch = trigger.batch
+        self._suspects = Suspects(batch.batch_size if batch.mode == "enable" else 1)
 
     @property
     def frame_records(self) -> int:
@@ -109,7 +108,7 @@ class FunctionDestination:
         while len(replies) < len(records):
             if delivery.partition in ending:
                 return replies + [NOT_BEGUN] * (len(records) - len(replies))
-            part = self._next_part(delivery.partition, records[len(replies) :] if replies else records)
+            part = self._suspects.part_of(delivery.partition, records[len(replies) :] if replies else records)
             try:
                 ended = await self._attempt(workers, delivery, part, ending)
             except errors.DeliveryError as cause:
@@ -169,16 +168,6 @@ class FunctionDestination:
         [reply] = await self._settle(RecordBatch.of([record]), [result], request=request_id)
         return reply, output if result.error or not reply.error else None
 
-    def _next_part(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
-        """Return the records up to the next suspect, or when it is first the suspect alone, or a part of its batch."""
-        if not self._crashes:
-            return records
-        batch = min(self._trigger.batch.batch_size, len(records)) if self._trigger.batch.mode == "enable" else 1
-        for index, offset in enumerate(records.offsets):
-            if crashes := self._crashes.get((partition, offset)):
-                return records[: index or max(1, batch >> crashes)]
-        return records
-
     async def _attempt(
         self, workers: Sequence[int], delivery: Delivery, records: RecordBatch, ending: Set[TopicPartition]
     ) -> Sequence[Reply]:
@@ -210,29 +199,15 @@ class FunctionDestination:
         if self._held:
             await self._held.begin(records)
         mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
-        replies = await self._settle(records, results, mode)
-        if self._crashes:
-            for offset in records.offsets:
-                self._crashes.pop((partition, offset), None)
-        return replies
+        self._suspects.ended(partition, records.offsets)
+        return await self._settle(records, results, mode)
 
     def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
-        """Count a worker's death against the record it was at; return the end of that record if this was the third.
-
-        Otherwise the records are to be attempted again: the suspect alone, or the half of a batch that begins with it.
-        """
-        begun = min(lost.parameters["begun"], len(records))
-        suspect = (partition, records.offsets[begun - 1])
-        crashes = self._crashes[suspect] = self._crashes.pop(suspect, 0) + 1
-        # Only alone: among others, one of them may have left behind what killed the worker later.
-        if crashes >= _POISON_CRASHES and len(records) == 1:
-            del self._crashes[suspect]
-            error = lost.parameters["error"] or "WorkerLost"
-            text = f"{crashes} workers in a row died of it: {lost.description}"
-            return [Reply(error, text, permanent=True, calls=crashes)]
-        while len(self._crashes) > _MAX_SUSPECTS:
-            del self._crashes[next(iter(self._crashes))]
-        return []
+        """Count a worker's death; return the end of the only record if it is to blame, else nothing has ended."""
+        if not (deaths := self._suspects.died(partition, records, min(lost.parameters["begun"], len(records)))):
+            return []
+        text = f"{deaths} workers in a row died of it: {lost.description}"
+        return [Reply(lost.parameters["error"] or "WorkerLost", text, permanent=True, calls=deaths)]
 
     async def _settle(
         self, records: RecordBatch, results: Sequence[wire.AnyResult], mode: str = "disable", request: str = ""

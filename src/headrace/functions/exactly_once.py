@@ -6,16 +6,20 @@ two open transactions, whichever worker has the partition. Source: KIP-98, KIP-4
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
+from headrace import errors
 from headrace.delivery.context import Batch
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
-from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
-from headrace.functions.held_outputs import HeldOutput, HeldOutputs
+from headrace.functions.held_outputs import HeldOutputs
+from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions
 from headrace.lifecycle import Deadline, Readiness
 from headrace.records import CommitOffsets, Committed, Epochs, OutgoingRecord, Record, RecordBatch, TopicPartition
@@ -26,6 +30,35 @@ _COMMIT_SECONDS: Final = 0.1
 _HANDLERS_PART: Final = 0.6
 """The part of a drain's time that handlers have; the rest is for the transaction."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
+_CULPRITS: Final = (
+    ((errors.TopicNotFound, errors.PartitionNotFound), True),
+    ((errors.RecordRefused,), False),
+    ((errors.KafkaUnauthorized,), False),
+    ((errors.KafkaTimeout,), True),
+)
+"""Errors of outputs, and whether Kafka names the right ones. The first kind may be the cause of the others."""
+
+
+_Blame = tuple[Mapping[Event, errors.HeadraceError], Mapping[Event, errors.HeadraceError]]
+"""Events that are to blame, or else those among which is one to blame."""
+
+
+class _Apart(NamedTuple):
+    """A partition whose outputs have failed: its transactions have no outputs of others until one is committed."""
+
+    error: errors.HeadraceError
+    failures: int
+    """In a row."""
+
+
+@dataclasses.dataclass
+class _Round:
+    """The transactions that commit one portion in parts."""
+
+    lanes: Mapping[TopicPartition, Lane | None]
+    """Of the assignment that the portion is of."""
+    left: int
+    """Failures in a row without a culprit, after which halves cannot be the remedy."""
 
 
 class TransactionalPump(Pump):
@@ -53,6 +86,10 @@ class TransactionalPump(Pump):
         """Offsets for the next transaction."""
         self._tried: dict[TopicPartition, dict[int, tuple[Batch, float]] | None] = {}
         """What failed in lanes that begin again."""
+        self._committed: dict[TopicPartition, Committed] = {}
+        self._apart: dict[TopicPartition, _Apart] = {}
+        self._resting: dict[TopicPartition, str] = {}
+        """Partitions that begin nothing for a moment, because a transaction failed, and why."""
         self._one_at_a_time = asyncio.Lock()
         self._failures = 0
         """Transactions that failed in a row."""
@@ -64,12 +101,19 @@ class TransactionalPump(Pump):
         return self.source
 
     def readiness(self) -> Readiness:
-        return Readiness(False, f"transactions fail: {self._problem}") if self._problem else super().readiness()
+        if self._problem:
+            return Readiness(False, f"transactions fail: {self._problem}")
+        for partition, (error, failures) in self._apart.items():
+            if failures > 1 and isinstance(error, errors.DestinationUnavailable):
+                return Readiness(False, f"{partition} is stalled: {error.description}")
+        return super().readiness()
 
     def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         super().on_assigned(partitions, committed)
         for partition in partitions:
             self._lanes[partition].tried = self._tried.get(partition, {})
+            self._committed.pop(partition, None)
+        self._committed |= committed
         self._drop(partitions)  # of an assignment before
 
     async def on_revoked(
@@ -77,20 +121,25 @@ class TransactionalPump(Pump):
     ) -> dict[TopicPartition, Committed]:
         """End the transaction of these partitions; the consumer itself has nothing to commit."""
         await super().on_revoked(partitions, deadline)
-        self._drop([each for each in partitions if each not in self._lanes])  # a late revoke: it may be assigned anew
-        self._problem = self._problem if self._lanes else ""
+        self._leave([each for each in partitions if each not in self._lanes])  # a late revoke: it may be assigned anew
         return {}
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         super().on_lost(partitions)
-        self._drop(partitions)
-        self._problem = self._problem if self._lanes else ""
+        self._leave(partitions)
 
     async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
-        """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek."""
+        """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek.
+
+        A seek that finds the position at the start not committed in time is given up: the lanes begin again.
+        """
         handlers = Deadline(self._context.clock, deadline.remaining_seconds * _HANDLERS_PART)
         await super().drain_lanes(lanes, handlers, why, fenced)
         while fenced and any(self._consumer.is_committing(lane.partition) for lane in lanes):
+            if not deadline.remaining_seconds:
+                present = [lane for lane in lanes if self._lanes.get(lane.partition) is lane]
+                self._begin_again(present, errors.KafkaTimeout("the position at the start is not committed"), 0)
+                return
             await self._context.clock.sleep(_COMMIT_SECONDS)  # or what has ended would be left out
         committing = self.spawn(self._commit_ended(), "commit")
         await asyncio.wait([committing], timeout=None if fenced else deadline.remaining_seconds)
@@ -122,61 +171,171 @@ class TransactionalPump(Pump):
             if self._next:
                 self._later(_COMMIT_SECONDS, self._changed.set)
             if offsets:
-                outputs = [(partition, output) for partition in offsets for output in self._held.take(partition)]
-                failure = await self._write(offsets, outputs)
-                self._held.release(output for _, output in outputs)
-                self._ended_with(failure, offsets, len(outputs))
+                portion = Portion(offsets, [(p, output) for p in offsets for output in self._held.take(p)])
+                await self._write_all(portion)
+                self._held.release(output for _, output in portion.outputs)
+
+    async def _write_all(self, portion: Portion) -> None:
+        """Commit a portion in one transaction; partitions whose outputs have failed before have one each.
+
+        If it fails by its outputs, smaller ones commit what they can, and no handler runs again for that.
+        """
+        lanes = {partition: self._lanes.get(partition) for partition in portion.offsets}
+        apart = [[partition] for partition in lanes if partition in self._apart]
+        round_ = _Round(lanes, len(portion.events).bit_length() + 3)
+        try:
+            for partitions in ([each for each in lanes if each not in self._apart], *apart):
+                await self._write(portion.of(partitions), round_)
+        except errors.HeadraceError as failure:
+            self._failed(failure)
+            pause = min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS) if self._failures > 1 else 0
+            left = [lanes[each] for each, at in portion.offsets.items() if self._committed.get(each) != at]
+            self._begin_again(
+                [lane for lane in left if lane and lane is self._lanes.get(lane.partition)], failure, pause
+            )
 
     async def _write(
-        self, offsets: CommitOffsets, outputs: Sequence[tuple[TopicPartition, HeldOutput]]
-    ) -> HeadraceError | None:
-        """Write a transaction, again while Kafka cannot be reached; return why it is not known to be committed."""
-        records = [output.record for _, output in outputs]
-        group, epochs = self._consumer.group_offsets(offsets), {p: self.epoch_of(p) for p in offsets}
+        self, portion: Portion, round_: _Round, suspects: Mapping[Event, errors.HeadraceError] = MappingProxyType({})
+    ) -> bool:
+        """Commit a portion, or parts of it; return whether an event of it is to blame for a failure.
+
+        With `suspects`, one of which is to blame, only parts of it can be committed.
+
+        Raises:
+            errors.HeadraceError: A transaction failed, and not by its outputs, or its outcome is unknown.
+        """
+        portion = portion.of([each for each in portion.offsets if self._lanes.get(each) is round_.lanes[each]])
+        if not portion.offsets:
+            return False
+        if not suspects or len(portion.events) == 1:
+            blamed, suspects = await self._write_once(portion)
+            if blamed:
+                ends = firsts_of(blamed)
+                await self._write(portion.before(ends, self._committed), round_)
+                for partition, offset in ends.items():
+                    self._set_apart(partition, blamed[partition, offset], round_)
+                return True
+            round_.left = round_.left - 1 if suspects else len(portion.events).bit_length() + 3
+            if not suspects:
+                return False
+            if not round_.left:
+                raise next(iter(suspects.values()))
+        first, second = portion.split(suspects, self._committed)
+        found = await self._write(first, round_)
+        return await self._write(second, round_, {} if found else suspects) or found
+
+    async def _write_once(self, portion: Portion) -> _Blame:
+        """Write a transaction, again while Kafka cannot be reached; return the events that are to blame or suspected.
+
+        There are none if it is committed.
+        """
+        records = [output.record for _, output in portion.outputs]
+        group, epochs = self._consumer.group_offsets(portion.offsets), {p: self.epoch_of(p) for p in portion.offsets}
         while True:
             try:
-                results = await self._transactions.submit(records, group=group)
-                failure = next((result for result in results if isinstance(result, HeadraceError)), None)
-                if failure is None and self._on_written:
-                    self._on_written(records, results)
-                if self._held.refuse(outputs, results):
-                    self._failures = 0  # the next transaction is without them
-            except HeadraceError as cause:
+                results = await self._missing(portion) or await self._transactions.submit(records, group=group)
+                failures = [each for each in results if isinstance(each, errors.HeadraceError)]
+                if not failures:
+                    self._written(portion, results)
+                    return {}, {}
+                failure = min(failures, key=lambda each: type(each) is errors.TransactionAborted)
+                if self._held.dead_letters:
+                    self._held.dead_letters.forget()  # its topic may be gone
+                blamed, suspects = self._blame(portion, results)
+                if blamed or suspects:
+                    return blamed, suspects
+            except errors.HeadraceError as cause:
                 failure = cause
-            if not isinstance(failure, KafkaUnavailable | ProducerQueueFull):
-                return failure
+            if not isinstance(failure, errors.KafkaUnavailable | errors.ProducerQueueFull | errors.BatchRefused):
+                raise failure
             self._failed(failure)  # nothing was written, so handlers need not run again
             await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
             if any(self.epoch_of(partition) not in (0, epoch) for partition, epoch in epochs.items()):
-                return failure
+                raise failure
 
-    def _ended_with(self, failure: HeadraceError | None, offsets: dict[TopicPartition, Committed], count: int) -> None:
-        lanes = [lane for partition in offsets if (lane := self._lanes.get(partition))]
-        if failure is None:
-            self._failures, self._problem = 0, ""
-            for lane in lanes:
-                end = offsets[lane.partition].offset
-                lane.tried = lane.tried and {offset: each for offset, each in lane.tried.items() if offset >= end}
+    async def _missing(self, portion: Portion) -> Sequence[errors.HeadraceError]:
+        """Return results as of a transaction if a topic is still missing: to wait for that would delay the others."""
+        failed = {str(self._apart[p].error.parameters.get("topic")) for p in portion.offsets if p in self._apart}
+        for topic in failed & {output.record.topic for _, output in portion.outputs}:
+            try:
+                await self._transactions.require_topic(topic)
+            except errors.TopicNotFound as cause:
+                aborted = errors.TransactionAborted()
+                return [cause if output.record.topic == topic else aborted for _, output in portion.outputs]
+        return []
+
+    def _blame(self, portion: Portion, results: Sequence[Any]) -> _Blame:
+        """Return which events are to blame for a failed transaction; else those among which is one to blame."""
+        if refused := self._held.refuse(portion.outputs, results):
+            return refused, {}
+        alone = len(portion.events) == 1
+        for kinds, certain in _CULPRITS:
+            named: dict[Event, errors.HeadraceError] = {}
+            for (partition, output), result in zip(portion.outputs, results, strict=True):
+                if type(result) in kinds:
+                    topic = output.record.topic
+                    text = f"outputs to {topic} are not acknowledged: {result.description}"
+                    named.setdefault((partition, output.offset), errors.DestinationUnavailable(text, topic=topic))
+            if named:
+                return (named, {}) if certain or alone else ({}, named)
+        return {}, {}
+
+    def _written(self, portion: Portion, results: Sequence[Any]) -> None:
+        if self._on_written:
+            self._on_written([output.record for _, output in portion.outputs], results)
+        self._failures, self._problem = 0, ""
+        self._committed |= portion.offsets
+        for partition, (end, _) in portion.offsets.items():
+            self._apart.pop(partition, None)
+            if (lane := self._lanes.get(partition)) and lane.tried:
+                lane.tried = {offset: each for offset, each in lane.tried.items() if offset >= end}
+
+    def _set_apart(self, partition: TopicPartition, error: errors.HeadraceError, round_: _Round) -> None:
+        """Deliver again what is not committed of a partition: at once if the event fails now, else after a pause."""
+        lane = self._lanes.get(partition)
+        if lane is None or lane is not round_.lanes[partition]:
             return
-        self._failed(failure)
+        failures = self._apart[partition].failures + 1 if partition in self._apart else 1
+        self._apart[partition] = _Apart(error, failures)
+        waits = isinstance(error, errors.DestinationUnavailable)
+        self._begin_again([lane], error, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**failures) if waits else 0)
+
+    def _begin_again(self, lanes: Sequence[Lane], error: errors.HeadraceError, pause_seconds: float) -> None:
+        """Begin the assignments of lanes again, at what the group has committed."""
+        if not lanes:
+            return
         epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
-        why = f"the transaction of {count} outputs failed, and its records are delivered again"
-        log.warning("%s: %s: %s", self.name, why, failure.description)
+        why = "a transaction failed, and its records are delivered again"
+        where = lanes[0].partition if len(lanes) == 1 else f"{len(lanes)} partitions"
+        log.warning("%s: %s: %s: %s", self.name, where, why, _reason(error))
         self._fence(lanes, why)
         self._forget(lanes)
         self._drop(epochs)
         self._tried |= {lane.partition: lane.tried for lane in lanes}
-        self.spawn(self._rewind(epochs), "rewind")
-
-    def _failed(self, failure: HeadraceError) -> None:
-        self._failures += 1
-        self._problem = failure.description if self._failures > 1 else ""
-
-    async def _rewind(self, epochs: Epochs) -> None:
-        """Begin these assignments again after a pause, at what the group has committed."""
-        if self._failures > 1:
-            await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))
+        if pause_seconds:
+            self._resting |= dict.fromkeys(epochs, f"{why}: {_reason(error)}")
+            self._later(pause_seconds, functools.partial(self._end_rest, epochs))
         self._consumer.rewind(epochs)
+
+    def _pause_of(self, partition: TopicPartition) -> str:
+        return super()._pause_of(partition) or self._resting.get(partition, "")
+
+    def _end_rest(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            self._resting.pop(partition, None)
+        self.apply_pauses()
+
+    def _failed(self, failure: errors.HeadraceError) -> None:
+        self._failures += 1
+        self._problem = _reason(failure) if self._failures > 1 else ""
+
+    def _leave(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget partitions that are not assigned here any more."""
+        self._drop(partitions)
+        for partition in partitions:
+            self._apart.pop(partition, None)
+            self._resting.pop(partition, None)
+        self._problem = self._problem if self._lanes else ""
 
     def _drop(self, partitions: Collection[TopicPartition]) -> None:
         """Forget what is not committed of partitions, which comes again here or elsewhere."""
@@ -184,3 +343,9 @@ class TransactionalPump(Pump):
         for partition in partitions:
             self._next.pop(partition, None)
             self._tried.pop(partition, None)
+
+
+def _reason(failure: errors.HeadraceError) -> str:
+    """Return why a transaction failed, without the advice for a request."""
+    advice = errors.TransactionAborted.__doc__ or ""
+    return failure.description.removeprefix(advice).removesuffix(": send it again").strip() or "Kafka aborted it"

@@ -20,6 +20,23 @@ _FIRST_RECORDS = 100
 _FORGETS = 0.75
 
 
+def open_shared_page() -> int:
+    """Return a descriptor of a page of memory for two processes, which the caller closes.
+
+    The page is allocated here: the first access to a hole ends a process by SIGBUS if there is no space for it.
+
+    Raises:
+        OSError: There is no memory, or no descriptor is left.
+    """
+    shared = os.memfd_create("headrace frames")
+    try:
+        os.posix_fallocate(shared, 0, mmap.PAGESIZE)
+    except OSError:
+        os.close(shared)
+        raise
+    return shared
+
+
 class Frame(NamedTuple):
     """One frame in flight."""
 
@@ -73,14 +90,14 @@ class FramesInFlight:
         """End the oldest frame; return its records that were begun.
 
         Raises:
-            WireBroken: No frame is in flight, or the answer lacks results and neither the parent nor a failure has
-                stopped the frame.
+            WireBroken: No frame is in flight, or the answer has too many results, or none though the parent has not
+                stopped the frame. It has fewer if a failure ends the frame, or if more do not fit in an answer.
         """
         if not self._frames:
             raise wire.WireBroken("an answer without a request")
         frame = self._frames[0]
         records = len(answer.results) if isinstance(answer, wire.Results) else frame.records
-        if records != frame.records and not (records < frame.records and self._is_stopped(frame, answer)):
+        if records > frame.records or not (records or frame.number in self._stopped):
             raise wire.WireBroken("an answer without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
@@ -91,11 +108,6 @@ class FramesInFlight:
         if not frame.answer.done():
             frame.answer.set_result(answer)
         return records
-
-    def _is_stopped(self, frame: Frame, answer: Answer) -> bool:
-        results = answer.results if isinstance(answer, wire.Results) else ()
-        failed = any(result.error for result in results if isinstance(result, wire.Result))
-        return failed or frame.number in self._stopped
 
     def take_back(self) -> int:
         """Take back the frames that the worker has not begun; return how many."""

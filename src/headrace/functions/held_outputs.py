@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome
 from headrace.errors import HeadraceError, RecordRefused, RecordTooLarge
+from headrace.kafka.transaction_job import OF_BATCH
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 
 _EARLY_BYTES: Final = 4_194_304
@@ -110,22 +111,31 @@ class HeldOutputs:
             self._pending.pop(partition, None)
             self.release(self.take(partition))
 
-    def refuse(self, outputs: Sequence[tuple[TopicPartition, HeldOutput]], results: Sequence[Any]) -> bool:
+    def refuse(
+        self, outputs: Sequence[tuple[TopicPartition, HeldOutput]], results: Sequence[Any]
+    ) -> dict[tuple[TopicPartition, int], HeadraceError]:
         """Keep which outputs Kafka does not take, so that their records fail instead of the next transaction.
 
         Kafka names the first of those that are too large. As large ones of its topic count too, unless compressed.
+        A refusal that may be of another record in the batch counts only where the transaction has one record.
+        Return the records of these outputs, and why each is refused.
         """
-        refused = [(one.record, why) for (_, one), why in zip(outputs, results, strict=True) if type(why) in REFUSALS]
+        alone, found = len({(partition, output.offset) for partition, output in outputs}) == 1, {}
+        results = [
+            why if type(why) in REFUSALS and (alone or not why.parameters.get(OF_BATCH)) else None for why in results
+        ]
+        refused = [(one.record, why) for (_, one), why in zip(outputs, results, strict=True) if why]
         refused.sort(key=lambda each: -each[0].size_bytes)
         large = [each for each in refused if isinstance(each[1], RecordTooLarge) and not self._compressed]
         least = {record.topic: (record.size_bytes, why) for record, why in large}
         for (partition, (offset, record)), result in zip(outputs, results, strict=True):
-            size_bytes, why = (0, result) if type(result) in REFUSALS else least.get(record.topic, (math.inf, result))
+            size_bytes, why = (0, result) if result else least.get(record.topic, (math.inf, result))
             if record.size_bytes >= size_bytes:
                 self._refused[partition, offset, record.topic] = record.size_bytes, why
+                found[partition, offset] = why
         while len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        return bool(refused)
+        return found
 
     def _refusal(self, partition: TopicPartition, offset: int, output: OutgoingRecord) -> HeadraceError | None:
         size_bytes, error = self._refused.get((partition, offset, output.topic), (0, None))

@@ -8,14 +8,13 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
-from headrace.functions.frames import Answer, Frame, FramesInFlight
+from headrace.functions.frames import Answer, Frame, FramesInFlight, open_shared_page
 from headrace.functions.worker_log import WorkerOutput
 from headrace.lifecycle import ChildProcess, Deadline, Service
 from headrace.lifecycle.memory import memory_bytes
@@ -156,11 +155,10 @@ class WorkerProcess(asyncio.Protocol):
         self._transport.write(wire.encode_frame(setup))
 
     async def _start_child(self, owner: Service, folder: str, worker_end: socket.socket, output: int) -> None:
-        # A file rather than shared memory of a name: it leaves nothing behind, however the two processes end.
-        with tempfile.TemporaryFile() as shared:
-            shared.truncate(mmap.PAGESIZE)
-            self._frames = FramesInFlight(mmap.mmap(shared.fileno(), mmap.PAGESIZE))
-            numbers = (worker_end.fileno(), shared.fileno(), self._frames.claims)
+        shared = open_shared_page()
+        try:
+            self._frames = FramesInFlight(mmap.mmap(shared, mmap.PAGESIZE))
+            numbers = (worker_end.fileno(), shared, self._frames.claims)
             # -P keeps the user's folder off the path until Headrace's modules are loaded.
             self._child = await ChildProcess.start(
                 owner,
@@ -173,6 +171,8 @@ class WorkerProcess(asyncio.Protocol):
                 stdout=output,
                 stderr=output,
             )
+        finally:
+            os.close(shared)
 
     async def serve(
         self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]

@@ -318,6 +318,8 @@ class FunctionService(Service):
         process.take_back()
         await process.at_rest.wait()
         await process.call_drain_callback(Deadline(self._clock, self._termination_seconds))  # which may acknowledge
+        process.take_back()  # a caller that had the worker before may have sent a frame behind the callback
+        await process.at_rest.wait()
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
 
     async def try_out(self, spec: FunctionSpec) -> None:

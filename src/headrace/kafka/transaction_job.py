@@ -87,6 +87,10 @@ class GroupOffsets(NamedTuple):
 Receipt = Callable[[list[Produced]], OutgoingRecord]
 """Makes a last record of a transaction from the offsets of the others. Called on a producer's thread."""
 
+OF_BATCH: Final = "of_batch"
+"""Parameter of a refusal that may be of another record in the same batch."""
+_NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.BatchRefused, errors.KafkaTimeout
+"""Errors of a record that may pass."""
 _INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
 """Errors of records that failed only because another record did."""
 
@@ -100,7 +104,10 @@ class TransactionJob:
         receipt: Receipt | None,
         group: GroupOffsets | None = None,
         kafka: KafkaConfig = KafkaConfig(),  # noqa: B008 it never changes
+        *,
+        names_culprits: bool = False,
     ) -> None:
+        """Prepare; with `names_culprits` each record keeps its own error, also where it may be sent again."""
         self.records = list(records)
         self.receipt = receipt
         self.group = group
@@ -112,6 +119,9 @@ class TransactionJob:
         self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
         self.limit: asyncio.TimerHandle | None = None
         self.kafka = kafka
+        self._names_culprits = names_culprits
+        self._partitions: dict[int, tuple[str, int]] = {}
+        """Topic and partition of records that are reported as not written."""
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
@@ -146,8 +156,25 @@ class TransactionJob:
         if error is None:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
-        elif error.code() not in _INNOCENT:
+            return
+        self._partitions[index] = str(record.topic()), record.partition()
+        if error.code() not in _INNOCENT:
             self.results[index] = batches.refusal(error, record) or write_error(error, self.kafka, str(record.topic()))
+
+    def _mark_neighbours(self) -> None:
+        """Mark refusals that may be of another record: those of neighbours in a partition, so perhaps in a batch.
+
+        If exactly one record of a batch is refused, the client reports all of them. Source: KIP-467 in librdkafka.
+        """
+        last: dict[tuple[str, int], int] = {}
+        for index, (record, result) in enumerate(zip(self.records, self.results, strict=False)):
+            partition = (record.topic, result.partition) if type(result) is Produced else self._partitions.get(index)
+            if partition is None:
+                continue
+            before, last[partition] = last.get(partition, index), index
+            if before != index and all(type(self.results[at]) is errors.RecordRefused for at in (before, index)):
+                for at in (before, index):
+                    self.results[at].parameters[OF_BATCH] = True
 
     @property
     def written(self) -> bool:
@@ -160,14 +187,23 @@ class TransactionJob:
         """Fail every record as certainly not visible: a refused one with its own error, the others with `reason`."""
         self.problem = reason
         found = self.results[: self.record_count] or [None] * self.record_count
-        final = [isinstance(result, errors.HeadraceError) and not result.retriable for result in found]
+        kept = _NAMED if self._names_culprits else ()
+        if kept:
+            self._mark_neighbours()
+        final = [
+            isinstance(each, errors.HeadraceError) and (not each.retriable or type(each) in kept) for each in found
+        ]
         self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
 
     def answer_with(self, results: list[ProduceResult]) -> None:
-        """Answer once: with a result per record, or with the failure if there are no records."""
+        """Answer once: with a result per record, or with the failure if there are no records.
+
+        With `names_culprits` an unknown outcome is a failure too, or it could be taken for the error of a record.
+        """
         if self.answer.done():
             return
-        if self.problem and not self.record_count:
+        unknown = self._names_culprits and isinstance(self.problem, errors.KafkaTimeout)
+        if self.problem and (unknown or not self.record_count):
             self.answer.set_exception(self.problem)
         else:
             self.answer.set_result(results[: self.record_count])

@@ -260,6 +260,7 @@ class TransactionalProducers(Service):
 
     _writer = _Writer
     _gauge = "headrace_waiting_transactions"
+    _names_culprits = False
 
     def __init__(
         self,
@@ -321,7 +322,7 @@ class TransactionalProducers(Service):
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = TransactionJob(records, receipt, group, self._kafka)
+        job = TransactionJob(records, receipt, group, self._kafka, names_culprits=self._names_culprits)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)
@@ -444,17 +445,24 @@ class TransactionSession(TransactionalProducers):
 class GroupTransactions(TransactionalProducers):
     """Writes the transactions of one member of a group, one after the other, each with offsets of the group.
 
-    An outcome in doubt is answered with `KafkaTimeout` when the next client is open. By then Kafka has ended the
-    transaction, and the committed offsets of the group show how.
+    An outcome in doubt raises `KafkaTimeout` when the next client is open. By then Kafka has ended the transaction, and
+    the committed offsets of the group show how. Results of one that is certainly not committed name the culprits: each
+    has its own error, and the others have `TransactionAborted`. A refusal with the parameter `OF_BATCH` may be of
+    another record.
     """
 
     _gauge = ""
+    _names_culprits = True
 
     def __init__(self, admin: Admin, settings: ProducerConfig, name: str, label: str) -> None:
         """Prepare; the next process with the same name fences this one."""
         one = settings.transactions.model_copy(update={"producers": 1})
         settings = settings.model_copy(update={"transactions": one})
         super().__init__(admin.config, settings, name, f"{label} transactions", admin)
+
+    async def require_topic(self, topic: str) -> None:
+        """Raise the error for a topic that is not there, or that must not be written."""
+        await self._admin.describe_topic(topic, "Write")
 
     async def _look_up(self, job: TransactionJob) -> None:
         job.fail(errors.KafkaTimeout("a commit was not confirmed: the offsets of the group show whether it was made"))

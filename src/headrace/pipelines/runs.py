@@ -43,6 +43,8 @@ _PAUSE_SECONDS = 60.0
 _PYTHON_ATTEMPTS = 5
 _PYTHON_ADVICE = "Correct the code, filter such records out, or give Python more memory; then resume the pipeline"
 _LOOK_SECONDS = 1.0
+_START_SECONDS = 300.0
+"""The least time without progress in which a start is no stall: Java, sources and checkpoints may need minutes."""
 _PAUSED = "paused"
 """Name of the file in the pipeline's folder that keeps it paused over restarts of Headrace."""
 
@@ -88,7 +90,7 @@ class PipelineRun(Service):
         """Whether no driver is to run until `resume`."""
         self._resumed = asyncio.Event()
         self._moved: dict[str, float] = {}
-        """When each running flow was last seen to make progress."""
+        """When each flow was last seen to make progress; while it starts, when any part of the start ended."""
         self._began: dict[str, float] = {}
         """When each flow began to run that has not reported since."""
         self._python_failures: dict[str, int] = {}
@@ -131,8 +133,13 @@ class PipelineRun(Service):
         self._status.become("stopped", "stopped")
 
     def readiness(self) -> Readiness:
-        reason = self._status.reason or self._stall
+        reason = self._reason
         return Readiness(not reason, reason or self._publisher.problem)
+
+    @property
+    def _reason(self) -> str:
+        """Why it is not ready; empty if it is."""
+        return (self._driver and self._stall) or self._status.reason or self._stall
 
     def report(self) -> PipelineStatus:
         """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
@@ -140,8 +147,7 @@ class PipelineRun(Service):
         for name, flow in status.flows.items():
             began = self._began.get(name)
             flow.first_batch_seconds = None if began is None else now - began
-        state, reason = status.state, status.reason or self._stall
-        return PipelineStatus(self._spec.name, state, reason, status.restarts, pid, status.flows)
+        return PipelineStatus(self._spec.name, status.state, self._reason, status.restarts, pid, status.flows)
 
     def status(self) -> dict[str, Any]:
         """Return the report as mappings."""
@@ -243,15 +249,21 @@ class PipelineRun(Service):
             if self._driver:
                 self._driver.bound_output()
             now, before, self._stall = self._clock.monotonic(), self._stall, ""
-            oldest, flow = min(((at, flow) for flow, at in self._moved.items()), default=(now, ""))
-            if not self._driver or now - oldest < limit:
+            limits = {name: limit if self._runs(name) else max(limit, _START_SECONDS) for name in self._moved}
+            late, flow = max((((now - at) / limits[name], name) for name, at in self._moved.items()), default=(0.0, ""))
+            if not self._driver or late < 1:
                 continue
-            seconds = f"{now - oldest:.0f} s"
+            seconds = f"{late * limits[flow]:.0f} s"
             self._stall = f"flow {flow} has made no progress for {seconds}: no micro-batch and no task has ended"
+            if not self._runs(flow):
+                self._stall = f"flow {flow} does not begin to run: its start has made no progress for {seconds}"
             if not before:
                 log.warning("pipeline %s: %s", self._spec.name, self._stall)
-            if now - oldest >= 2 * limit:
+            if late >= 2:
                 self._driver.kill()
+
+    def _runs(self, flow: str) -> bool:
+        return self._status.flows[flow].state == "running"
 
     async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity] | None:
         """Return what a driver needs once topics, Java and jars are there, and TLS files and secrets can be read."""
@@ -318,6 +330,7 @@ class PipelineRun(Service):
                 driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
             except OSError as cause:  # a full disk, too many processes: both pass
                 raise DriverLost(f"The Spark driver cannot be started: {cause.strerror or cause}.") from cause
+            self._moved = dict.fromkeys(self._spec.running, self._clock.monotonic())
             if self._held or self._stopping:
                 driver.kill()
             async for event in driver.events():
@@ -334,6 +347,8 @@ class PipelineRun(Service):
                 if isinstance(event, wire.Failed):
                     failure = self._bounded(event)
             code = await driver.exit_code()
+        except OSError as cause:
+            raise DriverLost(f"The folder of the pipeline cannot be written: {cause.strerror or cause}.") from cause
         finally:
             if self._driver:
                 self._driver.kill()
@@ -377,6 +392,10 @@ class PipelineRun(Service):
         elif isinstance(event, wire.FlowProgress):
             self._began.pop(event.flow, None)
         match event:
+            case wire.FolderInUse():  # another process may have it for as long as it lives
+                self._moved.clear()
+            case wire.SessionReady():
+                self._moved = dict.fromkeys(self._spec.running, self._clock.monotonic())
             case wire.FlowFinished(flow=name) | wire.FlowFailed(flow=name):
                 self._moved.pop(name, None)
                 self._began.pop(name, None)
@@ -384,6 +403,8 @@ class PipelineRun(Service):
                 pass  # there are records, and none was read
             case wire.FlowRunning(flow=name) | wire.FlowProgress(flow=name) | wire.FlowWorking(flow=name):
                 self._moved[name] = self._clock.monotonic()
+                if isinstance(event, wire.FlowRunning):  # flows are started one after the other
+                    self._moved |= {each: self._moved[name] for each in self._moved if not self._runs(each)}
 
 
 def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:

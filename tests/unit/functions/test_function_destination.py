@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -226,21 +228,33 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone(deaths: int, ki
     assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", kind, "success", "success"]
     assert (outcomes[2].error, outcomes[2].calls) == (("timeout", 3) if deaths == 3 else ("", 1))
-    assert not target._crashes
+    assert not len(target._suspects)
 
 
-def test_a_batch_that_kills_its_worker_is_halved_until_one_record_is_to_blame() -> None:
-    """However often a record was the first of such a batch; the others are only called again."""
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("late", [False, True])
+def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, late: bool) -> None:
+    """Also if a worker dies only after the last record of its frame was begun; the others are only called again."""
+    chance = Random(batch_size + late)
+    for count in [1, 2, 3, 40, 41, 300]:
+        guilty = {chance.randrange(count) for _ in range(chance.choice([1, 1, 2, 5]))}
+        deaths = list[int]()
 
-    def answer(work: wire.Work) -> wire.Done:
-        if 1 in work.offsets:
-            raise WorkerLost("worker 0 ended", begun=1, error="timeout")
-        return wire.Done()
+        def answer(work: wire.Work, guilty: set[int] = guilty, deaths: list[int] = deaths) -> wire.Done:
+            if found := [index for index, offset in enumerate(work.offsets) if offset in guilty]:
+                deaths.append(len(work.offsets))
+                begun = len(work.offsets) - 1 if late else found[0]
+                raise WorkerLost("worker 0 ended", begun=begun // batch_size * batch_size + 1, error="timeout")
+            return wire.Done()
 
-    workers = FakeWorkers(answer)
-    workers.triggers = [workers.triggers[0].model_copy(update={"batch": HandlerBatch(mode="enable", batch_size=8)})]
-    outcomes = asyncio.run(destination(workers, Kafka()).deliver(delivery(8)))
-    assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", *["success"] * 6]
+        workers = FakeWorkers(answer)
+        batch = HandlerBatch(mode="enable" if batch_size > 1 else "disable", batch_size=batch_size)
+        workers.triggers = [workers.triggers[0].model_copy(update={"batch": batch})]
+        replies = asyncio.run((target := destination(workers, Kafka())).deliver(delivery(count)))
+        assert {offset for offset, reply in enumerate(replies) if reply != ACK} == guilty
+        limit = 3 if not late and batch_size == 1 else math.log2(count) + 4
+        assert len(deaths) <= limit * len(guilty), (count, guilty, deaths)
+        assert len(workers.frames) <= 3 * limit * len(guilty) and not len(target._suspects)
 
 
 def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_the_suspect() -> None:
@@ -252,13 +266,14 @@ def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_
         return wire.Done()
 
     target = destination(FakeWorkers(answer), Kafka())
-    target._crashes[P, 2] = 1
+    target._suspects.died(P, RecordBatch.of(delivery(3).records), 3)
     outcomes = asyncio.run(target.deliver(delivery(3)))
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", "not taken"]
 
 
-async def test_the_memory_of_suspects_is_bounded() -> None:
+async def test_the_memory_of_suspects_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many partitions are taken away in the midst of a crash."""
+    monkeypatch.setattr("headrace.functions.suspects._MAX_SUSPECTS", 10)
     crashed: list[int] = []
 
     def answer(work: wire.Work) -> wire.Done:
@@ -268,10 +283,10 @@ async def test_the_memory_of_suspects_is_bounded() -> None:
         raise DestinationUnavailable("no worker")
 
     target = destination(FakeWorkers(answer), Kafka())
-    for number in range(1500):
+    for number in range(15):
         with pytest.raises(DestinationUnavailable):
             await target.deliver(delivery(1, TopicPartition("t", number)))
-    assert len(target._crashes) == 1000
+    assert len(target._suspects) == 10
 
 
 async def test_the_number_of_partitions_is_that_of_the_directory() -> None:

@@ -62,9 +62,13 @@ class FakeTransactions:
 
     def open(self) -> None: ...
 
+    async def require_topic(self, topic: str) -> None: ...
+
     async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
         self.written.append((records, group))
         answer = self.answers.pop(0) if self.answers else lambda record: Produced(0, 0)
+        if isinstance(answer, HeadraceError):
+            raise answer
         return [answer(record) for record in records]
 
 
@@ -85,11 +89,12 @@ class HoldingDestination:
         self.most_held = 0
         """The most outputs that were held at a time."""
 
-    def hold(self, delivery: Delivery, offsets: Sequence[int]) -> None:
+    def hold(self, delivery: Delivery, offsets: Sequence[int]) -> list[Reply]:
         outputs = [OutgoingRecord("out", None, self.output or b"%d" % offset) for offset in offsets]
-        self.held.hold(delivery.partition, offsets, outputs)
+        results = self.held.hold(delivery.partition, offsets, outputs)
         every = [*self.held._pending.values(), *self.held._ended.values()]
         self.most_held = max(self.most_held, sum(map(len, every)))
+        return [Reply(type(each).__name__) if isinstance(each, HeadraceError) else ACK for each in results]
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records = RecordBatch.of(delivery.records)
@@ -101,8 +106,7 @@ class HoldingDestination:
             fine = [offset for offset in records.offsets if offset not in bad]
             self.hold(delivery, fine)
             return [Reply("ValueError") if offset in bad else ACK for offset in records.offsets]
-        self.hold(delivery, records.offsets)
-        return [ACK] * len(records)
+        return self.hold(delivery, records.offsets)
 
 
 class World:
@@ -148,7 +152,7 @@ async def test_a_failed_transaction_delivers_its_own_partitions_again() -> None:
     await world.feed(P0, 1, 2)
     world.consumer.committing = (P1,)
     await world.feed(P1, 7)
-    world.transactions.answers = [lambda record: KafkaTimeout()]
+    world.transactions.answers = [KafkaTimeout()]
     assert await world.commit() == ["1", "2"]
     assert world.consumer.rewound == [{P0: 1}]
     world.consumer.committing = ()
@@ -188,7 +192,7 @@ async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> N
 
     world.pump.hooks = world.pump.hooks._replace(on_drained=on_drained, on_draining=drained.append)
     await world.feed(P0, 1)
-    world.transactions.answers = [lambda record: KafkaTimeout()]
+    world.transactions.answers = [KafkaTimeout()]
     await world.commit()
     await world.pump.on_revoked([P0], Deadline(world.clock, 0))
     assert drained == [[P0], [P0]]
@@ -199,7 +203,7 @@ async def test_a_process_without_partitions_has_no_failing_transactions() -> Non
     """It has no transaction that could succeed."""
     world = World()
     await world.feed(P0, 1)
-    world.transactions.answers = [lambda record: KafkaTimeout("late")] * 2
+    world.transactions.answers = [KafkaTimeout("late")] * 2
     await world.commit()
     world.pump.on_assigned({P0: 3}, {})
     await world.feed(P0, 1)
@@ -238,6 +242,12 @@ async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
     await world.clock.advance(1)
     assert [[record.value for record in records] for records, _ in world.transactions.written] == [[b"1"]]
     assert world.consumer.sought == [(P0, 3)]
+    world.consumer.committing, world.consumer.most_looks = (P1,), 10_000
+    await world.feed(P1, 4)
+    assert await world.pump.moves.skip(P1, 5, "bad") == "will be skipped"
+    await world.feed(P1, 5)
+    await world.clock.advance(60)
+    assert world.consumer.rewound == [{P1: 2}], "nothing of it was committed or dropped: it begins again"
     await world.pump.stop()
 
 
@@ -254,7 +264,7 @@ class AbortingWorld(World):
     async def turn(self, events: int = 1, *, abort: bool) -> None:
         """Let events come, and 0.1 seconds pass; end a transaction, and begin the assignment again if it fails."""
         count, self.consumer.looks = len(self.transactions.written), 0
-        self.transactions.answers = [lambda record: KafkaTimeout()] if abort else []
+        self.transactions.answers = [KafkaTimeout()] if abort else []
         self.end += events
         if P0 in self.pump.lanes:
             await self.feed(P0, *range(self.end - events, self.end))
@@ -349,6 +359,7 @@ async def test_a_seek_and_another_owner_begin_with_the_first_attempt() -> None:
 
 
 TOO_LARGE, REFUSED, ABORTED = RecordTooLarge("5000 bytes"), RecordRefused("no key"), KafkaTimeout()
+OF_BATCH = RecordRefused("one of the batch", of_batch=True)
 A, B = OutgoingRecord("a", None, b"x" * 5000), OutgoingRecord("b", None, b"x" * 5000)
 SMALL, WITH_KEY = OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"123")
 
@@ -359,6 +370,8 @@ SMALL, WITH_KEY = OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"
         (False, [A, A, B, SMALL], [TOO_LARGE, ABORTED, ABORTED, ABORTED], [TOO_LARGE, TOO_LARGE, None, None]),
         (True, [A, A], [ABORTED, TOO_LARGE], [None, TOO_LARGE]),
         (False, [SMALL, WITH_KEY], [REFUSED, ABORTED], [REFUSED, None]),
+        (False, [SMALL, WITH_KEY], [OF_BATCH, OF_BATCH], [None, None]),
+        (False, [SMALL], [OF_BATCH], [OF_BATCH]),
         (False, [SMALL, WITH_KEY], [ABORTED, ABORTED], [None, None]),
     ],
 )
@@ -372,7 +385,8 @@ def test_one_transaction_shows_every_output_that_kafka_refuses(
     held, offsets = HeldOutputs(compressed=compressed), range(len(outputs))
     held.hold(P0, offsets, outputs)
     held.ended(RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in offsets]), Outcome.DELIVERED)
-    assert held.refuse([(P0, output) for output in held.take(P0)], results) == any(expected)
+    refused = held.refuse([(P0, output) for output in held.take(P0)], results)
+    assert refused == {(P0, offset): why for offset, why in zip(offsets, expected, strict=True) if why}
     again = held.hold(P0, offsets, outputs)
     assert [result if isinstance(result, HeadraceError) else None for result in again] == expected
 

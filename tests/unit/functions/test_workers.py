@@ -13,6 +13,7 @@ from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaN
 from headrace.formats.codec import header_of
 from headrace.formats.codec_avro import AvroCodec
 from headrace.functions import wire
+from headrace.records import OutgoingRecord
 from headrace.testing.bed import kind_of
 from tests.function_workers import Run, Write
 
@@ -167,6 +168,43 @@ async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, runn
         assert [outcome.error for outcome in outcomes[1:5]] == ["ValueError", "SystemExit", "status 503", "TypeError"]
         assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
         assert [record.value for record in function.written] == [b"tombstone"]
+
+
+@pytest.mark.parametrize("ordering", ["none", "partition"])
+async def test_a_result_that_cannot_be_sent_fails_its_own_record(
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, ordering: str
+) -> None:
+    """Half an emoji, as cut JSON has it; more than an answer holds. What does not fit beside others is called again."""
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4000)
+    code = """
+        import enum
+        class Topic(enum.StrEnum):
+            out = "out"
+        class Text(bytes): ...
+        HALF = "Ann \\ud83d"
+        def handler(context, event):
+            if event.body.isdigit():
+                return b"x" * int(event.body)
+            if event.body == b"own":
+                return context.emit(Topic.out, value=Text(b"own"), headers={"a": Text(b"b")})
+            return {b"reason": (400, HALF), b"name": context.Response({HALF: 1}, "b"), b"body": HALF}[event.body]
+    """
+    async with running(write_function(code, outputTopic="out", ordering=ordering)) as function:
+        sent, errors = [b"3000", b"5000", b"3001"], ["", "RecordTooLarge", "" if ordering == "none" else "not begun"]
+        replies = await function.deliver(*sent)
+        assert [reply.error for reply in replies] == errors and "cannot be sent: a frame of" in replies[1].reason
+        written = [3000, 3001] if ordering == "none" else [3000]
+        assert [len(record.value) for record in function.written] == written
+        assert [reply.error for reply in await function.deliver(b"3000", b"3002", b"own", first=3)] == [""] * 3
+        assert function.written[-1] == OutgoingRecord("out", b"key", b"own", [("a", b"b")])
+        for name, error in [
+            (b"reason", "status 400"),
+            (b"name", "UnicodeEncodeError"),
+            (b"body", "UnicodeEncodeError"),
+        ]:
+            [reply] = await function.deliver(name, first=9)
+            assert reply.error == error and (reply.reason == "Ann ?" or "'\\ud83d'" in reply.reason)
+        assert function.service.restarts == 0 and function.in_flight() == 0
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

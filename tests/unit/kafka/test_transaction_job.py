@@ -7,10 +7,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.errors import ProducerQueueFull
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from headrace.errors import ProducerQueueFull, RecordRefused, TransactionAborted
 from headrace.kafka.producer_limits import Batches, BatchLimits
-from headrace.kafka.transaction_job import TransactionJob
+from headrace.kafka.transaction_job import OF_BATCH, TransactionJob
 from headrace.records import OutgoingRecord
+
+INVALID, OTHER = ClientError.INVALID_RECORD, ClientError._INVALID_DIFFERENT_RECORD
 
 
 class SmallClient:
@@ -52,3 +57,30 @@ async def test_a_record_for_which_an_empty_queue_is_too_small_fails() -> None:
     job = await sent(SmallClient(0), 1)
     assert isinstance(job.results[0], ProducerQueueFull)
     assert not job.written
+
+
+@pytest.mark.parametrize(
+    ("reported", "blamed"),
+    [
+        ([INVALID] * 3, {0: True, 1: True, 2: True}),
+        ([INVALID, OTHER, INVALID], {0: False, 2: False}),
+        ([OTHER, INVALID, INVALID], {1: True, 2: True}),
+        ([INVALID], {0: False}),
+    ],
+)
+@pytest.mark.parametrize("names_culprits", [False, True])
+async def test_a_refusal_beside_another_one_may_be_of_the_batch(
+    reported: list[int], blamed: dict[int, bool], names_culprits: bool
+) -> None:
+    """Kafka's client reports all records of a batch if exactly one is refused, else the refused ones."""
+    job = TransactionJob([OutgoingRecord("t", None, b"v")] * len(reported), None, names_culprits=names_culprits)
+    job.results = [None] * len(reported)
+    record: Any = SimpleNamespace(topic=lambda: "t", partition=lambda: 0)
+    batches: Any = SimpleNamespace(refusal=lambda error, record: None)
+    for index, code in enumerate(reported):
+        job._reported(index, batches, ClientError(code), record)
+    job.fail(TransactionAborted())
+    found = {index: why for index, why in enumerate(job.results) if isinstance(why, RecordRefused)}
+    assert {index: why.parameters.get(OF_BATCH, False) for index, why in found.items()} == {
+        index: of_batch and names_culprits for index, of_batch in blamed.items()
+    }

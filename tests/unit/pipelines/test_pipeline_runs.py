@@ -251,6 +251,16 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"
 
+        def full(folder: Path, secrets: Mapping[str, str], **written: bool) -> None:
+            if written:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", full)
+        bench.lives[-1].tell(*READY)
+        await bench.clock.settle()
+        assert bench.run.death is None
+        assert "cannot be written: No space left on device" in bench.reason
+
 
 async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:
     """The driver may finish its micro-batch; then nothing is started again."""
@@ -329,6 +339,28 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
         bench.lives[1].tell(*READY)
         await bench.clock.advance(2)
         assert bench.run.readiness().ready
+
+
+@pytest.mark.parametrize("told", [[], READY[:1]])
+async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
+    started: Started, told: list[wire.AnyEvent]
+) -> None:
+    """Where Java hangs, or a source; not while another process has its folder."""
+    async with started() as bench:
+        bench.lives[0].tell(wire.FolderInUse("process 7"))
+        await bench.clock.advance(1000)
+        assert len(bench.lives) == 1
+        bench.lives[0].tell(*READY[:1])
+        await bench.clock.advance(299)
+        assert "start has made no progress" not in bench.reason
+        await bench.clock.advance(2)
+        assert "flow by_carrier does not begin to run: its start has made no progress for 30" in bench.reason
+        await bench.clock.advance(302)
+        assert len(bench.lives) == 2
+        bench.lives[1].tell(*told)
+        for _ in range(7):
+            await bench.clock.advance(100)
+        assert len(bench.lives) == 3
 
 
 def test_heaps_that_do_not_fit_this_machine_are_refused(

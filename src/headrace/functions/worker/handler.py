@@ -173,16 +173,19 @@ class Answers:
             ValueError: No topic can have this name.
             TypeError: The output format cannot hold the value or key.
         """
-        if topic and not _TOPIC.fullmatch(topic):
+        valid = _TOPIC.fullmatch(topic or "")
+        if topic and not valid:
             raise ValueError(f"emit to {topic!r}, which no topic can be named: use letters, digits and . _ - only")
         if not (topic or self._used):
             raise ValueError("emit without a topic, and the trigger has no outputTopic: give one of them")
-        return Output(self.encode(value), headers_of(headers or ()), topic or "", self.encode(key))
+        return Output(self.encode(value), headers_of(headers or ()), valid[0] if valid else "", self.encode(key))
 
     def encode(self, body: Any) -> bytes | None:
         """Return the bytes of a value; TypeError if the output format cannot hold it."""
-        if body is None or isinstance(body, bytes):
-            return body
+        if body is None:
+            return None
+        if isinstance(body, bytes):
+            return bytes(body)  # the same object, unless it is of a subclass, which cannot be sent
         if isinstance(body, str):
             return body.encode()
         if self._format == "binary":
@@ -203,17 +206,29 @@ def parts_of(reply: Any) -> tuple[int, Any, Headers]:
 
 
 def headers_of(headers: Any) -> Headers:
-    """Return the headers of an output, from a mapping or from pairs; text and numbers become UTF-8."""
+    """Return the headers of an output, from a mapping or from pairs; text and numbers become UTF-8.
+
+    Raises:
+        ValueError: A name or value has no UTF-8 form, as half an emoji.
+    """
     pairs = headers.items() if hasattr(headers, "items") else headers
-    return [(name, _header(value)) for each, value in pairs if (name := _text(each)).lower() != sdk.NO_ACK]
+    return [(name, _header(value)) for each, value in pairs if (name := _name(each)).lower() != sdk.NO_ACK]
+
+
+def _name(name: Any) -> str:
+    """Return the name of a header; UnicodeEncodeError if Kafka cannot hold it."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name).encode().decode()
 
 
 def _header(value: Any) -> bytes | None:
-    return value if value is None or isinstance(value, bytes) else str(value).encode()
+    if value is None:
+        return None
+    return bytes(value) if isinstance(value, bytes) else str(value).encode()
 
 
 def _text(body: Any) -> str:
-    return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    data = body if isinstance(body, bytes) else str(body).encode(errors="replace")
+    return data.decode(errors="replace")
 
 
 def to_json(value: Any) -> bytes:

@@ -182,7 +182,14 @@ class Serving:
         began = perf_counter()
         results = await self.results(work, stop)
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
-        return wire.encode_frame(wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds))
+        try:
+            return wire.encode_frame(
+                wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds)
+            )
+        except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
+            fitting = _fitting(results, work.in_order)
+        self._progress[0] = self._begun + len(fitting)
+        return wire.encode_frame(wire.Results(fitting, seconds))
 
     async def results(self, work: wire.Work, stop: int = -1) -> list[wire.AnyResult]:
         """Call the handler for each record or batch and return the results of the records that were begun.
@@ -304,6 +311,29 @@ class Serving:
         self._progress[0] = begun
         self._events = events
         return events
+
+
+def _fitting(results: Sequence[wire.AnyResult], in_order: bool) -> list[wire.AnyResult]:
+    """Return the first results that fit in one answer, up to a failure if they are in order.
+
+    A result that cannot be sent is a failure. The parent sends the records of the others again.
+    """
+    fitting, size_bytes = list[wire.AnyResult](), 0
+    for result in results:
+        sent = result
+        try:
+            own_bytes = len(wire.encode_frame(wire.Results([result])))
+        except Exception as cause:  # noqa: BLE001 boundary to user code: this record fails
+            name = "RecordTooLarge" if isinstance(cause, wire.WireBroken) else type(cause).__name__
+            sent = wire.Result(error=name, reason=f"what the handler made cannot be sent: {cause}")
+            own_bytes = len(wire.encode_frame(wire.Results([sent])))
+        size_bytes += own_bytes
+        if fitting and size_bytes > wire.MAX_FRAME_BYTES:
+            return fitting
+        fitting.append(sent)
+        if in_order and sent is not result:
+            return fitting
+    return fitting
 
 
 def _request(work: wire.Work, info: TriggerInfo, typed: bool) -> Event:

@@ -1,0 +1,81 @@
+"""Parts of what a transaction should commit, each with the offsets that are right without the rest."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.delivery.offset_map import decode, encode
+from headrace.functions.held_outputs import HeldOutput
+from headrace.records import CommitOffsets, Committed, TopicPartition
+
+Event = tuple[TopicPartition, int]
+"""A record by its partition and offset."""
+
+
+class Portion(NamedTuple):
+    """Offsets, and the outputs of what has ended since the offsets that were committed before."""
+
+    offsets: CommitOffsets
+    outputs: Sequence[tuple[TopicPartition, HeldOutput]]
+
+    @property
+    def events(self) -> list[Event]:
+        """The events with outputs, by partition and offset."""
+        return sorted({(partition, output.offset) for partition, output in self.outputs})
+
+    def of(self, partitions: Collection[TopicPartition]) -> "Portion":
+        """Return the portion of some partitions."""
+        return Portion(
+            {partition: at for partition, at in self.offsets.items() if partition in partitions},
+            [each for each in self.outputs if each[0] in partitions],
+        )
+
+    def before(self, ends: Mapping[TopicPartition, int], committed: CommitOffsets) -> "Portion":
+        """Return what has ended below these offsets, and other partitions as a whole.
+
+        A partition without events below its offset is left out. `committed` are the offsets before this portion.
+        """
+        outputs = [(p, output) for p, output in self.outputs if output.offset < ends.get(p, math.inf)]
+        left = {partition for partition, _ in outputs}
+        offsets = {
+            partition: cut(at, committed.get(partition), ends[partition]) if partition in ends else at
+            for partition, at in self.offsets.items()
+            if partition in left or partition not in ends
+        }
+        return Portion(offsets, outputs)
+
+    def split(self, suspects: Collection[Event], committed: CommitOffsets) -> tuple["Portion", "Portion"]:
+        """Return two parts of at least two events: what precedes the suspects and the rest; if nothing does, halves.
+
+        The first must be committed before the second, which begins where the first ends.
+        """
+        events, ends = self.events, firsts_of(suspects)
+        before = [each for each in events if each[1] < ends.get(each[0], math.inf)]
+        first = before if 0 < len(before) < len(events) else events[: len(events) // 2]
+        ends = firsts_of(set(events).difference(first))
+        rest = [(p, output) for p, output in self.outputs if output.offset >= ends.get(p, math.inf)]
+        return self.before(ends, committed), Portion({p: self.offsets[p] for p in ends}, rest)
+
+
+def firsts_of(events: Collection[Event]) -> dict[TopicPartition, int]:
+    """Return the first offset of each partition."""
+    return dict(sorted(events, reverse=True))
+
+
+def cut(ended: Committed, before: Committed | None, end: int) -> Committed:
+    """Return what to commit when of all that has `ended` only that below an offset is committed now.
+
+    What was committed `before`, in a map also above this offset, stays so.
+    """
+    now, earlier = decode(ended.metadata, ended.offset), before and decode(before.metadata, before.offset)
+    open_offsets = [offset for offset in now.open if offset < end] if now else []
+    behind = end
+    if earlier and earlier.end > end:
+        open_offsets += [offset for offset in earlier.open if offset >= end]
+        behind = earlier.end
+    open_offsets.sort()
+    while open_offsets and open_offsets[-1] == behind - 1:
+        behind = open_offsets.pop()
+    if not open_offsets:
+        return Committed(behind)
+    return Committed(open_offsets[0], encode(open_offsets[0], behind, open_offsets))

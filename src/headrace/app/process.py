@@ -233,7 +233,7 @@ class App:
             gc.set_threshold(*_COLLECT_AFTER)
             await self.supervisor.run(signals)
         except ServiceDied as death:
-            log.critical("%s", death.description)
+            log.critical("this process ends: %s", death.description)
             return _EXIT_DIED
         finally:
             await self.context.registry.close()

@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ class ConsumerControl(Reconciler):
         self.watch("seek/", self._on_command)
         self.watch("skip/", self._on_command)
         await super().start()
-        self.spawn(self._release_at_start(), "release at start")
+        self.keep(self._release_at_start, "release at start")
 
     def add(self, consumer: RunningConsumer) -> None:
         """Control a consumer from now on; call before its Kafka consumer starts."""
@@ -229,7 +230,7 @@ class ConsumerControl(Reconciler):
             waiting = waiting or unwritten or bool(self.commands_of(consumer))
             if name not in self._busy and (unwritten or self._due(consumer)):
                 self._busy.add(name)
-                self.spawn(self._round(consumer), "round")
+                self.keep(partial(self._round, consumer), f"commands of {name}")
         return _AGAIN_SECONDS if waiting else None  # a new assignment of a partition is not reported here
 
     def _due(self, consumer: RunningConsumer) -> list[tuple[Command, Pump]]:
@@ -257,8 +258,7 @@ class ConsumerControl(Reconciler):
             del self._unwritten[consumer.name]
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
-        finally:
-            self._busy.discard(consumer.name)
+        self._busy.discard(consumer.name)
 
     async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry

@@ -287,7 +287,7 @@ class Consumer(Service):
     def _ask_store(self, loop: LoopProxy, epochs: Epochs) -> None:
         """Ask for stored offsets; called on the thread."""
         for partition, epoch in epochs.items():
-            loop.post(lambda p=partition, e=epoch: self.spawn(self._ask(p, e), "stored offset"))
+            loop.post(self.keep, functools.partial(self._ask, partition, epoch), f"stored offset of {partition}")
 
     async def _ask(self, partition: TopicPartition, epoch: int) -> None:
         ask, poll, store = self._policy.stored_offsets, self._poll, self._store

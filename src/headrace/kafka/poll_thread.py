@@ -196,8 +196,9 @@ class PollThread:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
-        removed = [partition for partition in self._by_hand if partition not in partitions]
-        added = [partition for partition in partitions if partition not in self._by_hand]
+        present, required = set(self._by_hand), set(partitions)
+        removed = [partition for partition in self._by_hand if partition not in required]
+        added = [partition for partition in partitions if partition not in present]
         self._by_hand = list(partitions)
         if removed:
             self._forget(removed)

@@ -63,7 +63,7 @@ class ActiveInstances(Service):
             "headrace_active_buffered_bytes", lambda: sum(one.buffered_bytes for one in self._instances.values())
         )
         self.publish("headrace_active_refused_creations_total", lambda: self._refused)
-        self.spawn(self._close_idle(), "idle instances")
+        self.keep(self._close_idle, "idle instances")
 
     def end_reads(self) -> None:
         """Create no more instances, and end reads and streams: the process waits for their answers."""
@@ -195,4 +195,4 @@ class ActiveInstances(Service):
                 self._close(instance)
 
     def _close(self, instance: ActiveInstance) -> None:
-        self.spawn(self.delete(instance), f"close {instance.name}")
+        self.keep(lambda: self.delete(instance), f"close {instance.name}")

@@ -43,7 +43,7 @@ class ReadProblems:
 
     def are_new(self, consumer: Consumer | None) -> bool:
         """Return whether a problem was not answered yet, and a seek has not solved it."""
-        stalled = consumer.stalled.values() if self._new and consumer else ()
+        stalled = {*consumer.stalled.values()} if self._new and consumer else ()
         self._new = [one for one in self._new if one in stalled or isinstance(one, TopicRecreated)]
         return bool(self._new)
 

@@ -269,7 +269,8 @@ class Admin:
 
     async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return what `end_offsets` does of the partitions that exist."""
-        found = await self._listed(partitions, OffsetSpec.latest(), _COMMITTED, _MISSING)  # type: ignore[no-untyped-call]
+        latest = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        found = await self._listed(latest, _COMMITTED, _MISSING)
         return {partition: end.offset for partition, end in found.items()}
 
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -278,9 +279,14 @@ class Admin:
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset with a timestamp or a later one; partitions without any are left out."""
+        return await self.offsets_at(dict.fromkeys(partitions, timestamp_ms))
+
+    async def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return what `offsets_since` does, with a timestamp for each partition."""
         # To Kafka a negative timestamp is not a time: -1 asks for the end.
-        found = await self._offsets(partitions, OffsetSpec.for_timestamp(max(0, timestamp_ms)), _UNCOMMITTED)
-        return {partition: offset for partition, offset in found.items() if offset >= 0}
+        specs = {p: OffsetSpec.for_timestamp(max(0, at)) for p, at in times_ms.items()}
+        found = await self._listed(specs, _UNCOMMITTED)
+        return {partition: known.offset for partition, known in found.items() if known.offset >= 0}
 
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in each partition."""
@@ -291,8 +297,9 @@ class Admin:
 
         Source: KIP-734 (the greatest timestamp as a question to the broker).
         """
-        first = await self._listed(partitions, OffsetSpec.for_timestamp(0), _UNCOMMITTED)
-        last = await self._listed(partitions, OffsetSpec.max_timestamp(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
+        first = await self._listed(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)), _UNCOMMITTED)
+        latest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        last = await self._listed(dict.fromkeys(partitions, latest), _UNCOMMITTED)
         return {p: (first[p].timestamp, last[p].timestamp) for p in partitions if first[p].offset >= 0}
 
     async def topic_offsets(self, name: str, right: str = "Describe") -> dict[TopicPartition, tuple[int, int]]:
@@ -308,16 +315,16 @@ class Admin:
         spec: OffsetSpec,
         isolation: confluent_kafka.IsolationLevel = _COMMITTED,
     ) -> dict[TopicPartition, int]:
-        return {p: found.offset for p, found in (await self._listed(partitions, spec, isolation)).items()}
+        found = await self._listed(dict.fromkeys(partitions, spec), isolation)
+        return {partition: known.offset for partition, known in found.items()}
 
     async def _listed(
         self,
-        partitions: Iterable[TopicPartition],
-        spec: OffsetSpec,
+        of_partitions: Mapping[TopicPartition, Any],
         isolation: confluent_kafka.IsolationLevel,
         left_out: Collection[int] = (),
     ) -> dict[TopicPartition, Any]:
-        specs = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
+        specs = {confluent_kafka.TopicPartition(*p): spec for p, spec in of_partitions.items()}
         if not specs:
             return {}
 

@@ -13,11 +13,12 @@ from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.kafka.loop_proxy import Listener
+from headrace.kafka.names import names_of
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time, names_of
+from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _JOIN_SECONDS: Final = 10.0

@@ -44,6 +44,8 @@ class Rule(NamedTuple):
     """`produce`, `consume`, `group` or `call` where patterns decide."""
     parameter: str = ""
     """Path parameter that names the topic or group. Where the body names it, the handler calls `require`."""
+    also: str = ""
+    """Another action that the handler requires, of topics or groups that the body names."""
 
 
 OPEN: Final = Rule(())

@@ -267,7 +267,7 @@ def test_a_read_waits_for_more_if_its_instance_says_so(
 
 
 def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that were made up differ in each attempt; other settings are another request."""
+    """Names that were made up differ in each attempt; other settings are another request; some groups are taken."""
 
     async def main() -> None:
         instances = World(monkeypatch).process()
@@ -279,6 +279,9 @@ def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert await instances.create(spec_of("e", key="k", owner="other"), is_named=False) is not first
         await instances.delete(first)
         assert (await instances.create(spec_of("f", key="k"), is_named=False)).spec.name == "f"
+        instances.own_groups = lambda: {"g"}
+        with pytest.raises(InstanceState, match="group g cannot be joined: a consumer, function or pipeline"):
+            await instances.create(spec_of("g"))
         await instances.stop()
 
     run_virtual(main())

@@ -55,8 +55,10 @@ log = logging.getLogger(__name__)
 
 INSTANCES: Final = "/consumers/{group}"
 INSTANCE: Final = INSTANCES + "/instances/{instance}"
-_MAY_READ: Final = Rule((READ, WRITE), "group", "group")
-_MAY_CHANGE: Final = Rule((WRITE,), "group", "group")
+_MAY_READ: Final = Rule((READ,), "group", "group")
+_MAY_JOIN: Final = Rule((READ,), "group", "group", also="consume")
+_MAY_CHANGE: Final = Rule((READ, WRITE), "group", "group")
+"""Of operations that read nothing and join no group: light-4j lists them under `kafka:w`."""
 _ERRORS: Final[Errors] = (
     *KAFKA,
     errors.InstanceNotFound,
@@ -66,6 +68,7 @@ _ERRORS: Final[Errors] = (
 )
 _reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS)
 _changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, strict=False)
+_joins = functools.partial(_changes, rule=_MAY_JOIN)
 _PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
 _ANY_BYTES: Final = 2**40
 _MOST_BYTES: Final = 2_097_152
@@ -179,7 +182,7 @@ class ActiveEndpoints:
         found = await self._find(call.scope).committed(call.body.all)
         return CommittedOffsets(_positions(found))
 
-    @_changes(
+    @_joins(
         "POST",
         f"{INSTANCE}/subscriptions",
         "subscribeTopics",
@@ -191,13 +194,13 @@ class ActiveEndpoints:
         principal = principal_of(call.scope)
 
         def may_read(topic: str) -> bool:
-            return not topic.startswith("_") and (principal is None or principal.may((READ, WRITE), "consume", topic))
+            return not topic.startswith("_") and (principal is None or principal.may((READ,), "consume", topic))
 
         if body.topics:
             for topic in body.topics:
                 check_topic(topic)
                 if principal:
-                    principal.require((READ, WRITE), "consume", topic)
+                    principal.require((READ,), "consume", topic)
             await instance.subscribe(Topics(list(dict.fromkeys(body.topics))))
         elif body.topic_pattern:
             try:
@@ -217,7 +220,7 @@ class ActiveEndpoints:
     async def unsubscribe(self, call: Call[None, None]) -> None:
         await self._find(call.scope).unsubscribe()
 
-    @_changes(
+    @_joins(
         "POST",
         f"{INSTANCE}/assignments",
         "assignPartitions",
@@ -229,7 +232,7 @@ class ActiveEndpoints:
         partitions = list(dict.fromkeys(call.body.all))
         for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
-                principal.require((READ, WRITE), "consume", topic)
+                principal.require((READ,), "consume", topic)
         await instance.subscribe(Topics(partitions=partitions))
 
     @_reads(

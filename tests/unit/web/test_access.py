@@ -13,21 +13,10 @@ import yaml
 from headrace.web.endpoint import OPEN, Endpoint
 from headrace.web.routes.documents import ENDPOINTS
 
-TOKENS = {
-    "nothing": [],
-    "reader": ["kafka:r"],
-    "writer": ["kafka:w"],
-    "operator": ["admin"],
-    "scraper": ["metrics"],
-    "other": ["produce:other", "consume:other*", "group:other"],
-    "everything": ["kafka:r", "kafka:w", "admin", "metrics"],
-}
+CALLERS = yaml.safe_load(Path(__file__).with_name("callers.yaml").read_text())
+TOKENS = CALLERS["scopes"]
 SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in TOKENS.items()}}
-ALLOWED = {
-    operation: row["callers"]
-    for row in yaml.safe_load(Path(__file__).with_name("callers.yaml").read_text())
-    for operation in row["operations"]
-}
+ALLOWED = {operation: row["callers"] for row in CALLERS["served"] for operation in row["operations"]}
 RECORD = b'{"records":[{"value":1}]}'
 
 
@@ -59,34 +48,15 @@ async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) 
                 assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
 
 
-CREDENTIALS = [
-    ("", 401, "ERR10002"),
-    ("Authorization: \r\n", 401, "ERR10002"),
-    ("Authorization: Bearer\r\n", 401, "ERR10000"),
-    ("Authorization: Basic d3JpdGVy\r\n", 401, "ERR10000"),
-    ("Authorization: Bearer wrong\r\n", 401, "ERR10000"),
-    ("Authorization: Bearer \xe9\r\n", 401, "ERR10000"),
-    (bearer("writer") + bearer("reader"), 400, "ERR40039"),
-    (bearer("reader"), 403, "ERR10005"),
-    (bearer("writer"), 200, ""),
-    (bearer("writer").replace("Bearer", "bearer"), 200, ""),
-    (bearer("reader") + f"X-Scope-Token: {'writer':->16}\r\n", 200, ""),
-    (bearer("reader") + f"X-Scope-Token: Bearer {'writer':->16}\r\n", 200, ""),
-    (bearer("reader") + f"X-Scope-Token: Basic {'writer':->16}\r\n", 401, "ERR10003"),
-    (bearer("writer") + f"X-Scope-Token: {'reader':->16}\r\n", 403, "ERR10006"),
-    (bearer("writer") + "X-Scope-Token: wrong\r\n", 401, "ERR10003"),
-    (f"X-Scope-Token: {'writer':->16}\r\n", 401, "ERR10002"),
-]
-
-
 async def test_credentials_and_their_codes(opened: Any) -> None:
     """The codes of sidecar.md 2.8; a 401 says what it wants; nothing reaches Kafka but what may."""
     async with opened(security=SECURITY) as server:
-        for more, status, code in CREDENTIALS:
-            answer = await server.ask(request("POST", "/producers/t", more.replace("\xe9", "\u00e9")))
+        for template, status, code in CALLERS["credentials"]:
+            more = template.format(**{name: f"{name:->16}" for name in TOKENS})
+            answer = await server.ask(request("POST", "/producers/t", more))
             assert (answer.status, answer.json.get("code", "")) == (status, code), more
             assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
-        assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CREDENTIALS)
+        assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
 
 
 async def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:

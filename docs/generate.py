@@ -26,6 +26,7 @@ from headrace.errors import HeadraceError, catalogue
 from headrace.functions.spec import Duration, FunctionSpec, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.telemetry.metrics import CATALOGUE, OUTCOMES
+from headrace.web.routes.documents import ENDPOINTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
@@ -72,6 +73,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "configuration.md": configuration_page(),
         REFERENCE / "errors.md": errors_page(),
         REFERENCE / "metrics.md": metrics_page(),
+        REFERENCE / "scopes.md": scopes_page(),
         REFERENCE / "producer-keys.md": producer_keys_page(),
         REFERENCE / "consumer-keys.md": consumer_keys_page(),
         REFERENCE / "function-keys.md": function_keys_page(),
@@ -312,6 +314,28 @@ def errors_page() -> str:
         "On the command line the description is printed; the exit code is 78 for a bad file, 1 for any other error.\n",
         "| Code | Name | HTTP status | Again | Meaning |",
         "|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def scopes_page() -> str:
+    """Return the table of every operation with the scopes and patterns that it needs."""
+    rows = []
+    for endpoint in ENDPOINTS:
+        rule = endpoint.rule
+        actions = [f"`{action}:` of the {rule.parameter or 'body'}" for action in filter(None, [rule.action])]
+        actions += [f"`{action}:` of the body" for action in filter(None, [rule.also])]
+        scopes = " or ".join(f"`{scope}`" for scope in rule.any_of) or "open"
+        rows.append(f"| `{endpoint.method} {endpoint.path}` | {scopes} | {', '.join(actions)} |")
+    parts = [
+        "# Scopes of each operation\n",
+        _MADE,
+        "A caller without patterns needs one of the scopes. A caller with patterns needs all the patterns instead.",
+        "*Body* stands for topics and groups that the body or the query names.",
+        "How callers are authenticated is in [who may do what](../security.md).\n",
+        "| Operation | Scope | Patterns |",
+        "|---|---|---|",
         *rows,
     ]
     return "\n".join(parts) + "\n"

@@ -79,7 +79,7 @@ class World:
     async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
         return {name: name for name in names}
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         await self.answers.wait()
         if self.failure:
             raise KafkaUnavailable()

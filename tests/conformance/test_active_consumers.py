@@ -269,7 +269,8 @@ def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, source:
         "auto.commit.enable": ("perhaps", "ERR11004"),
         "partition.assignment.strategy": ("sticky", "ERR12201"),
     }
-    for name, (value, code) in refusals.items():
+    floors = {"fetch.max.wait.ms": 9, "heartbeat.interval.ms": 499, "auto.commit.interval.ms": 99}
+    for name, (value, code) in [*refusals.items(), *((name, (at, "ERR11004")) for name, at in floors.items())]:
         refused = send("POST", create, {name: value})
         assert (refused.status, refused.code) == (400, code), (name, refused)
     assert "did you mean isolation.level?" in send("POST", create, {"isolation_level": 1}).body["description"]

@@ -19,7 +19,6 @@ from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.commands import Commands
@@ -116,7 +115,7 @@ class App:
 
         self._instances: ActiveInstances | None = None
         forwarder = self._forwarder(table) if config.cluster.peers else None
-        families += self._active(assembly.internal, running, member, forwarder.owners if forwarder else None)
+        families += self._active(assembly, running, member, forwarder.owners if forwarder else None)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
         if self._instances:
@@ -125,14 +124,17 @@ class App:
         self.supervisor.add(self.web)
 
     def _active(
-        self, internal: InternalTopics, running: RunningConsumers, member: str, owners: InstanceOwners | None
+        self, assembly: Assembly, running: RunningConsumers, member: str, owners: InstanceOwners | None
     ) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
-        found: list[object] = [TopicEndpoints(settings, context.admin, context.codecs, internal.kind_of, context.audit)]
+        found: list[object] = [
+            TopicEndpoints(settings, context.admin, context.codecs, assembly.internal.kind_of, context.audit)
+        ]
         if settings.enabled:
             shared = (owners.claim, owners.release) if owners else None
             instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit, shared)
+            instances.own_groups = lambda: groups_of(running.values(), assembly.other_groups)
             self._instances = instances
             monitor, others = instances.monitor, context.metrics.lag_of
             context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
@@ -233,7 +235,7 @@ class App:
             gc.set_threshold(*_COLLECT_AFTER)
             await self.supervisor.run(signals)
         except ServiceDied as death:
-            log.critical("%s", death.description)
+            log.critical("this process ends: %s", death.description)
             return _EXIT_DIED
         finally:
             await self.context.registry.close()

@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ class ConsumerControl(Reconciler):
         self.watch("seek/", self._on_command)
         self.watch("skip/", self._on_command)
         await super().start()
-        self.spawn(self._release_at_start(), "release at start")
+        self.keep(self._release_at_start, "release at start")
 
     def add(self, consumer: RunningConsumer) -> None:
         """Control a consumer from now on; call before its Kafka consumer starts."""
@@ -223,7 +224,7 @@ class ConsumerControl(Reconciler):
             request.set_result(entry)
 
     def reconcile(self) -> float | None:
-        """Start a round for each consumer that has commands for partitions of this process, and for none of a round."""
+        """Start a round for each consumer that has commands for partitions of this process which no round is at."""
         waiting = False
         for name, consumer in self.consumers.items():
             unwritten = bool(self._unwritten.get(name))
@@ -234,7 +235,7 @@ class ConsumerControl(Reconciler):
                 partitions = {None}
             if partitions:
                 self._busy |= {(name, partition) for partition in partitions}
-                self.spawn(self._round(consumer, partitions), "round")
+                self.keep(partial(self._round, consumer, partitions), f"commands of {name}")
         return _AGAIN_SECONDS if waiting else None  # a new assignment of a partition is not reported here
 
     def _due(
@@ -267,8 +268,7 @@ class ConsumerControl(Reconciler):
                     outcomes.pop(key, None)
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
-        finally:
-            self._busy -= {(consumer.name, partition) for partition in partitions}
+        self._busy -= {(consumer.name, partition) for partition in partitions}
 
     async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry

@@ -69,7 +69,7 @@ class InstanceOwners(Reconciler):
     async def start(self) -> None:
         self.watch(_PREFIX, self._on_entry)
         await super().start()
-        self.spawn(self._hold_lease(), "lease")
+        self.keep(self._hold_lease, "lease")
 
     async def drain(self, deadline: Deadline) -> None:
         """Mark the instances of this process as gone, so that their clients learn it at once."""
@@ -167,7 +167,7 @@ class InstanceOwners(Reconciler):
         """Start to correct the entries that do not fit what runs."""
         if not self._cleaning and not self._draining:
             self._cleaning = True
-            self.spawn(self._clean(), "clean")
+            self.keep(self._clean, "clean")
         return _SOON_SECONDS if self._suspected or self._absent else _LOOK_SECONDS
 
     async def _clean(self) -> None:
@@ -189,8 +189,7 @@ class InstanceOwners(Reconciler):
                 await self.table.put_all(changes)
         except HeadraceError as error:
             log.warning("entries of instances are corrected later: %s", error.description)
-        finally:
-            self._cleaning = False
+        self._cleaning = False
 
     async def _look_at_leases(self) -> None:
         now = self._clock.monotonic()

@@ -8,6 +8,7 @@ late one of an earlier run is ignored.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -303,7 +304,7 @@ class Jobs(Reconciler):
         for known in list(self._known.values()):
             if known.is_overwritten:
                 known.is_overwritten = False
-                self.spawn(self._write_again(known), f"{known.job.id} status")
+                self.keep(functools.partial(self._write_again, known), f"{known.job.id} status")
             if running < _AT_ONCE and self._is_free(known) and (runner := self._runner_of(known)):
                 running += 1
                 known.stop = asyncio.Event()
@@ -311,7 +312,7 @@ class Jobs(Reconciler):
                 self.spawn(self._carry(known, runner), known.job.id)
         if self._old_jobs() and not self._removing:
             self._removing = True
-            self.spawn(self._remove_old_jobs(), "remove old jobs")
+            self.keep(self._remove_old_jobs, "remove old jobs")
         return _LOOK_SECONDS
 
     async def _write_again(self, known: _KnownJob) -> None:

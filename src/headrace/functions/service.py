@@ -95,7 +95,7 @@ class FunctionService(Service):
         logger_of(self.name).setLevel(self.spec.log_level.upper() or logging.NOTSET)
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
-        self.spawn(self._watch(), "limits")
+        self.keep(self._watch, "limits")
         self.metrics.publish(
             self,
             {

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.access import Kind, Right, is_refused
+from headrace.kafka.cluster_info import ClusterInfo, GroupInfo, GroupMember, PartitionInfo, TopicInfo
 from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.producer_limits import BatchLimits
@@ -29,56 +30,11 @@ _UNSURE_SECONDS = 3.0
 _MORE_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
+_NO_LEADER = confluent_kafka.KafkaError._NOENT
+_MISSING = (confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION, _NO_LEADER)
+"""Of a partition that does not exist."""
 _COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
 _UNCOMMITTED = confluent_kafka.IsolationLevel.READ_UNCOMMITTED
-
-
-class PartitionInfo(NamedTuple):
-    """One partition: its leader's broker id (-1: none), replicas and in-sync replicas by broker id."""
-
-    partition: int
-    leader: int
-    replicas: Sequence[int]
-    in_sync: Sequence[int]
-
-
-class TopicInfo(NamedTuple):
-    """A topic and its partitions in ascending order."""
-
-    name: str
-    partitions: Sequence[PartitionInfo]
-
-    @property
-    def replication_factor(self) -> int:
-        """Replicas of the first partition."""
-        return len(self.partitions[0].replicas) if self.partitions else 0
-
-
-class GroupInfo(NamedTuple):
-    """A consumer group: its name, Kafka's word for its state, and how many members it has."""
-
-    name: str
-    state: str
-    members: int
-
-
-class GroupMember(NamedTuple):
-    """A member of a group: its client id, the partitions it is assigned, and the address it calls from."""
-
-    client: str
-    partitions: Sequence[TopicPartition]
-    host: str
-
-
-class ClusterInfo(NamedTuple):
-    """The number of brokers in the cluster now, and the configuration of one of them by Kafka's names."""
-
-    brokers: int
-    missing: Sequence[int]
-    """Ids of the brokers that have replicas and are not in the cluster now."""
-    configs: Mapping[str, str]
-    refused: str = ""
-    """Why the configuration may not be read; empty if it was."""
 
 
 class Admin:
@@ -311,15 +267,26 @@ class Admin:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
         return await self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
+    async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return what `end_offsets` does of the partitions that exist."""
+        latest = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        found = await self._listed(latest, _COMMITTED, _MISSING)
+        return {partition: end.offset for partition, end in found.items()}
+
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition, transactions that are open included."""
         return await self._offsets(partitions, OffsetSpec.latest(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset with a timestamp or a later one; partitions without any are left out."""
+        return await self.offsets_at(dict.fromkeys(partitions, timestamp_ms))
+
+    async def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return what `offsets_since` does, with a timestamp for each partition."""
         # To Kafka a negative timestamp is not a time: -1 asks for the end.
-        found = await self._offsets(partitions, OffsetSpec.for_timestamp(max(0, timestamp_ms)), _UNCOMMITTED)
-        return {partition: offset for partition, offset in found.items() if offset >= 0}
+        specs = {p: OffsetSpec.for_timestamp(max(0, at)) for p, at in times_ms.items()}
+        found = await self._listed(specs, _UNCOMMITTED)
+        return {partition: known.offset for partition, known in found.items() if known.offset >= 0}
 
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in each partition."""
@@ -330,8 +297,9 @@ class Admin:
 
         Source: KIP-734 (the greatest timestamp as a question to the broker).
         """
-        first = await self._listed(partitions, OffsetSpec.for_timestamp(0), _UNCOMMITTED)
-        last = await self._listed(partitions, OffsetSpec.max_timestamp(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
+        first = await self._listed(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)), _UNCOMMITTED)
+        latest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        last = await self._listed(dict.fromkeys(partitions, latest), _UNCOMMITTED)
         return {p: (first[p].timestamp, last[p].timestamp) for p in partitions if first[p].offset >= 0}
 
     async def topic_offsets(self, name: str, right: str = "Describe") -> dict[TopicPartition, tuple[int, int]]:
@@ -347,12 +315,16 @@ class Admin:
         spec: OffsetSpec,
         isolation: confluent_kafka.IsolationLevel = _COMMITTED,
     ) -> dict[TopicPartition, int]:
-        return {p: found.offset for p, found in (await self._listed(partitions, spec, isolation)).items()}
+        found = await self._listed(dict.fromkeys(partitions, spec), isolation)
+        return {partition: known.offset for partition, known in found.items()}
 
     async def _listed(
-        self, partitions: Iterable[TopicPartition], spec: OffsetSpec, isolation: confluent_kafka.IsolationLevel
+        self,
+        of_partitions: Mapping[TopicPartition, Any],
+        isolation: confluent_kafka.IsolationLevel,
+        left_out: Collection[int] = (),
     ) -> dict[TopicPartition, Any]:
-        specs = {confluent_kafka.TopicPartition(p.topic, p.partition): spec for p in partitions}
+        specs = {confluent_kafka.TopicPartition(*p): spec for p, spec in of_partitions.items()}
         if not specs:
             return {}
 
@@ -361,6 +333,7 @@ class Admin:
             return {
                 TopicPartition(p.topic, p.partition): _result(future, self._limit, Right("Describe", "topic", p.topic))
                 for p, future in answers.items()
+                if _code(future, self._limit) not in left_out
             }
 
         end = asyncio.get_running_loop().time() + self._limit
@@ -370,8 +343,12 @@ class Admin:
             except errors.KafkaUnavailable:  # also if a leader has moved, or its connection has just ended
                 if self.reachability.must_ask or asyncio.get_running_loop().time() > end:
                     raise
-            except errors.KafkaError:
-                await self.topic_ids({p.topic for p in specs})  # without Describe the client only says "no entry"
+            except errors.KafkaError as error:
+                ids = await self.topic_ids({p.topic for p in specs})  # without Describe it is also "no leader"
+                if error.parameters.get("kafka_code") == _NO_LEADER:
+                    missing = [p.topic for p in specs if p.topic not in ids]
+                    kind = errors.TopicNotFound if missing else errors.PartitionNotFound
+                    raise kind(f"read offsets: {', '.join(missing[:1]) or 'a partition'} does not exist") from error
                 raise
             await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
@@ -480,6 +457,11 @@ def _result(future: Any, limit_seconds: float, right: Right) -> Any:
         if is_refused(cause.args[0]):
             raise confluent_kafka.KafkaException(cause.args[0], right) from cause
         raise
+
+
+def _code(future: Any, limit_seconds: float) -> int | None:
+    error = future.exception(limit_seconds)
+    return error.args[0].code() if isinstance(error, confluent_kafka.KafkaException) else None
 
 
 def _missing_brokers(metadata: Any) -> list[int]:

@@ -168,7 +168,8 @@ class Commits:
         self.in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
-        acknowledged = {p: self._sent[p] for p in reported if p in self._sent and p not in from_client(failed)}
+        not_committed = from_client(failed)
+        acknowledged = {p: self._sent[p] for p in reported if p in self._sent and p not in not_committed}
         self._acknowledged(acknowledged)
         for request in self._requests:
             request.unsent |= request.sent - acknowledged.keys()
@@ -178,7 +179,7 @@ class Commits:
             self._report_failure(error or failed[0].error, {p.topic for p in failed})
             newer = self._newest
             self._newest = {}
-            self.request(from_client(failed), self._sent)
+            self.request(not_committed, self._sent)
             self._newest |= newer
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
         else:
@@ -201,7 +202,8 @@ class Commits:
 
     def _drop(self, partitions: Sequence[TopicPartition], requests: Sequence[_Request]) -> None:
         for request in requests:
-            dropped = [partition for partition in partitions if partition in request.unsent | request.sent]
+            waiting = request.unsent | request.sent
+            dropped = [partition for partition in partitions if partition in waiting]
             request.dropped += dropped
             request.unsent.difference_update(dropped)
             request.sent.difference_update(dropped)

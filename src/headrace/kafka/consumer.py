@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, Topic
 from headrace.kafka.admin import Admin
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
-from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.names import check_group, check_topic, names_of
 from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
@@ -287,7 +287,7 @@ class Consumer(Service):
     def _ask_store(self, loop: LoopProxy, epochs: Epochs) -> None:
         """Ask for stored offsets; called on the thread."""
         for partition, epoch in epochs.items():
-            loop.post(lambda p=partition, e=epoch: self.spawn(self._ask(p, e), "stored offset"))
+            loop.post(self.keep, functools.partial(self._ask, partition, epoch), f"stored offset of {partition}")
 
     async def _ask(self, partition: TopicPartition, epoch: int) -> None:
         ask, poll, store = self._policy.stored_offsets, self._poll, self._store
@@ -356,7 +356,7 @@ class Subscription(Service):
         self._fits = fits
         self.subscribed: Collection[str] = topics
         """Topics that the consumer reads."""
-        self.missing: Collection[str] = ()
+        self.missing: Sequence[str] = ()
         """Topics of these that do not exist, as of two looks."""
         self._last_found: set[str] = set()
         self._last_missing: set[str] = set()
@@ -390,7 +390,9 @@ class Subscription(Service):
         ids = await self._admin.topic_ids(self.subscribed)
         self._consumer.topics_found(ids)
         missing = {topic for topic in self.subscribed if topic not in ids}
-        self.missing, self._last_missing = sorted(missing & self._last_missing), missing
+        before, self.missing, self._last_missing = self.missing, sorted(missing & self._last_missing), missing
+        if self.missing and self.missing != before:
+            log.warning("%s: these topics do not exist: %s", self.name, names_of(self.missing))
         for topic, topic_id in ids.items():
             if self._ids.get(topic, topic_id) != topic_id:
                 self._consumer.topic_recreated(topic, self._missing_since.get(topic, now))

@@ -67,6 +67,12 @@ _CLASS_OF = {code: kind for kind, names in _KIND.items() for code in _codes(name
 _NO_CONFIG = KafkaConfig()
 ClientProblem = confluent_kafka.KafkaError | confluent_kafka.KafkaException
 
+_ADVICE = {
+    confluent_kafka.KafkaError.CONCURRENT_TRANSACTIONS: "Kafka is still ending an earlier transaction of this "
+    "producer; nothing was lost, send again later."
+}
+"""What to say in place of the meaning of the class."""
+
 # Written to the leader, not yet to enough replicas: the record may well be read later.
 _WRITTEN_PERHAPS = {
     confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
@@ -141,6 +147,6 @@ def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, 
     kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
     if number in _WRITTEN_PERHAPS:
         kind = errors.KafkaTimeout
-    advice = "" if kind is errors.KafkaError else f". {kind.__doc__}"
+    advice = "" if kind is errors.KafkaError else f". {_ADVICE.get(number, kind.__doc__)}"
     text = f"{doing}: {error.str()} ({error.name()}){advice}"
     return kind(text, kafka_code=number, kafka_name=error.name())

@@ -141,13 +141,13 @@ class ConsumerProblems:
         if new:
             self.on_stalled(error)
 
-    def report(self, about: str, problem: HeadraceError | str) -> None:
+    def report(self, about: str, problem: HeadraceError | str, level: int = logging.WARNING) -> None:
         """Set or clear the problem of a partition, or of the group if `about` is empty; an error is a missing right."""
         if about in self.stalled:
             self.stalled = {name: error for name, error in self.stalled.items() if name != about}
         if problem:
             if str(self._problems.get(about)) != str(problem):  # the same problem may be found every second
-                log.warning("%s", problem)
+                log.log(level, "%s", problem)
             self._problems[about] = problem
         else:
             self._problems.pop(about, None)

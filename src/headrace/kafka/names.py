@@ -4,12 +4,16 @@ Source: Kafka's `Topic.validate`. The client takes a subscribed name with a lead
 request must never reach it unchecked.
 """
 
+import itertools
 import re
+from collections.abc import Collection
+from typing import Final
 
 from headrace.errors import InvalidRequest
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _GROUP_BYTES = 255
+_NAMED: Final = 10
 
 
 def check_topic(name: str) -> str:
@@ -33,3 +37,9 @@ def check_group(name: str) -> str:
     if len(name.encode()) > _GROUP_BYTES:
         raise InvalidRequest(f"a group name has at most {_GROUP_BYTES} bytes", parameter="group")
     return name
+
+
+def names_of(named: Collection[object]) -> str:
+    """Return partitions or topics as text of bounded length."""
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(map(str, itertools.islice(named, _NAMED))) + more or "nothing"

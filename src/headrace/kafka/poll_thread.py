@@ -18,6 +18,7 @@ from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.error_map import ClientErrors
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
+from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
 from headrace.kafka.reader import to_batches
 from headrace.kafka.renewal import ClientSecurity
@@ -37,6 +38,7 @@ _DRAIN_SECONDS = 20.0
 _REFUSED_SECONDS = 2.0
 
 _END = confluent_kafka.KafkaError._PARTITION_EOF
+_NO_TOPIC = confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
 _OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 _BROKEN = (
     confluent_kafka.KafkaError._BAD_MSG,
@@ -196,8 +198,9 @@ class PollThread:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
-        removed = [partition for partition in self._by_hand if partition not in partitions]
-        added = [partition for partition in partitions if partition not in self._by_hand]
+        present, required = set(self._by_hand), set(partitions)
+        removed = [partition for partition in self._by_hand if partition not in required]
+        added = [partition for partition in partitions if partition not in present]
         self._by_hand = list(partitions)
         if removed:
             self._forget(removed)
@@ -322,7 +325,10 @@ class PollThread:
             about = str(partition) if assigned else f"topic {partition.topic}"
             self._problems.report(about, self._problems.error(error, [partition.topic]))
         else:
-            self._problems.report("", self._problems.explain(error, self.resolver.subscribed, f"group {group}: "))
+            # A topic may be created in this moment; its subscription logs all that are missing later.
+            level = logging.DEBUG if code == _NO_TOPIC and partition.topic else logging.WARNING
+            explained = self._problems.explain(error, self.resolver.subscribed, f"group {group}: ")
+            self._problems.report("", explained, level)
 
     def _fetch_refused(self) -> None:
         """Fetch again what Kafka refused: the client itself does not report that it may read, unless records arrive."""
@@ -362,7 +368,7 @@ class PollThread:
         for about in {"", *(f"topic {partition.topic}" for partition in partitions)}:
             self._problems.report(about, "")
         self._pass_assigned(starts)
-        log.info("%s: assigned %s", self._name, _names(partitions))
+        log.info("%s: assigned %s", self._name, names_of(partitions))
         reach("assign.after")
 
     def _pass_assigned(self, starts: Mapping[TopicPartition, StartPosition]) -> None:
@@ -433,7 +439,7 @@ class PollThread:
         reach("revoke.before")
         self._drain_and_commit(partitions)
         self._assignment.remove(revoked)
-        log.info("%s: revoked %s", self._name, _names(partitions))
+        log.info("%s: revoked %s", self._name, names_of(partitions))
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
         reach("lost.before")
@@ -442,7 +448,7 @@ class PollThread:
         self.loop.post(self.loop.listener.on_lost, partitions)
         self._assignment.remove(lost)
         self._problems.report("", f"group {self._problems.group}: partitions were lost, joining again")
-        log.warning("%s: lost %s", self._name, _names(partitions))
+        log.warning("%s: lost %s", self._name, names_of(partitions))
         reach("lost.after")
 
     def _drain_and_commit(self, partitions: Sequence[TopicPartition]) -> None:
@@ -472,7 +478,7 @@ class PollThread:
 
         answer = self.loop.wait_for(drain, "revoke", seconds + 1)
         if answer is None and not self.loop.is_dead:
-            log.error("%s: the loop did not drain %s in time", self._name, _names(partitions))
+            log.error("%s: the loop did not drain %s in time", self._name, names_of(partitions))
         return answer or {}
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
@@ -488,7 +494,3 @@ class PollThread:
 
 def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:
     return [confluent_kafka.TopicPartition(p.topic, p.partition) for p in partitions]
-
-
-def _names(partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> str:
-    return ", ".join(str(partition) for partition in partitions) or "nothing"

@@ -4,6 +4,7 @@ The client resets no position by itself. Everything here is used on the consumer
 a time limit.
 """
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -195,6 +196,7 @@ class PositionResolver:
         except confluent_kafka.KafkaException as cause:
             answers = dict.fromkeys(ready, cause.args[0])
         found: dict[TopicPartition, StartPosition] = {}
+        level = logging.WARNING
         for partition, start in answers.items():
             if not isinstance(start, StartPosition):
                 self._ask_last(partition)
@@ -202,7 +204,9 @@ class PositionResolver:
                     self._problems.stall(str(partition), self._no_offset(partition))
                 else:
                     before = f"{partition}: where to begin cannot be read: "
-                    self._problems.report(str(partition), self._problems.explain(start, [partition.topic], before))
+                    explained = self._problems.explain(start, [partition.topic], before)
+                    self._problems.report(str(partition), explained, level)
+                    level = logging.DEBUG  # the coordinator refuses or answers all of them alike
                 continue
             self._problems.report(str(partition), "")
             self._topics_read.add(partition.topic)

@@ -35,6 +35,8 @@ class _Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if _CONNECTION.match(record.getMessage()) and not client_log.isEnabledFor(logging.DEBUG):
             return False
+        if _FENCED.match(record.getMessage()):
+            record.levelno, record.levelname = logging.INFO, "INFO"
         text = _VARYING.sub("", record.getMessage())
         if _STARTING.match(text) and record.levelno < logging.ERROR and not client_log.isEnabledFor(logging.DEBUG):
             self._last.setdefault(text, record.created)  # logged only if it lasts
@@ -60,6 +62,8 @@ _AUTHORITY_FILES = (
 """Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
+_FENCED = re.compile("TXNERR .*(ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID)")
+"""The group has other members by now, so the transaction is aborted, as it must be, and its caller is told so."""
 _STARTING = re.compile("GETPID .*: retrying")
 """Every new cluster causes it once, and the client tries again at once."""
 _VARYING = re.compile(r"\d+|\(.*?\)")

@@ -355,7 +355,7 @@ class TransactionalProducers(Service):
     def _finish(self, jobs: list[TransactionJob]) -> None:
         for job in jobs:
             if job.in_doubt:
-                self.spawn(self._look_up(job), "look up")
+                self.keep(functools.partial(self._look_up, job), "look up")
             else:
                 self._settle(job, job.results)
 

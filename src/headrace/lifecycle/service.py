@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.lifecycle.clock import Deadline
+from headrace.lifecycle.clock import Deadline, RestartPauses, SystemClock
 from headrace.lifecycle.gauge_registry import Measured, register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_CLOCK: Final = SystemClock()
 
 
 class Readiness(NamedTuple):
@@ -23,8 +27,9 @@ class Readiness(NamedTuple):
 class Service:
     """Something that runs inside the process.
 
-    A subclass overrides `run`, or what it needs of `start`, `drain` and `stop`, and starts its tasks with `spawn`. A
-    task that ends with an error takes its service down, and the supervisor names the service.
+    A subclass overrides `run`, or what it needs of `start`, `drain` and `stop`. A task whose work can begin anew at any
+    time is started with `keep`: its error ends nothing. Any other is started with `spawn`: its error takes the service
+    down, and the supervisor names the service.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,15 +37,18 @@ class Service:
         self.death: BaseException | None = None
         """The error that ended the service, if one did."""
         self.on_death: Callable[[Service], None] | None = None
+        self._task_failures: dict[str, tuple[str, float]] = {}
+        """Tasks that have failed: the reason, and until when it is shown."""
+        self._task_failure_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._gauges: list[tuple[str, dict[str, str]]] = []
 
     async def start(self) -> None:
         """Begin to work, by default with `run` as a task. Waits for nothing outside the process; a task may."""
-        self.spawn(self.run(), "run")
+        self.keep(self.run, "run")
 
     async def run(self) -> None:
-        """Do the work of a service that has one task."""
+        """Do the work of a service that has one task, from the beginning again after an error."""
 
     async def drain(self, deadline: Deadline) -> None:
         """Accept no new work and finish the work in flight, at most until the deadline."""
@@ -70,13 +78,46 @@ class Service:
         task.add_done_callback(self._task_ended)
         return task
 
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+        """Run work as a task; when it fails, run it again from its beginning, after a growing pause, until it returns.
+
+        The log, readiness and `headrace_task_failures_total` name the task and the reason.
+        """
+        return self.spawn(self._run_again(work, name), name)
+
+    async def _run_again(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        pauses = RestartPauses(_CLOCK, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while True:
+            pauses.started()
+            try:
+                return await work()
+            except Exception as cause:  # noqa: BLE001 boundary: the error of one task ends nothing else
+                if pauses.steady:
+                    pauses.failures = 0
+                pause = pauses.failed()
+                self._task_failed(name, cause, pause)
+            await asyncio.sleep(pause)
+
+    def _task_failed(self, name: str, cause: Exception, pause: float) -> None:
+        if not self._task_failure_count:
+            self.publish("headrace_task_failures_total", lambda: self._task_failure_count, service=self.name)
+        self._task_failure_count += 1
+        reason = f"{name} failed: {cause.description if isinstance(cause, HeadraceError) else repr(cause)}"
+        self._task_failures[name] = reason, _CLOCK.monotonic() + pause + _LONGEST_PAUSE_SECONDS
+        log.error("%s: %s; it starts again in %g s", self.name, reason, pause, exc_info=_trace_of(cause))
+
+    @property
+    def task_failures(self) -> str:
+        """Which tasks have failed in the last minutes and started again, and why; empty if none."""
+        now = _CLOCK.monotonic()
+        self._task_failures = {name: known for name, known in self._task_failures.items() if known[1] > now}
+        return "; ".join([reason for reason, _ in self._task_failures.values()])
+
     def die(self, cause: BaseException) -> None:
         """Report that this service ended by itself. Call on the loop; only the first report counts."""
         if self.death is None:
             self.death = cause
-            # The text of a HeadraceError is complete; a defect needs its trace.
-            trace = None if isinstance(cause, HeadraceError) else cause
-            log.critical("service %s died: %s", self.name, cause, exc_info=trace)
+            log.critical("service %s died: %s", self.name, cause, exc_info=_trace_of(cause))
             if self.on_death:
                 self.on_death(self)
 
@@ -94,3 +135,8 @@ class Service:
         self._tasks.discard(task)
         if not task.cancelled() and (cause := task.exception()):
             self.die(cause)
+
+
+def _trace_of(cause: BaseException) -> BaseException | None:
+    """Return what to log as the trace: the text of a HeadraceError is complete, and a defect needs its trace."""
+    return None if isinstance(cause, HeadraceError) else cause

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError, ServiceDied
-from headrace.lifecycle.clock import Clock, Deadline
+from headrace.lifecycle.clock import Clock, Deadline, RestartPauses
 from headrace.lifecycle.service import Readiness, Service
-from headrace.lifecycle.supervisor import RestartPauses, Signals, Supervisor, first_of
+from headrace.lifecycle.supervisor import Signals, Supervisor, first_of
 
 log = logging.getLogger(__name__)
 

@@ -117,35 +117,8 @@ class Supervisor:
             return Readiness(False, "draining")
         if service not in self._started:
             return Readiness(False, "not started")
-        return service.readiness()
-
-
-class RestartPauses:
-    """Growing pauses between the starts of one service, process or group: each twice as long as the one before."""
-
-    def __init__(self, clock: Clock, first_seconds: float, longest_seconds: float, steady_seconds: float) -> None:
-        """Begin without a failure; what ran for `steady_seconds` is `steady`, and its failures may be forgotten."""
-        self.failures = 0
-        """Failures in a row."""
-        self._clock = clock
-        self._first_seconds = first_seconds
-        self._longest_seconds = longest_seconds
-        self._steady_seconds = steady_seconds
-        self._started_at = clock.monotonic()
-
-    def started(self) -> None:
-        """Take the time of a start."""
-        self._started_at = self._clock.monotonic()
-
-    @property
-    def steady(self) -> bool:
-        """Whether it has run long enough since its start."""
-        return self._clock.monotonic() - self._started_at >= self._steady_seconds
-
-    def failed(self) -> float:
-        """Count a failure and return the seconds to wait before the next start."""
-        self.failures += 1
-        return min(self._first_seconds * 2.0 ** min(self.failures - 1, 30), self._longest_seconds)
+        ready, reason = service.readiness()
+        return Readiness(ready, "; ".join(filter(None, [reason, service.task_failures])))
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:

@@ -109,12 +109,12 @@ class PipelineRun(Service):
         """
         require_spark(remote=bool(self._spec.driver.remote))
         self.spawn(self._keep_running(), "run")
-        self.spawn(self._publisher.run(), "offsets")
-        self.spawn(self._watch_stalls(), "stalls")
+        self.keep(self._publisher.run, "offsets")
+        self.keep(self._watch_stalls, "stalls")
         register_gauge(
             "headrace_pipeline_restarts_total", lambda: float(self._status.restarts), pipeline=self._spec.name
         )
-        self.spawn(self._watch_changes(), "changes")
+        self.keep(self._watch_changes, "changes")
 
     async def drain(self, deadline: Deadline) -> None:
         self._stopping = True

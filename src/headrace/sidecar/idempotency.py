@@ -121,7 +121,7 @@ class Idempotency(Service):
 
     async def start(self) -> None:
         self.publish("headrace_idempotency_keys", lambda: len(self.window))
-        self.spawn(self._read_back(), "read back")
+        self.keep(self._read_back, "read back")
 
     async def once(
         self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]

@@ -116,7 +116,7 @@ class Audit(Service):
     async def start(self) -> None:
         self.publish("headrace_audit_pending_notes", lambda: self._queue.notes)
         await self._target.write(())  # creates the file, or the log says why it cannot
-        self.spawn(self._run(), "write")
+        self.keep(self._run, "write")
 
     async def drain(self, deadline: Deadline) -> None:
         self._draining.set()

@@ -89,8 +89,10 @@ class Application:
             error = error_of(scope, cause)
             if self._audit and not status:
                 self._note(self._audit, scope, error)
-            if status:
-                raise  # the answer has begun; the server closes the connection
+            if status:  # the answer has begun; the server closes the connection
+                if isinstance(cause, HeadraceError):
+                    log.warning("%s %s ends before its answer is complete: %s", scope["method"], scope["path"], cause)
+                raise
             # Its traceback holds this frame and the body: a cycle that would wait for a collection.
             await answer_error(receive, send_with_ids, error.with_traceback(None))
         finally:

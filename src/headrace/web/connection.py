@@ -7,6 +7,7 @@ that no turn is long; without it a health request and every new connection would
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import weakref
@@ -50,6 +51,8 @@ RESERVED_CONNECTIONS: Final = 512
 _TIME_TO_SEND_SECONDS: Final = 0.2
 """A new connection is not closed earlier: its request may be on its way, and the 503 could be lost."""
 
+_UNUSED: Final = logging.getLogger("headrace.web.uvicorn")
+_UNUSED.setLevel(logging.CRITICAL + 1)
 _SLICE_SECONDS: Final = 0.005
 _TASK_SECONDS: Final = 0.0002
 _BYTE_SECONDS: Final = 1e-7
@@ -203,6 +206,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
         super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
+        self.logger = _UNUSED  # the application logs what it fails at, once
         self._shared = shared
         self._limit = shared.limit
         self._slices = shared.slices
@@ -244,13 +248,16 @@ class ClientConnection(HttpToolsProtocol):
         So long a client may take to read it.
         """
         self._patience_seconds = patience_seconds
+        if self.transport.is_closing():
+            return False
         # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
         high = 0 if self.transport.get_extra_info("ssl_object") is None else 1
         self.transport.set_write_buffer_limits(high, 0)
         try:
             await self.flow.drain()
         finally:
-            self.transport.set_write_buffer_limits()
+            if not self.transport.is_closing():  # else uvloop raises RuntimeError
+                self.transport.set_write_buffer_limits()
             self._patience_seconds = _SLOW_SECONDS
             self._awaited = "", None, 0.0, 0
         return not self.transport.is_closing()
@@ -462,6 +469,8 @@ class ClientConnection(HttpToolsProtocol):
         cycle.message_event.set()
 
     def _end(self, error: HeadraceError) -> None:
+        if self.transport.is_closing():
+            return
         body = msgspec.json.encode(error.body())
         head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += "".join(

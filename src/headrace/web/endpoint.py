@@ -44,6 +44,8 @@ class Rule(NamedTuple):
     """`produce`, `consume`, `group` or `call` where patterns decide."""
     parameter: str = ""
     """Path parameter that names the topic or group. Where the body names it, the handler calls `require`."""
+    also: str = ""
+    """Another action that the handler requires, of topics or groups that the body names."""
 
 
 OPEN: Final = Rule(())
@@ -81,6 +83,8 @@ class Endpoint:
     """Action of its audit note, which the handler completes in `Call.note`."""
     decoded: bool = True
     """Whether body and query are decoded. If not, the handler takes the bytes of the body and reads the query."""
+    strict: bool = True
+    """Whether numbers of the body are taken as they are typed. If not, an integer may be text, or `5.0`."""
     described: bool = True
     """Whether the API document has it."""
     asgi: bool = False
@@ -215,7 +219,7 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
         body: Any = await read_json(receive, headers_of(scope), settings) if endpoint.request else None
         query: Any = query_of(scope) if endpoint.query else None
         if endpoint.decoded:
-            body = decode_body(body, kind) if isinstance(kind, type) else body
+            body = decode_body(body, kind, strict=endpoint.strict) if isinstance(kind, type) else body
             query = decode_query(scope, endpoint.query) if endpoint.query else None
         call = Call(scope, body, query)
         try:

@@ -23,6 +23,7 @@ TRACEABILITY: Final = b"x-traceability-id"
 TRACE_PARENT: Final = b"traceparent"
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
+_TOO_LONG: Final = "`array` of length <="
 _CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
 _ENDS_CONNECTION: Final = (
@@ -67,7 +68,7 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
 def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
     """Return a JSON body as a type that refuses unknown fields. An empty body counts as `{}`.
 
-    If not strict, numbers and booleans may be text.
+    If not strict, numbers and booleans may be text, and an integer may be a float without a fraction.
 
     Raises:
         InvalidRequest: It does not match, with the nearest name for an unknown one.
@@ -98,7 +99,7 @@ def decode_query(scope: Scope, kind: type[T]) -> T:
 def _mismatch(what: str, kind: type, cause: Exception) -> errors.InvalidRequest:
     text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
-    hint = ""
+    hint = ": send fewer in one request" if _TOO_LONG in text else ""
     if unknown := _UNKNOWN_FIELD.search(text):
         near = difflib.get_close_matches(unknown[1], names, 1, 0.5)
         known = f"known here are {', '.join(names)}" if names else "no field is known here"

@@ -105,7 +105,7 @@ class Forwarder:
         if not hmac.compare_digest(signature, self._sign(scope, payload)):
             raise HopRefused("X-Headrace-Hop is not signed with cluster.secret of this process: clients omit it")
         hop = scope[_HOP] = _decode_hop(base64.urlsafe_b64decode(payload))
-        if abs(hop.at - self._clock.time()) > _FRESH_SECONDS:
+        if not abs(hop.at - self._clock.time()) <= _FRESH_SECONDS:  # nor NaN
             raise HopRefused(f"X-Headrace-Hop differs by more than {_FRESH_SECONDS:g} s from this clock: correct it")
         if hop.principal:
             scope[PRINCIPAL] = hop.principal

@@ -125,13 +125,13 @@ class WebService(Service):
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
-        self.spawn(self._check_deadlines(), "deadlines")
+        self.keep(self._check_deadlines, "deadlines")
         if self.name != "http":
             return
         limit = self._server.shared.limit
         for kind in limit.admitted:
             self.publish("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
-        self.spawn(give_back_memory(self._clock), "memory")
+        self.keep(lambda: give_back_memory(self._clock), "memory")
 
     async def drain(self, deadline: Deadline) -> None:
         self._application.gate.draining = True

@@ -18,7 +18,7 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.status import HeadRecord, PartitionStatus, PumpStatus, SettingsInForce
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
-from headrace.kafka.admin import GroupMember
+from headrace.kafka.cluster_info import GroupMember
 from headrace.kafka.reachability import Outage
 from headrace.records import TopicPartition
 from headrace.testing import ManualClock

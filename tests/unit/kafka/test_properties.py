@@ -39,7 +39,7 @@ def test_the_client_does_not_repeat_itself() -> None:
     def passes(text: str, seconds: float, level: int = 40) -> bool:
         record = client_log.makeRecord(client_log.name, level, "f", 1, text, (), None)
         record.created = 1000 + seconds
-        return bool(client_log.filter(record))
+        return bool(client_log.filter(record)) and record.levelno == level
 
     assert passes("GETPID 127.0.0.1:1/2: refused (after 0ms in state CONNECT)", 0)
     assert not passes("GETPID 127.0.0.1:1/2: refused (after 7ms, 3 suppressed)", 5)
@@ -49,6 +49,10 @@ def test_the_client_does_not_repeat_itself() -> None:
     assert not passes("REQTMOUT 127.0.0.1:1/2: Timed out 1 in-flight requests", 100)
     metadata = "METADATA [c#consumer-13] [thrd:main]: sasl_ssl://b:1/1: Metadata request failed: connected: Local: x"
     assert not passes(metadata, 100)
+    fenced = (
+        "TXNERR [p#producer-1] [thrd:main]: Current transaction failed in state BeginCommit: x (ILLEGAL_GENERATION)"
+    )
+    assert not passes(fenced, 150)  # it passes, at another level
     loading = "GETPID [p#producer-4] [thrd:main]: Failed to acquire idempotence PID from broker b:1/1: x: retrying"
     assert [passes(loading, seconds, 30) for seconds in (200, 205, 231)] == [False, False, True]
 

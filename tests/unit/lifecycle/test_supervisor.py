@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from headrace.errors import KafkaError, ServiceDied
+from headrace.errors import KafkaError, ServiceDied, TopicNotFound
 from headrace.lifecycle import Deadline, Readiness, Service, Signals, Supervisor, SystemClock
+from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.lifecycle.supervisor import first_of
 from headrace.testing import ManualClock
 
@@ -62,18 +63,6 @@ async def test_a_start_that_fails_stops_what_runs() -> None:
     assert notes == ["start a", "start b", "stop b", "stop a"]
 
 
-@pytest.mark.parametrize(("cause", "traced"), [(KafkaError("fenced"), False), (ValueError("defect"), True)])
-async def test_a_death_is_logged_in_one_paragraph_with_a_trace_only_for_defects(
-    cause: Exception, traced: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error of ours says what to do; of anything else we need to know where it came from."""
-
-    Service("b").die(cause)
-    (line,) = caplog.records
-    assert line.getMessage() == f"service b died: {cause}"
-    assert bool(line.exc_info and line.exc_info[0]) == traced
-
-
 async def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
     """The others are drained, and the error names the one that died."""
     notes: list[str] = []
@@ -89,6 +78,38 @@ async def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
         await supervisor.run(Signals())
     assert supervisor.readiness()["b"] == Readiness(False, "ended by itself: gone")
     assert notes[-4:] == ["drain b", "drain a", "stop b", "stop a"]
+
+
+async def test_a_task_that_can_begin_anew_ends_nothing_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises: it is started again, with growing pauses, and readiness, log and a metric say so."""
+    monkeypatch.setattr("headrace.lifecycle.service._FIRST_PAUSE_SECONDS", 0.001)
+    service, calls, done = Noting("b", []), list[int](), asyncio.Event()
+    supervisor = supervised(service)
+    await supervisor.start()
+
+    async def work() -> None:
+        calls.append(len(calls))
+        if len(calls) < 4:
+            raise [KafkaError("fenced"), TopicNotFound("topic t does not exist"), ValueError("defect")][calls[-1]]
+        done.set()
+
+    service.keep(work, "ends")
+    await asyncio.wait_for(done.wait(), 10)
+    assert service.death is None
+    assert supervisor.readiness()["b"] == Readiness(True, "ends failed: ValueError('defect')")
+    lines = [one.getMessage() for one in caplog.records]
+    assert lines == [
+        "b: ends failed: fenced; it starts again in 0.001 s",
+        "b: ends failed: topic t does not exist; it starts again in 0.002 s",
+        "b: ends failed: ValueError('defect'); it starts again in 0.004 s",
+    ]
+    assert [bool(one.exc_info and one.exc_info[0]) for one in caplog.records] == [False, False, True]
+    failures = GaugeKey("headrace_task_failures_total", (("service", "b"),))
+    assert gauges()[failures] == 3
+    await supervisor.stop()
+    assert failures not in gauges()
 
 
 async def test_a_second_signal_stops_now() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from hypothesis import given
@@ -141,49 +142,10 @@ def test_what_java_cannot_do_is_refused() -> None:
     require_supported(KafkaConfig(properties={"client.rack": "a"}))
 
 
-_TLS = "SslAuthenticationException: SSL handshake failed; javax.net.ssl.SSLHandshakeException: "
-_LOGIN = "SaslAuthenticationException: Authentication failed"
+JAVA_ERRORS = yaml.safe_load(Path(__file__).with_name("java_errors.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("reported", "expected"),
-    [
-        (
-            f"{_LOGIN} during authentication due to invalid credentials with SASL mechanism SCRAM-SHA-256",
-            "login refused by b:1: user app or its password is wrong for SCRAM-SHA-256: correct kafka.security.sasl.",
-        ),
-        (f"{_LOGIN}: Invalid username or password", "login refused by b:1: user app or its password is wrong"),
-        (
-            "UnsupportedSaslMechanismException: Client SASL mechanism 'X' not enabled in the server, enabled "
-            "mechanisms are [PLAIN, OAUTHBEARER]",
-            "login refused by b:1: it offers PLAIN, OAUTHBEARER, and not SCRAM-SHA-256: correct kafka.security.sasl.m",
-        ),
-        (f"{_TLS}PKIX path building failed: unable to find valid certification path", "no known authority has signed"),
-        (f"{_TLS}No subject alternative names matching IP address 127.0.0.1 found", "is for another host name"),
-        (f"{_TLS}Received fatal alert: bad_certificate", "the broker requires a client certificate: set kafka.secu"),
-        (f"{_TLS}Received fatal alert: certificate_unknown", "the client certificate has expired, or the broker ref"),
-        (f"{_TLS}Received fatal alert: protocol_version", "no version or cipher suite is common: correct kafka"),
-        (
-            'LoginException: The response code 401 and error response {"invalid_client" - } was encountered reading '
-            "the token endpoint response",
-            "refused the request for a token (invalid_client): correct client_id",
-        ),
-        ("LoginException: An internal error occurred while retrieving token; PKIX path", "TLS failed with the token"),
-        (
-            "TopicAuthorizationException: Not authorized to access topics: [out]",
-            "User:app has no right Write on topic out: allow it (kafka-acls.sh --add",
-        ),
-        (
-            "TopicAuthorizationException: Topic authorization failed.",
-            "User:app has no right Read on topic in or Write on topic out: allow it",
-        ),
-        ("GroupAuthorizationException: Not authorized to access group: g", "no right Read on group g: allow it"),
-        (
-            "ClusterAuthorizationException: Cluster authorization failed.",
-            "no right IdempotentWrite on cluster: allow it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("reported", "expected"), JAVA_ERRORS)
 def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
     """Cause and fix, in the words of readiness and `doctor`."""
     kafka = KafkaConfig(bootstrap_servers="b:1", security=security(sasl=scram("app", "c4nary")))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from pyspark.errors import AnalysisException, PySparkException
 
 from headrace.errors import PipelineInvalid, RecordTooLarge
@@ -11,37 +15,11 @@ from headrace.pipelines.driver.plan import KAFKA_REFUSES, PYTHON_FAILED
 from headrace.pipelines.driver.session import JvmEnded
 
 FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
-LASTING: list[tuple[Exception | str, str, str]] = [
+LASTING: list[Any] = [
     (AnalysisException("x"), "AnalysisException", "x"),
     (PipelineInvalid("x"), PipelineInvalid.message, "x"),
     (RecordTooLarge("x"), RecordTooLarge.message, "x"),
-    ("PythonException: Traceback\nheadrace.errors.RecordTooLarge: x", "RecordTooLarge", "x"),
-    (
-        "PythonException: Traceback\nheadrace.errors.FunctionError: on_error is fail",
-        "FunctionError",
-        "on_error is fail",
-    ),
-    (
-        "Some data may have been lost because they\nare not available in Kafka any more.\n"
-        "Reason: Could not read records in offset [300, 400) SQLSTATE: XXKST",
-        "RECORDS_REMOVED",
-        "Could not read records in offset [300, 400)",
-    ),
-    ("[CAST_INVALID_INPUT] The value 'x' of. SQLSTATE: 22018", "CAST_INVALID_INPUT", "use try_cast"),
-    (
-        "Job aborted due to stage failure: Lost task 0.0: org.apache.kafka.common.errors.RecordTooLargeException: The "
-        "message is 1500088 bytes\n\tat org.apache.spark.Task",
-        "RecordTooLarge",
-        "The message is 1500088 bytes\nThe same records would be refused again",
-    ),
-    (
-        "[STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED] x is not supported. SQLSTATE: 0A000",
-        "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED",
-        "use trigger.interval_seconds",
-    ),
-    ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided", "CHECKPOINT_UNUSABLE", "Choose: undo the edit; or rename the"),
-    ("Checksum error: file:/s/checkpoints/f/offsets/2 at 0", "CHECKPOINT_UNUSABLE", "restore the checkpoint"),
-    ("PythonException: No module named 'headrace'", "PACKAGE_MISSING", "spark.pyspark.python"),
+    *yaml.safe_load(Path(__file__).with_name("lasting_failures.yaml").read_text()),
 ]
 FRAMES = "".join(f'  File "s.py", line {number}, in f\n    f{number}(a)\n' for number in range(9))
 HEAD = "[X] thrown: Traceback (most recent call last):\n"

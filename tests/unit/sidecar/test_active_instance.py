@@ -110,6 +110,36 @@ async def test_a_seek_moves_all_partitions_or_none(world: World, /) -> None:
     assert await delivered(world) == {P0: [*range(3, 10)], P1: [*range(4, 10)]}
 
 
+async def work_of(world: World, count: int) -> float:
+    """Return the processor time of requests that name so many partitions, of which the first instance has two."""
+    many = [TopicPartition("t", n) for n in range(count)]
+    world.logs |= {partition: [] for partition in many if partition not in world.logs}
+    began = time.thread_time()
+    with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
+        await world.run(world.instance.commit(dict.fromkeys(many, Committed(1))))
+    with pytest.raises(InstanceState, match=f"t-11 and {count - 12} more;"):
+        await world.run(world.instance.seek(dict.fromkeys(many, 1)))
+    assigned = await world.instances.create(spec_of("assigned"))
+    for partitions in (many, many[1:]):
+        await assigned.subscribe(Topics(partitions=partitions))
+        await world.turns()
+    await assigned.wait_assigned(many)
+    assert assigned.assigned == many[1:]
+    await world.run(assigned.commit(dict.fromkeys(many[1:], Committed(1))))
+    await world.instances.delete(assigned)
+    return time.thread_time() - began
+
+
+@with_reader
+async def test_the_work_of_a_request_grows_with_its_partitions_and_no_faster(world: World, /) -> None:
+    """Ten times as many take about ten times as long; if all were compared with all, they took a hundred times."""
+    for _ in range(3):
+        few, many = await work_of(world, 2000), await work_of(world, 20_000)
+        if many / few < 20:
+            return
+    raise AssertionError(f"{many / few:.0f} times")
+
+
 @with_reader
 async def test_lags_stay_known_while_kafka_is_asked(world: World, /) -> None:
     """Until the answer: the new ones, or none after an error."""
@@ -237,7 +267,7 @@ def test_a_read_waits_for_more_if_its_instance_says_so(
 
 
 def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that were made up differ in each attempt; other settings are another request."""
+    """Names that were made up differ in each attempt; other settings are another request; some groups are taken."""
 
     async def main() -> None:
         instances = World(monkeypatch).process()
@@ -249,6 +279,9 @@ def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert await instances.create(spec_of("e", key="k", owner="other"), is_named=False) is not first
         await instances.delete(first)
         assert (await instances.create(spec_of("f", key="k"), is_named=False)).spec.name == "f"
+        instances.own_groups = lambda: {"g"}
+        with pytest.raises(InstanceState, match="group g cannot be joined: a consumer, function or pipeline"):
+            await instances.create(spec_of("g"))
         await instances.stop()
 
     run_virtual(main())

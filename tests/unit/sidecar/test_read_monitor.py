@@ -5,19 +5,32 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.errors import TopicNotFound
+from headrace.records import TopicPartition
 from headrace.sidecar.active.monitor import ReadMonitor
 from headrace.testing import ManualClock
 
 
-async def test_a_topic_that_is_gone_does_not_end_it() -> None:
-    """The ends are unknown then, and the statuses are there."""
-    asked: list[Any] = []
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [(TopicNotFound("topic t does not exist", topic="t"), ""), (ValueError("a defect"), "ends failed: ValueError(")],
+)
+async def test_no_error_ends_it(error: Exception, named: str) -> None:
+    """Whatever it is; and no more than so many ends are asked for."""
+    asked: list[int] = []
 
-    async def end_offsets(partitions: Any) -> Any:
-        asked.append(partitions)
-        raise TopicNotFound("topic t does not exist", topic="t")
+    async def known_ends(partitions: Any) -> dict[TopicPartition, int]:
+        asked.append(len(partitions))
+        raise error
 
-    admin: Any = SimpleNamespace(end_offsets=end_offsets)
-    assert await ReadMonitor(list, admin, None, ManualClock()).statuses() == []
-    assert asked == [set()]
+    clock, admin = ManualClock(), SimpleNamespace(known_ends=known_ends)
+    instance = SimpleNamespace(assigned=[TopicPartition("t", n) for n in range(10_001)])
+    monitor = ReadMonitor(lambda: [instance], admin, None, clock)  # type: ignore[arg-type,list-item]
+    await monitor.start()
+    await clock.settle()
+    await clock.advance(10)
+    await clock.settle()
+    assert (asked, monitor.death, monitor.task_failures[:24]) == ([10_000], None, named)
+    await monitor.stop()

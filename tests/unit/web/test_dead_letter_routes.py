@@ -22,7 +22,7 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
 @pytest.mark.parametrize(
     ("name", "query", "status"),
     [
-        ("reader", "?topic=t", 200),
+        ("reader", "?topic=t", 403),
         ("writer", "?topic=t,u", 200),
         ("other", "?topic=other.1", 200),
         ("other", "?topic=other.1,t", 403),
@@ -46,11 +46,11 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
     """Defect 26: `lastretry`, group and topics are those of the call; what is unknown is ignored (decisions.md 4)."""
     async with opened(security=SECURITY) as server:
         for ask in (
-            request("reader", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
-            request("reader"),
-            request("reader", "?topic=t&timeout=7", b'{"group":"b","lastretry":true,"colour":1}'),
-            request("reader", "?group=q", b""),
-            request("reader", "?topic=t", b"{}"),
+            request("writer", "?lastretry=true&group=g&topic=t&timeout=5&colour=blue"),
+            request("writer"),
+            request("writer", "?topic=t&timeout=7", b'{"group":"b","lastretry":true,"colour":1}'),
+            request("writer", "?group=q", b""),
+            request("writer", "?topic=t", b"{}"),
         ):
             assert (await server.ask(ask)).status == 200
         asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in server.dead_letters.requests]
@@ -62,8 +62,8 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
             (None, "t", None, False),
         ]
         for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
-            assert (await server.ask(request("reader", wrong))).json["code"] == "ERR11004"
-        twice = await server.ask(request("reader", "?topic=t", b'{"topic":"u"}'))
+            assert (await server.ask(request("writer", wrong))).json["code"] == "ERR11004"
+        twice = await server.ask(request("writer", "?topic=t", b'{"topic":"u"}'))
         assert (twice.status, twice.json["description"][:30]) == (400, "topic is in the query and in t")
         assert len(server.dead_letters.requests) == len(asked)
 

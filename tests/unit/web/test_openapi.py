@@ -77,7 +77,7 @@ def test_what_changes_state_is_audited() -> None:
     assert silent - of_instances == {
         "postData",
         "postTransaction",
-        "ConsumerAudit",
+        "ConsumerActiveAudit",
         "DLTopicReplayActive",
         "DLQProducer",
     }

@@ -27,6 +27,8 @@ TRIES = 3
 MEMORY_FACTOR = 30
 MEMORY_BYTES = 50_000_000
 """What a process may grow by whatever comes: caches, and parts of the heap that are not full."""
+MOST = {"topics": 1000}
+"""Of the lists of active consumers that have another bound than 2,000."""
 PRODUCE = "/producers/{topic}"
 NDJSON = "application/x-ndjson"
 RECORD = b'{"key":"k","value":1}'
@@ -96,6 +98,8 @@ def flooded(example: object) -> Iterator[bytes]:
             begin, end = json.dumps({**example, name: "?"}).encode().split(b'"?"')
             part = json.dumps(value[0]).encode()
             yield fill(begin + b"[", part, b"]" + end)
+            most = [part.replace(b": 0}", b": %d}" % number) for number in range(MOST.get(name, 2000))]
+            yield begin + b"[" + b",".join(most) + b"]" + end
             yield fill(begin + b"[", b'"' + b"%d" + b'"', b"]" + end)
 
 

@@ -13,11 +13,12 @@ from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.kafka.loop_proxy import Listener
+from headrace.kafka.names import names_of
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time, names_of
+from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _JOIN_SECONDS: Final = 10.0
@@ -99,8 +100,8 @@ class ActiveInstance(Service, Listener):
         return self._buffer.size_bytes
 
     async def start(self) -> None:
-        if self.spec.auto_commit_seconds:
-            self.spawn(self._commit_confirmed(self.spec.auto_commit_seconds), "auto commit")
+        if seconds := self.spec.auto_commit_seconds:
+            self.keep(lambda: self._commit_confirmed(seconds), "auto commit")
 
     def end_reads(self) -> None:
         """Answer a waiting read with what is there, and end a stream. Nothing is read any more."""
@@ -302,7 +303,8 @@ class ActiveInstance(Service, Listener):
             offsets = {p: Committed(at) for p, at in self._uncommitted().items()}
         else:
             gone = [partition for partition in offsets if partition not in self._epochs]
-        offsets = {p: at for p, at in offsets.items() if p not in gone}
+        left = set(gone)
+        offsets = {p: at for p, at in offsets.items() if p not in left}
         if offsets and self._consumer:
             if wait:
                 async with in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
@@ -310,9 +312,10 @@ class ActiveInstance(Service, Listener):
             else:
                 self._unanswered.update(offsets)  # a revoke or the end of the instance commits them, too
                 self.spawn(self._commit_later(self._consumer, offsets), "commit")
-            self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in gone})
+            left.update(gone)
+            self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in left})
         if gone:
-            raise self._refused(gone, {p: at for p, at in offsets.items() if p not in gone})
+            raise self._refused(gone, {p: at for p, at in offsets.items() if p not in left})
         return offsets
 
     async def _commit_later(self, consumer: Consumer, offsets: CommitOffsets) -> None:
@@ -402,7 +405,7 @@ class ActiveInstance(Service, Listener):
         if self.reads is None:
             return
         if self.reads.partitions is not None:
-            partitions = [one for one in partitions if one in self.reads.partitions]
+            partitions = [*{*partitions} & {*self.reads.partitions}]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_SECONDS):
                 while not ({*self.assigned} >= {*partitions} and self.assigned) and not self.is_closed:
@@ -449,7 +452,8 @@ class ActiveInstance(Service, Listener):
         self._lose(partitions)
 
     def _lose(self, partitions: Sequence[TopicPartition]) -> None:
-        self._left({p: at for p, at in self._uncommitted().items() if p in partitions})
+        uncommitted = self._uncommitted()
+        self._left({p: uncommitted[p] for p in partitions if p in uncommitted})
         self._drop(partitions)
 
     def _left(self, positions: Offsets) -> None:

@@ -3,11 +3,18 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.errors import Draining, IdempotencyKeyReused, InstanceExists, InstanceNotFound, TooManyRequests
+from headrace.errors import (
+    Draining,
+    IdempotencyKeyReused,
+    InstanceExists,
+    InstanceNotFound,
+    InstanceState,
+    TooManyRequests,
+)
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin
 from headrace.lifecycle import Clock, Deadline, Service
@@ -52,6 +59,8 @@ class ActiveInstances(Service):
         self._answer_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """What is read of them."""
+        self.own_groups: Callable[[], Collection[str]] = tuple
+        """Returns the groups of consumers, functions and pipelines of this process, which no instance may join."""
         self._claim: Claim | None = None
         self._release: Release | None = None
         if shared:
@@ -63,7 +72,7 @@ class ActiveInstances(Service):
             "headrace_active_buffered_bytes", lambda: sum(one.buffered_bytes for one in self._instances.values())
         )
         self.publish("headrace_active_refused_creations_total", lambda: self._refused)
-        self.spawn(self._close_idle(), "idle instances")
+        self.keep(self._close_idle, "idle instances")
 
     def end_reads(self) -> None:
         """Create no more instances, and end reads and streams: the process waits for their answers."""
@@ -84,6 +93,7 @@ class ActiveInstances(Service):
 
         Raises:
             IdempotencyKeyReused: The key was used with other settings before.
+            InstanceState: The group is that of a consumer of this process.
             InstanceExists: The group has one of this name.
             TooManyRequests: There are as many as may be: of this principal, or in all.
             Draining: The process is stopping.
@@ -91,6 +101,9 @@ class ActiveInstances(Service):
         key = spec.group, spec.name
         if self._draining:
             raise Draining()
+        if spec.group in self.own_groups():
+            text = "a consumer, function or pipeline of this process reads and commits in it; choose another group"
+            raise InstanceState(f"group {spec.group} cannot be joined: {text}")
         if spec.key and (known := self._find_key(spec, is_named)):
             return known
         if key in self._instances:
@@ -195,4 +208,4 @@ class ActiveInstances(Service):
                 self._close(instance)
 
     def _close(self, instance: ActiveInstance) -> None:
-        self.spawn(self.delete(instance), f"close {instance.name}")
+        self.keep(lambda: self.delete(instance), f"close {instance.name}")

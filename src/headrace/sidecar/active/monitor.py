@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Service
+from headrace.lifecycle import Clock, Service, next_slice
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.telemetry.audit import Audit
@@ -17,6 +17,8 @@ from headrace.telemetry.audit_notes import Consumption
 
 _LAG_SECONDS: Final = 10.0
 _MOST_LAGS: Final = 1000
+_MOST_ENDS: Final = 10_000
+"""Partitions whose ends are known at most."""
 
 
 class InstanceStatus(msgspec.Struct, rename="camel"):
@@ -50,7 +52,7 @@ class ReadMonitor(Service):
     def __init__(
         self, instances: Callable[[], Sequence[ActiveInstance]], admin: Admin, audit: Audit | None, clock: Clock
     ) -> None:
-        super().__init__("reads")
+        super().__init__("lag of active consumers")
         self._instances = instances
         self._admin = admin
         self._audit = audit
@@ -65,7 +67,7 @@ class ReadMonitor(Service):
         self.publish("headrace_active_delivered_records_total", lambda: counts["records"])
         self.publish("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
         self.publish("headrace_active_waiting_reads", lambda: sum(one.is_reading for one in self._instances()))
-        self.spawn(self._follow_ends(), "ends")
+        self.keep(self._follow_ends, "ends")
 
     def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
         """Count and audit records that a client has received, at least one."""
@@ -91,7 +93,10 @@ class ReadMonitor(Service):
     async def statuses(self) -> list[InstanceStatus]:
         """Return the status of every instance, sorted by group and name."""
         await self._find_ends()
-        found = [self._status(one) for one in self._instances()]
+        found = []
+        for one in self._instances():
+            found.append(self._status(one))
+            await next_slice()
         return sorted(found, key=lambda one: (one.group, one.name))
 
     def _status(self, instance: ActiveInstance) -> InstanceStatus:
@@ -124,10 +129,13 @@ class ReadMonitor(Service):
         }
 
     async def _find_ends(self) -> None:
-        partitions = {partition for one in self._instances() for partition in one.assigned}
+        partitions: set[TopicPartition] = set()
+        for one in self._instances():
+            partitions.update(itertools.islice(one.assigned, _MOST_ENDS - len(partitions)))
+            await next_slice()
         try:
-            self._ends = await self._admin.end_offsets(partitions)
-        except HeadraceError:  # unknown, never its last value; a topic may be gone
+            self._ends = await self._admin.known_ends(partitions)
+        except HeadraceError:  # unknown, never its last value
             self._ends = {}
 
     async def _follow_ends(self) -> None:

@@ -26,7 +26,8 @@ class PeerConnection:
         """Headers of the answer, with names in lower case."""
         self._reader = reader
         self._writer = writer
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser
+        self._has_body = True
         self._parts: list[bytes] = []
         self._is_complete = False
 
@@ -42,7 +43,9 @@ class PeerConnection:
     async def ask(self, request: bytes) -> None:
         """Send a request, and return when the head of its answer has arrived."""
         self.status, self.headers, self._parts, self._is_complete = 0, [], [], False
-        self._writer.write(request)
+        self._has_body = not request.startswith(b"HEAD ")
+        self._parser = httptools.HttpResponseParser(self)  # that of an answer to HEAD would wait for a body
+        self._write(request)
         while not self.status:
             await self._read()
 
@@ -56,11 +59,17 @@ class PeerConnection:
 
     def send_chunk(self, data: bytes) -> None:
         """Send a part of a chunked request body; no bytes end the body."""
-        self._writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self._write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def close(self) -> None:
         """Close at once. The other process cancels the request."""
         self._writer.transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+        except RuntimeError as cause:  # uvloop's error for a transport that is closed
+            raise ConnectionResetError("it closed the connection") from cause
 
     async def _read(self) -> None:
         async with asyncio.timeout(_SILENT_SECONDS):
@@ -77,6 +86,7 @@ class PeerConnection:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        self._is_complete = not self._has_body
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)

@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from headrace.errors import HeadraceError, KafkaTimeout, ReadFailed, TopicNotFound, TopicRecreated
 from headrace.kafka import Consumer, Subscription
+from headrace.kafka.names import names_of
 from headrace.records import TopicPartition
 
 COMMAND_SECONDS: Final = 10.0
 """Longest wait for an answer of Kafka."""
 _NAMED: Final = 10
-"""Problems or partitions that an error describes at most."""
+"""Problems that an error describes at most."""
 
 
 @contextlib.asynccontextmanager
@@ -23,12 +24,6 @@ async def in_time(advice: str) -> AsyncIterator[None]:
             yield
     except TimeoutError as cause:
         raise KafkaTimeout(f"Kafka did not answer within {COMMAND_SECONDS:g} s{advice}") from cause
-
-
-def names_of(partitions: Sequence[TopicPartition]) -> str:
-    """Return partitions as text of bounded length."""
-    more = f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else ""
-    return ", ".join(map(str, partitions[:_NAMED])) + more
 
 
 class ReadProblems:
@@ -43,7 +38,7 @@ class ReadProblems:
 
     def are_new(self, consumer: Consumer | None) -> bool:
         """Return whether a problem was not answered yet, and a seek has not solved it."""
-        stalled = consumer.stalled.values() if self._new and consumer else ()
+        stalled = {*consumer.stalled.values()} if self._new and consumer else ()
         self._new = [one for one in self._new if one in stalled or isinstance(one, TopicRecreated)]
         return bool(self._new)
 
@@ -59,8 +54,9 @@ class ReadProblems:
         if found:
             text = "; ".join([one.description for one in found[:_NAMED]])
             return type(found[0])(text, **found[0].parameters, partitions=[one.parameters for one in found])
-        for topic in watch.missing if watch else ():
-            return TopicNotFound(f"topic {topic} does not exist: create it, or subscribe to others", topic=topic)
+        if watch and (missing := watch.missing):
+            text = f"topic {missing[0]} does not exist" if len(missing) == 1 else f"no such topics: {names_of(missing)}"
+            return TopicNotFound(f"{text}; create what is missing, or subscribe to others", topic=missing[0])
         consumer.require_rights(watch.subscribed if watch else ())
         for partition in assigned:
             if problem := consumer.trouble(partition):  # also a position that is not in the log

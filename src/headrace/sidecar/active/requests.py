@@ -12,6 +12,9 @@ MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+_FewTopics = msgspec.Meta(max_length=1000)
+_FewPartitions = msgspec.Meta(max_length=2000)
+"""One topic rarely has more, commits and seeks can be divided, and the loop handles so many in milliseconds."""
 
 
 def _kafka(name: str) -> Any:
@@ -19,7 +22,10 @@ def _kafka(name: str) -> Any:
 
 
 class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The settings of an instance; names with dots are Kafka's. Numbers and booleans may be text."""
+    """The settings of an instance; names with dots are Kafka's. Numbers and booleans may be text.
+
+    Times have a least value, because smaller ones keep the process or a broker busy for nothing.
+    """
 
     id: str | None = None
     name: str | None = None
@@ -31,7 +37,7 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
     auto_commit_enable: bool | None = None
     auto_commit: bool | None = _kafka("auto.commit.enable")
     enable_auto_commit: bool | None = _kafka("enable.auto.commit")
-    auto_commit_interval: Annotated[int, msgspec.Meta(ge=1)] | None = _kafka("auto.commit.interval.ms")
+    auto_commit_interval: Annotated[int, msgspec.Meta(ge=100)] | None = _kafka("auto.commit.interval.ms")
     response_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = None
     fetch_min_bytes: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)] | None = _kafka("fetch.min.bytes")
     request_wait_ms: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WAIT_MS)] | None = None
@@ -45,11 +51,11 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
     remote_assignor: str | None = _kafka("group.remote.assignor")
     assignors: str | None = _kafka("partition.assignment.strategy")
     session_timeout: int | None = _kafka("session.timeout.ms")
-    heartbeat: int | None = _kafka("heartbeat.interval.ms")
+    heartbeat: Annotated[int, msgspec.Meta(ge=500)] | None = _kafka("heartbeat.interval.ms")
     max_poll_interval: int | None = _kafka("max.poll.interval.ms")
     fetch_max_bytes: int | None = _kafka("fetch.max.bytes")
     partition_fetch_bytes: int | None = _kafka("max.partition.fetch.bytes")
-    fetch_wait: int | None = _kafka("fetch.max.wait.ms")
+    fetch_wait: Annotated[int, msgspec.Meta(ge=10)] | None = _kafka("fetch.max.wait.ms")
 
     @property
     def membership(self) -> dict[str, Any]:
@@ -112,14 +118,14 @@ class Moment(msgspec.Struct):
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Offsets of the last processed records; none commits what was delivered."""
 
-    offsets: list[Position] | None = None
+    offsets: Annotated[list[Position], _FewPartitions] | None = None
 
 
 class Partitions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Partitions, under either name."""
 
-    partitions: list[PartitionName] = []
-    offsets: list[PartitionName] = []
+    partitions: Annotated[list[PartitionName], _FewPartitions] = []
+    offsets: Annotated[list[PartitionName], _FewPartitions] = []
 
     @property
     def all(self) -> list[TopicPartition]:
@@ -130,14 +136,14 @@ class Partitions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 class SeekPositions(msgspec.Struct, forbid_unknown_fields=True):
     """Offsets to read next, and times to read from."""
 
-    offsets: list[Position] = []
-    timestamps: list[Moment] = []
+    offsets: Annotated[list[Position], _FewPartitions] = []
+    timestamps: Annotated[list[Moment], _FewPartitions] = []
 
 
 class SubscribeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Topics, or a pattern that whole names match."""
 
-    topics: list[str] | None = None
+    topics: Annotated[list[str], _FewTopics] | None = None
     topic_pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 

@@ -64,7 +64,10 @@ class Connection(asyncio.Protocol):
         # A timer of an earlier request looks again when it is due: one per request costs more than all the rest.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
-        self._transport.writelines(request)
+        try:
+            self._transport.writelines(request)
+        except RuntimeError as cause:  # uvloop's error for a transport that is closed
+            self._fail(f"it closed the connection without an answer ({cause})", silent=True)
         return waiter
 
     def abort(self) -> None:

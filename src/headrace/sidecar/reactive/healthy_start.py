@@ -25,7 +25,7 @@ class StartWhenHealthy(Service):
 
     async def start(self) -> None:
         self._waiting.on_death = self._died
-        self.spawn(self._begin(), "health")
+        self.keep(self._begin, "health")
 
     async def drain(self, deadline: Deadline) -> None:
         await self.cancel_tasks()

@@ -55,8 +55,10 @@ log = logging.getLogger(__name__)
 
 INSTANCES: Final = "/consumers/{group}"
 INSTANCE: Final = INSTANCES + "/instances/{instance}"
-_MAY_READ: Final = Rule((READ, WRITE), "group", "group")
-_MAY_CHANGE: Final = Rule((WRITE,), "group", "group")
+_MAY_READ: Final = Rule((READ,), "group", "group")
+_MAY_JOIN: Final = Rule((READ,), "group", "group", also="consume")
+_MAY_CHANGE: Final = Rule((READ, WRITE), "group", "group")
+"""Of operations that read nothing and join no group: light-4j lists them under `kafka:w`."""
 _ERRORS: Final[Errors] = (
     *KAFKA,
     errors.InstanceNotFound,
@@ -65,7 +67,8 @@ _ERRORS: Final[Errors] = (
     errors.OwnerUnavailable,
 )
 _reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS)
-_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS)
+_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, strict=False)
+_joins = functools.partial(_changes, rule=_MAY_JOIN)
 _PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
 _ANY_BYTES: Final = 2**40
 _MOST_BYTES: Final = 2_097_152
@@ -179,7 +182,7 @@ class ActiveEndpoints:
         found = await self._find(call.scope).committed(call.body.all)
         return CommittedOffsets(_positions(found))
 
-    @_changes(
+    @_joins(
         "POST",
         f"{INSTANCE}/subscriptions",
         "subscribeTopics",
@@ -191,13 +194,13 @@ class ActiveEndpoints:
         principal = principal_of(call.scope)
 
         def may_read(topic: str) -> bool:
-            return not topic.startswith("_") and (principal is None or principal.may((READ, WRITE), "consume", topic))
+            return not topic.startswith("_") and (principal is None or principal.may((READ,), "consume", topic))
 
         if body.topics:
             for topic in body.topics:
                 check_topic(topic)
                 if principal:
-                    principal.require((READ, WRITE), "consume", topic)
+                    principal.require((READ,), "consume", topic)
             await instance.subscribe(Topics(list(dict.fromkeys(body.topics))))
         elif body.topic_pattern:
             try:
@@ -217,7 +220,7 @@ class ActiveEndpoints:
     async def unsubscribe(self, call: Call[None, None]) -> None:
         await self._find(call.scope).unsubscribe()
 
-    @_changes(
+    @_joins(
         "POST",
         f"{INSTANCE}/assignments",
         "assignPartitions",
@@ -226,10 +229,11 @@ class ActiveEndpoints:
     )
     async def assign(self, call: Call[Partitions, None]) -> None:
         instance, principal = self._find(call.scope), principal_of(call.scope)
-        for partition in call.body.all:
+        partitions = list(dict.fromkeys(call.body.all))
+        for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
-                principal.require((READ, WRITE), "consume", partition.topic)
-        await instance.subscribe(Topics(partitions=list(dict.fromkeys(call.body.all))))
+                principal.require((READ,), "consume", topic)
+        await instance.subscribe(Topics(partitions=partitions))
 
     @_reads(
         "GET",
@@ -239,7 +243,10 @@ class ActiveEndpoints:
         answers={200: Assigned},
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
-        found = Assigned([PartitionName(*partition) for partition in self._find(call.scope).assigned])
+        instance = self._find(call.scope)
+        assigned = instance.reads.partitions if instance.reads else None  # the client fetches them in a moment
+        partitions = instance.assigned if assigned is None else sorted(assigned)
+        found = Assigned([PartitionName(*partition) for partition in partitions])
         return HttpResponse([found] if self._settings.array_answers else found)
 
     @_changes(
@@ -256,11 +263,9 @@ class ActiveEndpoints:
         times = {
             TopicPartition(check_topic(one.topic), one.partition): _milliseconds(one) for one in call.body.timestamps
         }
-        await instance.wait_assigned([*targets, *times])
-        for moment in set(times.values()):
-            partitions = [partition for partition, at in times.items() if at == moment]
-            ends = await self._admin.end_offsets(partitions)
-            targets |= {**ends, **await self._admin.offsets_since(partitions, moment)}
+        if times:  # what does not exist is refused before the wait for an assignment
+            targets |= {**await self._admin.end_offsets(times), **await self._admin.offsets_at(times)}
+        await instance.wait_assigned(list(targets))
         await instance.seek(targets)
 
     @_changes(
@@ -273,10 +278,11 @@ class ActiveEndpoints:
     )
     async def first(self, call: Call[Partitions, None]) -> None:
         instance, call.note = self._find(call.scope), _note(call)
-        await instance.wait_assigned(call.body.all)
-        is_last = call.scope["endpoint"].path.endswith("/last")
+        is_last, partitions = call.scope["endpoint"].path.endswith("/last"), call.body.all
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
-        await instance.seek(await offsets_of(call.body.all or instance.assigned))
+        targets = await offsets_of(partitions)  # what does not exist is refused before the wait for an assignment
+        await instance.wait_assigned(partitions)
+        await instance.seek(targets if partitions else await offsets_of(instance.assigned))
 
     last = first.at(
         "POST",

@@ -37,7 +37,7 @@ from headrace.web.routes.active import ActiveEndpoints, send_read
 GROUP: Final = "active-replay"
 INSTANCE: Final = "Active-Replay-1289990"
 _ACCESS: Final = (READ, WRITE)
-_RULE: Final = Rule(_ACCESS, "consume")
+_FETCH: Final = Rule((READ,), "consume", also="group")
 _ERRORS: Final[Errors] = (*ActiveEndpoints.records.errors, errors.InvalidTopicName, errors.InstanceExists)
 _MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000
@@ -121,7 +121,7 @@ class ActiveDeadLetterEndpoints:
         "/consumers/deadLetter/active",
         "DLTopicReplayActive",
         "Fetch dead letters; the next call confirms them",
-        _RULE,
+        _FETCH,
         {200: list[ConsumedRecord]},
         query=ActiveReplayQuery,
         errors=_ERRORS,
@@ -131,7 +131,7 @@ class ActiveDeadLetterEndpoints:
     async def fetch(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = decode_query(scope, ActiveReplayQuery)
         group = check_group(query.group)
-        require(scope, _ACCESS, "group", group)
+        require(scope, _FETCH.any_of, "group", group)
         named = [check_topic(name.strip()) for name in (query.topic or "").split(",") if name.strip()]
         origins = named or [topic for one in self._reactive() for topic in one.topics]
         if not origins:
@@ -140,7 +140,7 @@ class ActiveDeadLetterEndpoints:
             )
         topics = sorted({self._dead_letters_of(origin) for origin in origins})
         for topic in topics:
-            require(scope, _ACCESS, "consume", topic)
+            require(scope, _FETCH.any_of, "consume", topic)
         existing = await self._admin.topic_ids(topics, "Read")
         reads = Topics([topic for topic in topics if topic in existing])
         if not reads.names:
@@ -166,7 +166,7 @@ class ActiveDeadLetterEndpoints:
         "/consumers/deadLetter/active",
         "DLQProducer",
         "Write records that could not be processed as dead letters",
-        _RULE,
+        Rule(_ACCESS, "consume"),
         request={JSON: list[FailedResult]},
         example=[{"record": {"topic": "t", "partition": 0, "offset": 7, "value": 1}, "processed": False, "key": "a"}],
         errors=(*RECORDS_BODY, *KAFKA, errors.DeadLetterNotTaken, errors.TooManyRecords, errors.RegistryUnavailable),

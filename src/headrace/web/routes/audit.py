@@ -57,7 +57,7 @@ class AuditEndpoints:
     @Endpoint(
         "POST",
         "/consumers/active/audit",
-        "ConsumerAudit",
+        "ConsumerActiveAudit",
         "Note in the audit how fetched records were processed",
         Rule((READ, WRITE), "consume"),
         request={JSON: list[AuditedResult]},

@@ -19,7 +19,7 @@ from headrace.control.dead_letters import DeadLetterCounts
 from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.control.selection import Selection, Span
 from headrace.errors import AuthTokenScopeMismatch, InvalidRequest
-from headrace.security.principals import READ, WRITE
+from headrace.security.principals import WRITE
 from headrace.web.endpoint import (
     ADMINISTER,
     JSON,
@@ -116,7 +116,7 @@ class DeadLetterEndpoints:
         "/consumers/deadLetter/reactive",
         "DLTopicReplayReactivePost",
         "Deliver a batch of dead letters to the backend of their consumer again",
-        Rule((READ, WRITE), "consume"),
+        Rule((WRITE,), "consume", also="group"),
         request={JSON: RedeliveryRequest},
         query=RedeliveryRequest,
         example={"topic": "orders", "lastretry": False},
@@ -127,8 +127,8 @@ class DeadLetterEndpoints:
     async def redeliver(self, call: Call[bytes | None, dict[str, str]]) -> RedeliveryAnswer:
         request = _merged(call.body or b"{}", call.query)
         for topic, consumer in self._redelivery.chosen(request):
-            require(call.scope, (READ, WRITE), "consume", topic)
-            require(call.scope, (READ, WRITE), "group", consumer.group)
+            require(call.scope, (WRITE,), "consume", topic)
+            require(call.scope, (WRITE,), "group", consumer.group)
             if consumer.owner and not may_control(call.scope, consumer.owner):
                 raise AuthTokenScopeMismatch(f"another owner's consumer reads {topic} too: name a group of your own")
         call.note = CallNote(request.topic or "")

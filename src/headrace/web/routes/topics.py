@@ -16,7 +16,7 @@ from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin, read_slice
 from headrace.kafka.names import check_topic
 from headrace.records import Record, TopicPartition
-from headrace.security.principals import READ, WRITE
+from headrace.security.principals import READ
 from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
 from headrace.telemetry.audit import Audit
@@ -74,7 +74,7 @@ class TopicEndpoints:
         "/topics/{topic}/partitions/{partition}/records",
         "getRecords",
         "Records of a partition from an offset on, without an instance or a group",
-        Rule((READ, WRITE), "consume", "topic"),
+        Rule((READ,), "consume", "topic"),
         {200: SliceAnswer},
         errors=(*KAFKA, errors.RegistryUnavailable, errors.OffsetOutOfRange, errors.TopicInternal),
     )

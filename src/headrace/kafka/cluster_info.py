@@ -1,0 +1,54 @@
+"""What `Admin` says of the cluster, its topics and its groups."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.records import TopicPartition
+
+
+class PartitionInfo(NamedTuple):
+    """One partition: its leader's broker id (-1: none), replicas and in-sync replicas by broker id."""
+
+    partition: int
+    leader: int
+    replicas: Sequence[int]
+    in_sync: Sequence[int]
+
+
+class TopicInfo(NamedTuple):
+    """A topic and its partitions in ascending order."""
+
+    name: str
+    partitions: Sequence[PartitionInfo]
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of the first partition."""
+        return len(self.partitions[0].replicas) if self.partitions else 0
+
+
+class GroupInfo(NamedTuple):
+    """A consumer group: its name, Kafka's word for its state, and how many members it has."""
+
+    name: str
+    state: str
+    members: int
+
+
+class GroupMember(NamedTuple):
+    """A member of a group: its client id, the partitions it is assigned, and the address it calls from."""
+
+    client: str
+    partitions: Sequence[TopicPartition]
+    host: str
+
+
+class ClusterInfo(NamedTuple):
+    """The number of brokers in the cluster now, and the configuration of one of them by Kafka's names."""
+
+    brokers: int
+    missing: Sequence[int]
+    """Ids of the brokers that have replicas and are not in the cluster now."""
+    configs: Mapping[str, str]
+    refused: str = ""
+    """Why the configuration may not be read; empty if it was."""

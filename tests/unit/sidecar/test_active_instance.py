@@ -395,6 +395,16 @@ async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
 
 
 @with_reader
+async def test_offsets_go_into_no_transaction_while_the_member_is_unknown(world: World, /) -> None:
+    """Kafka checks nothing without a generation, and the thread has not been told yet."""
+    await delivered(world)
+    assert (await world.run(world.instance.for_transaction({P0: Committed(1)})))[0].member()
+    world.clients[-1].generation = -1
+    with pytest.raises(CommitRefused):
+        await world.run(world.instance.for_transaction({P0: Committed(1)}))
+
+
+@with_reader
 async def test_what_was_not_delivered_is_read_again(world: World, /) -> None:
     """Its client has left in the middle of the answer."""
     found = await read(world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -77,10 +78,15 @@ class ConsumerClient:
     def __init__(self) -> None:
         self.assigned: dict[TopicPartition, int] = {}
         """Positions."""
+        self.generation = 1
+        """Of the group; -1 when Kafka does not know the member any more."""
         self.paused: set[TopicPartition] = set()
         self.topics: list[str] = []
         self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
         self._on_commit: Callable[[Any, Any], None] = lambda *_: None
+
+    def consumer_group_metadata(self) -> bytes:
+        return b"CGMDv2:" + self.generation.to_bytes(4, sys.byteorder, signed=True)
 
     def partitions(self) -> Iterable[TopicPartition]:
         """Return the partitions of the topic."""

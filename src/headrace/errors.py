@@ -170,7 +170,7 @@ class HopRefused(RequestError, code="ERR40081", message="HOP_REFUSED", status=40
 
 
 class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):
-    """Partitions belong to another member of the group by now; their records will be delivered there."""
+    """Another member of the group has or had the partitions since, or their offsets would go back; see `refused`."""
 
 
 class PathNotFound(NotFound, code="ERR10007", message="INVALID_REQUEST_PATH"):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from active_client import Instance, offsets_of, send, wait_for, write
@@ -56,6 +57,30 @@ def test_a_stream_resumes_exactly_also_where_its_client_has_received_nothing(
     found = [data for _, data in again.events(4)]
     assert (offsets_of(found), offsets_of(found, 1)) == ([1], [0, 1, 2])
     again.cut()
+
+
+def test_what_goes_out_on_a_stream_is_delivered_when_it_is_named(url: str, site: Scene, source: str) -> None:
+    """Not by auto commit, and not by a commit without a body, unless the client takes the risk."""
+    write(site, source, *[b"%d" % n for n in range(5)])
+    auto = Instance(url, f"{source}-auto", autoCommitEnable=True).subscribe(source)
+    refused = send("GET", f"{auto.url}/records", headers={"Accept": EVENTS})
+    assert (refused.status, refused.code) == (409, "ERR40066")
+    stream = auto.open(EVENTS, "?delivery=at_most_once")
+    assert len(stream.events(5)) == 5
+    stream.cut()
+    instance = Instance(url, source).subscribe(source)
+    stream = instance.open(LINES)
+    stream.until(lambda data: data.count(b'"offset"') == 5)
+    stream.cut()
+    assert instance("POST", "/offsets").code == "ERR40066"
+    stream = instance.open(EVENTS, "?ack=" + quote(json.dumps({source: {0: 2}})))
+    assert offsets_of([data for _, data in stream.events(3)]) == [2, 3, 4]
+    stream.cut()
+    place = {"topic": source, "partition": 0, "metadata": ""}
+    instance.ok("POST", "/offsets", {"offsets": [{**place, "offset": 2}]})
+    assert offsets_of(instance.read(2)) == [3, 4]
+    assert instance.ok("POST", "/offsets") == [{**place, "offset": 5}]
+    assert instance("POST", "/offsets", {"offsets": [{**place, "offset": 1}]}).code == "ERR12207"
 
 
 def test_a_second_stream_does_not_move_the_first(url: str, site: Scene, source: str) -> None:
@@ -131,22 +156,30 @@ def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess,
     stream.cut()
 
 
-def test_an_answer_that_is_cut_is_read_again(url: str, site: Scene, source: str) -> None:
-    """The answer is larger than all buffers between the two, so it is not written when its client leaves."""
-    values = [b"\x01" * 20_000] * 90  # six times as long in JSON
+@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["keep", "close"])
+@pytest.mark.parametrize(("size", "receives"), [(20_000, 4096), (1000, 0)], ids=["not-written", "written"])
+def test_an_answer_that_is_cut_is_read_again(
+    url: str, site: Scene, source: str, size: int, receives: int, headers: Any, auto: bool
+) -> None:
+    """It is larger than all buffers between the two, or the system of its client has all of it, and it has not."""
+    values = [b"\x01" * size] * 90  # six times as long in JSON
     write(site, source, *values)
-    instance = Instance(url, source, format="string").subscribe(source)
+    instance = Instance(url, source, format="string", autoCommitEnable=auto).subscribe(source)
     limit = "?timeout=20000&max_bytes=2000000"
     for _ in range(3):
-        cut = instance.open(query=limit, receive_bytes=4096)
+        cut = instance.open(query=limit, receive_bytes=receives, **headers)
         cut.until(lambda data: len(data) > 10_000)
-        cut.cut()
+        cut.socket.close()
+        assert auto or instance.ok("POST", "/offsets") == []
     records: list[Any] = []
     while len(records) < 90:
         records += instance.first("&max_bytes=2000000")
     assert offsets_of(records) == list(range(90))
-    instance.ok("POST", "/offsets")
-    assert site.committed(source) == {(source, 0): 90}
+    place = {"topic": source, "partition": 0, "offset": 90, "metadata": ""}
+    assert auto or instance.ok("POST", "/offsets") == [place]
+    instance.ok("DELETE")
+    assert auto or site.committed(source) == {(source, 0): 90}
 
 
 def test_a_reader_that_left_frees_its_instance_at_once(url: str, source: str) -> None:

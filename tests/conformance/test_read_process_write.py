@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from active_client import Answer, Instance, send
 
+from headrace.records import OutgoingRecord
 from headrace.testing.scene import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
@@ -24,9 +25,11 @@ class Worker(Instance):
         super().__init__(url, source, name=name)
         self.process, self.source, self.target, self.name = url, source, target, name
 
-    def write(self, values: list[Any], offsets: dict[int, int], **changes: Any) -> Answer:
-        """Write a transaction: the offset of the last processed record by partition."""
-        entries = [{"topic": self.source, "partition": p, "offset": offset} for p, offset in offsets.items()]
+    def write(self, values: list[Any], *offsets: dict[Any, Any], **changes: Any) -> Answer:
+        """Write a transaction: the offset of the last processed record by partition, or entries as in the body."""
+        entries = [one for one in offsets if "offset" in one]
+        places = [place for one in offsets if "offset" not in one for place in one.items()]
+        entries += [{"topic": self.source, "partition": p, "offset": offset} for p, offset in places]
         consumer = {"group": self.source, "instanceId": self.name, "offsets": entries, **changes}
         part = {"topic": self.target, "records": [{"value": value} for value in values]}
         return send("POST", f"{self.process}/transactions", {"topics": [part], "consumer": consumer})
@@ -111,24 +114,36 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scene, topic: 
     assert (site.committed(source), site.records(target)) == ({}, [])
 
 
-def test_a_revoked_partition_aborts_the_whole_transaction(url: str, site: Scene, topic: Any) -> None:
-    """Another member has one of two partitions: nothing is written or committed for the other either."""
+def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
+    url: str, site: Scene, topic: Any
+) -> None:
+    """By a commit, a transaction, a seek and a stream; the other partition goes on, and what is new is taken."""
     source, target = topic(2), topic()
-    site.write_json(source, 1)
+    for partition in range(2):
+        site.write(source, OutgoingRecord(source, None, b"1", None, partition))
     worker = Worker(url, source, target).subscribe(source)
-    worker.read(1)
+    names = {entry["partition"]: entry["assignment"] for entry in worker.read(2)}
     other = Worker(url, source, target, "two").subscribe(source)
-    site.wait_until(lambda: len(worker.ok("GET", "/assignments")["partitions"]) == 1, "one partition to be revoked")
-    [kept] = (entry["partition"] for entry in worker.ok("GET", "/assignments")["partitions"])
-    answer = worker.write(["a"], {0: 0, 1: 0})
-    assert (answer.status, answer.body["code"]) == (409, "ERR12207")
-    assert f"{source}-{1 - kept}" in answer.body["description"]
-    assert (site.committed(source), site.records(target)) == ({}, [])
-    owner = worker if kept == 0 else other
-    if owner is other:
-        other.read(1)
-    site.wait_until(lambda: owner.write(["a"], {0: 0}).status == 200, "the owner to write")
-    site.wait_committed(source, source, 1)
+    [moved] = (entry["partition"] for entry in other.ok("GET", "/assignments")["partitions"])
+    other.ok("DELETE")
+    site.wait_until(lambda: len(worker.ok("GET", "/assignments")["partitions"]) == 2, "the partition to come back")
+    old = {"topic": source, "partition": moved, "offset": 0, "assignment": names[moved]}
+    kept = {**old, "partition": 1 - moved, "assignment": names[1 - moved]}
+    received = json.dumps({source: {moved: [1, names[moved]]}})
+    for answer in (
+        worker.write([1], old, kept),
+        worker("POST", "/positions", {"offsets": [old, kept]}),
+        send("GET", f"{worker.url}/records", None, {"Accept": "text/event-stream", "Last-Event-ID": received}),
+        worker("POST", "/offsets", {"offsets": [old, kept]}),
+    ):
+        assert (answer.status, answer.body["code"]) == (409, "ERR12207")
+        assert answer.body["metadata"]["refused"] == [
+            {name: old[name] for name in ("topic", "partition", "assignment")}
+        ]
+    assert site.committed(source) == {(source, 1 - moved): 1}
+    [again] = worker.read(1)
+    assert (again["partition"], again["offset"]) == (moved, 0)
+    assert worker.write([1], {**old, "assignment": again["assignment"]}).status == 200
 
 
 def test_an_instance_whose_process_was_away_is_fenced(site: Scene, topic: Any, headrace: Callable[..., Any]) -> None:

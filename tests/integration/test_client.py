@@ -253,6 +253,23 @@ def test_a_partition_of_another_member_is_said(client: HeadraceClient, site: Any
             read(other, 1)
 
 
+def test_a_refused_transaction_loses_and_repeats_nothing(client: HeadraceClient, site: Any, topic: Any) -> None:
+    """One of two partitions was revoked: the records of the other come again, to the same consumer."""
+    name, target = topic(2), topic()
+    for partition in range(2):
+        client.produce_all(name, [NewRecord([partition, n], partition=partition) for n in range(20)])
+    with client.consumer(name, [name]) as consumer:
+        batch = read(consumer, 40)
+        with client.consumer(name, [name]) as other:
+            site.wait_until(lambda: len(other.assigned()) == 1 and len(consumer.assigned()) == 1, "a partition each")
+            with pytest.raises(CommitRefused):
+                client.transaction({target: [NewRecord(value) for value in batch]}, consumer)
+            for one in (consumer, other):
+                client.transaction({target: [NewRecord(value) for value in read(one, 20)]}, one)
+    written = sorted(json.loads(record.value) for record in site.records(target))
+    assert written == [[partition, n] for partition in range(2) for n in range(20)]
+
+
 def test_threads_share_a_client(client: HeadraceClient, topic: Any) -> None:
     name = topic()
     threads = [threading.Thread(target=client.produce, args=(name, n)) for n in range(8)]

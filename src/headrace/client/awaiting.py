@@ -138,8 +138,8 @@ class AsyncGroupConsumer:
         """Yield records as they arrive, without an end."""
         while True:
             for record in await self.run(self.operations.fetch()):
-                self.operations.take(record)
-                yield record
+                if self.operations.take(record):
+                    yield record
 
     async def stream(self) -> AsyncIterator[ClientRecord]:
         """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.
@@ -150,6 +150,7 @@ class AsyncGroupConsumer:
         reader = EventReader(self.operations)
         while True:
             problem: Exception | None = None
+            await self.run(self.operations.streams())
             try:
                 async with self._client.http.stream(**reader.request.arguments) as answer:
                     if answer.status_code != 200:
@@ -158,6 +159,8 @@ class AsyncGroupConsumer:
                     async for line in answer.aiter_lines():
                         if record := reader.feed(line):
                             yield record
+                        if self.operations.has_moved:
+                            break
             except (self._client.httpx.TransportError, HeadraceError) as ended:
                 problem = ended
             await self.run(reader.recover(problem))

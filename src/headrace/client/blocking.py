@@ -138,8 +138,8 @@ class GroupConsumer:
         """Yield records as they arrive, without an end."""
         while True:
             for record in self.run(self.operations.fetch()):
-                self.operations.take(record)
-                yield record
+                if self.operations.take(record):
+                    yield record
 
     def stream(self) -> Iterator[ClientRecord]:
         """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.
@@ -150,6 +150,7 @@ class GroupConsumer:
         reader = EventReader(self.operations)
         while True:
             problem: Exception | None = None
+            self.run(self.operations.streams())
             try:
                 with self._client.http.stream(**reader.request.arguments) as answer:
                     if answer.status_code != 200:
@@ -158,6 +159,8 @@ class GroupConsumer:
                     for line in answer.iter_lines():
                         if record := reader.feed(line):
                             yield record
+                        if self.operations.has_moved:
+                            break
             except (self._client.httpx.TransportError, HeadraceError) as ended:
                 problem = ended
             self.run(reader.recover(problem))

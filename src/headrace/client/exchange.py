@@ -90,6 +90,8 @@ class ClientRecord(msgspec.Struct, frozen=True, rename="camel"):
     """Milliseconds since the epoch."""
     key: Any = None
     value: Any = None
+    assignment: str = ""
+    """Opaque: names the assignment in which it was read; sent with its offset."""
     headers: dict[str, str | None] = {}
     header_list: list[dict[str, str | None]] = []
     """All headers in order, values in base64, where `headers` cannot hold them exactly."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -76,19 +76,20 @@ class ClientOperations:
         """Write records to several topics, and commit what a consumer has handed over: all of it or nothing.
 
         Raises:
-            CommitRefused: Another member has a partition now, and processes its records.
+            CommitRefused: Another member has a partition now, or had it meanwhile. Nothing was written or committed:
+                drop what was made of records since the last commit. Those of the other partitions are read again.
         """
         body: dict[str, Any] = {"topics": [{**fields, "topic": name, "records": part} for name, part in topics.items()]}
         instance = consumer.operations if consumer else None
         done = dict(instance.done) if instance else {}
         if instance and done:
-            body["consumer"] = {"group": instance.group, "instanceId": instance.id, "offsets": _offsets(done, -1)}
+            body["consumer"] = {"group": instance.group, "instanceId": instance.id, "offsets": _processed(done)}
         request = HttpRequest("POST", "/transactions", body, {KEY: idempotency_key or str(uuid.uuid4())})
         try:
             answer = yield from exchange(self.policy, request)
-        except CommitRefused:
+        except CommitRefused as error:
             if instance:
-                instance.forget(done)
+                instance.refused(done, error)
             raise
         if instance:
             instance.forget(done)
@@ -120,6 +121,29 @@ class ClientOperations:
         )
 
 
+class _Position(NamedTuple):
+    """Where to read on, and the assignment that it was read in."""
+
+    offset: int
+    assignment: str = ""
+
+    def entry(self, partition: TopicPartition) -> dict[str, Any]:
+        """Return it as bodies have it."""
+        named = {"assignment": self.assignment} if self.assignment else {}
+        return {"topic": partition.topic, "partition": partition.partition, "offset": self.offset, **named}
+
+
+class _Span(NamedTuple):
+    """Records of a partition: from the first offset to before the end."""
+
+    first: int
+    end: int
+
+
+Done = dict[tuple[TopicPartition, str], _Span]
+"""By partition and assignment: if a partition has two, both are named, and the earlier one is refused."""
+
+
 class Consuming(Protocol):
     """A consumer, synchronous or not."""
 
@@ -139,12 +163,19 @@ class InstanceOperations:
         self.policy = policy
         self.group = group
         self.id = ""
-        self.done: dict[TopicPartition, int] = {}
-        """The offsets after the records that were handed to the caller since the last commit."""
+        self.done: Done = {}
+        """What was handed to the caller since the last commit."""
         self._reads = reads
         self._settings = {"name": f"client-{uuid.uuid4()}", **settings}
         self._is_random = "name" not in settings
-        self._next: dict[TopicPartition, int] = {}
+        self._next: dict[TopicPartition, _Position] = {}
+        """After the last record that has arrived, or what was sought since."""
+        self._back: dict[TopicPartition, _Position] = {}
+        """Where partitions are read again before anything else, because a transaction was refused."""
+        self._moved = set[TopicPartition]()
+        """Partitions whose records are not handed out any more that were received before a seek."""
+        self._in_doubt = False
+        """Whether records may have been sent that have not arrived: by a stream, or in an answer that was lost."""
         self._sought: dict[str, HttpRequest] = {}
         """Seeks since the last records; repeated when an answer with records was lost."""
 
@@ -195,40 +226,87 @@ class InstanceOperations:
         self, wait_seconds: float = 30.0, max_records: int = 500, max_bytes: int = -1
     ) -> Work[list[ClientRecord]]:
         """Do the same, and count nothing as handed to the caller. If an answer was lost, its records are read again."""
+        yield from self.prepare()
         query = f"timeout={int(wait_seconds * 1000)}&max_records={max_records}&max_bytes={max_bytes}"
         limit = wait_seconds + EVENT_SECONDS
         request = HttpRequest("GET", f"{self.path}/records?{query}", repeatable=False, answer_seconds=limit)
-        records = _decode_records((yield from exchange(self.policy, request, self.restore)))
+        self._in_doubt = True
+        try:
+            records = _decode_records((yield from exchange(self.policy, request, self.restore)))
+            self._in_doubt = False
+        except HeadraceError:
+            self._in_doubt = False
+            raise
         for record in records:
             self.arrived(record)
         return records
 
+    def prepare(self) -> Work[None]:
+        """Go back where records must be read again, before others are."""
+        yield from self._move(self._back)
+        if self._in_doubt:
+            yield from self.restore()
+            self._in_doubt = False
+        self._moved.clear()
+
+    def streams(self) -> Work[None]:
+        """Do the same for a stream, which says nothing of what has arrived."""
+        yield from self.prepare()
+        self._in_doubt = True
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether records that were received already are not to be handed out."""
+        return bool(self._moved)
+
     def arrived(self, record: ClientRecord) -> None:
         """Count a record as received."""
-        self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
+        self._next[TopicPartition(record.topic, record.partition)] = _Position(record.offset + 1, record.assignment)
 
-    def take(self, record: ClientRecord) -> None:
-        """Count a record as handed to the caller."""
+    def take(self, record: ClientRecord) -> bool:
+        """Count a record as handed to the caller; False if it must not be, because it will be read again."""
         partition = TopicPartition(record.topic, record.partition)
-        self.done[partition] = record.offset + 1
+        if partition in self._moved:
+            return False
+        key = partition, record.assignment
+        first = self.done[key].first if key in self.done else record.offset
+        self.done[key] = _Span(first, record.offset + 1)
+        return True
 
-    def forget(self, committed: Mapping[TopicPartition, int]) -> None:
+    def forget(self, ended: Done) -> None:
         """Count offsets as committed, or as not to be committed any more."""
-        for partition, offset in committed.items():
-            if self.done.get(partition) == offset:
-                del self.done[partition]
+        for key, span in ended.items():
+            if key in self.done:
+                self.done[key] = self.done[key]._replace(first=span.end)
+                if self.done[key].end <= span.end:
+                    del self.done[key]
+
+    def refused(self, done: Done, error: CommitRefused) -> None:
+        """Have records read again of which nothing was committed, where the assignment lasts."""
+        gone = {(_partition(one), one.get("assignment", "")) for one in error.parameters.get("refused", ())}
+        for (partition, assignment), span in done.items():
+            if (partition, assignment) not in gone:
+                self._back[partition] = _Position(span.first, assignment)
+                self._moved.add(partition)
+            elif partition in self._next and self._next[partition].assignment == assignment:
+                del self._next[partition]
+        self.done = {key: span for key, span in self.done.items() if key not in done}
 
     def commit(self) -> Work[dict[TopicPartition, int]]:
-        """Commit what was handed to the caller, and return the offsets after it."""
+        """Commit what was handed to the caller, and return the offsets after it.
+
+        Raises:
+            CommitRefused: Another member has a partition now, or had it meanwhile. The others are committed.
+        """
         done = dict(self.done)
         try:
             if done:
-                yield from self._send("POST", "/offsets", {"offsets": _offsets(done, -1)})
+                yield from self._send("POST", "/offsets", {"offsets": _processed(done)})
         except CommitRefused:
             self.forget(done)
             raise
         self.forget(done)
-        return done
+        return {partition: span.end for (partition, _), span in done.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Work[dict[TopicPartition, int]]:
         """Return the committed offsets of the group; partitions without one are left out."""
@@ -245,7 +323,7 @@ class InstanceOperations:
         """Read partitions on at other offsets. What was handed over of them before is not committed any more."""
         yield from self._send("POST", "/positions", {"offsets": _offsets(offsets)})
         self._drop(offsets)
-        self._next.update(offsets)
+        self._next.update({partition: _Position(at) for partition, at in offsets.items()})
 
     def seek_times(self, milliseconds: Mapping[TopicPartition, int]) -> Work[None]:
         """Read partitions on at the first record of a time, in milliseconds since the epoch."""
@@ -264,33 +342,61 @@ class InstanceOperations:
         request = HttpRequest("POST", f"{self.path}/positions{where}", body)
         yield from exchange(self.policy, request)
         sought = sorted(partitions)
-        self._drop(sought or [*self._next, *self.done])
+        self._drop(sought or [*self._next, *self._back, *(partition for partition, _ in self.done)])
         self._sought.pop(f"{where} {sought}", None)
         self._sought[f"{where} {sought}"] = request  # behind those before it
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in partitions:
+        dropped = set(partitions)
+        for partition in dropped:
             self._next.pop(partition, None)
-            self.done.pop(partition, None)
+            self._back.pop(partition, None)
+        self.done = {key: span for key, span in self.done.items() if key[0] not in dropped}
+        self._moved |= dropped
 
     def restore(self) -> Work[None]:
         """Return to the records behind those that have arrived, after an answer with others was lost.
 
-        Partitions of which none has arrived return to the last seek, or else to the committed offset. Without one they
-        return to the start if `autoOffsetReset` is `earliest`.
+        Partitions of which none has arrived in the present assignment return to the last seek, or else to the committed
+        offset. Without one they return to the start if `autoOffsetReset` is `earliest`.
         """
         assigned = yield from self.assigned()
-        unknown = [partition for partition in assigned if partition not in self._next]
-        committed = (yield from self.committed(unknown)) if unknown else {}
-        left = [partition for partition in unknown if partition not in committed]
+        yield from self._return([partition for partition in assigned if partition not in self._next])
+        for request in self._sought.values():
+            yield from exchange(self.policy, request)
+        known = {partition: self._next[partition] for partition in assigned if partition in self._next}
+        yield from self._return((yield from self._move(known)))
+
+    def _return(self, partitions: Sequence[TopicPartition]) -> Work[None]:
+        committed = (yield from self.committed(partitions)) if partitions else {}
+        left = [partition for partition in partitions if partition not in committed]
         if committed:
             yield from self._send("POST", "/positions", {"offsets": _offsets(committed)})
         if left and self._settings.get("autoOffsetReset") == "earliest":
             yield from self._send("POST", "/positions/first", {"partitions": _named(left)})
-        for request in self._sought.values():
-            yield from exchange(self.policy, request)
-        if known := {partition: self._next[partition] for partition in assigned if partition in self._next}:
-            yield from self._send("POST", "/positions", {"offsets": _offsets(known)})
+
+    def _move(self, targets: dict[TopicPartition, _Position]) -> Work[list[TopicPartition]]:
+        """Read partitions on at other offsets, and return those whose assignment is over; empties the targets."""
+        over: list[TopicPartition] = []
+        while targets:
+            try:
+                yield from self._send("POST", "/positions", {"offsets": [at.entry(p) for p, at in targets.items()]})
+            except CommitRefused as error:
+                gone = [
+                    partition
+                    for one in error.parameters.get("refused", ())
+                    if (partition := _partition(one)) in targets
+                ]
+                if not gone:
+                    raise
+                for partition in gone:
+                    del targets[partition]
+                    self._next.pop(partition, None)
+                over += gone
+            else:
+                self._next.update(targets)
+                targets.clear()
+        return over
 
     @property
     def path(self) -> str:
@@ -306,15 +412,13 @@ class EventReader:
 
     def __init__(self, instance: InstanceOperations) -> None:
         self._instance = instance
-        self._id = self._next_id = ""
         self._event = self._data = ""
         self._failures = 0
 
     @property
     def request(self) -> HttpRequest:
-        """The request for the stream behind the last event."""
-        resume = {"Last-Event-ID": self._id} if self._id else {}
-        headers = {"Accept": "text/event-stream", **resume}
+        """The request for the stream; it resumes at the positions of the instance."""
+        headers = {"Accept": "text/event-stream"}
         return HttpRequest("GET", f"{self._instance.path}/records", None, headers, answer_seconds=EVENT_SECONDS)
 
     def feed(self, line: str) -> ClientRecord | None:
@@ -324,9 +428,7 @@ class EventReader:
             HeadraceError: The event is an error of the service.
         """
         name, _, text = line.partition(": ")
-        if name == "id":
-            self._next_id = text
-        elif name == "event":
+        if name == "event":
             self._event = text
         elif name == "data":
             self._data = text
@@ -335,14 +437,14 @@ class EventReader:
             if event == "error":
                 raise error_of(HttpReply(msgspec.json.decode(data)["statusCode"], data, {}))
             record = _decode_record(data)
-            self._id, self._failures = self._next_id, 0
+            self._failures = 0
             self._instance.arrived(record)
             self._instance.take(record)
             return record
         return None
 
     def recover(self, problem: Exception | None) -> Work[None]:
-        """Prepare the next connection, after one has ended.
+        """Wait before the next connection, after one has ended.
 
         Raises:
             HeadraceError, httpx.TransportError: Why the last one ended, if another one does not help.
@@ -353,16 +455,19 @@ class EventReader:
         if problem and (lasting or self._failures >= policy.attempts):
             raise problem
         yield pause_of(policy, self._failures)
-        yield from self._instance.restore()
 
 
 def _named(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
     return [{"topic": one.topic, "partition": one.partition} for one in partitions]
 
 
-def _offsets(offsets: Mapping[TopicPartition, int], shift: int = 0) -> list[dict[str, Any]]:
-    """Return offsets as bodies have them; the shift of -1 makes the last processed offset of the next one."""
-    return [{"topic": p.topic, "partition": p.partition, "offset": at + shift} for p, at in offsets.items()]
+def _offsets(offsets: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
+    return [_Position(at).entry(partition) for partition, at in offsets.items()]
+
+
+def _processed(done: Done) -> list[dict[str, Any]]:
+    """Return the last processed offset of each partition and assignment."""
+    return [_Position(span.end - 1, assignment).entry(partition) for (partition, assignment), span in done.items()]
 
 
 def _partition(entry: Mapping[str, Any]) -> TopicPartition:

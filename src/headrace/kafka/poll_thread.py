@@ -22,6 +22,7 @@ from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
 from headrace.kafka.reader import to_batches
 from headrace.kafka.renewal import ClientSecurity
+from headrace.kafka.transaction_job import metadata_in
 from headrace.lifecycle import Clock, Deadline
 from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
@@ -238,12 +239,11 @@ class PollThread:
     def group_metadata(self, epochs: Epochs, answer: Callable[[Any], None]) -> None:
         """Answer with the metadata of this member, when earlier commits of these partitions have ended.
 
-        The answer is None if a partition is not assigned in its epoch any more.
+        The answer is None if a partition is not assigned in its epoch any more, or Kafka does not know the member.
         """
 
         def settled(_revoked: Sequence[TopicPartition] | HeadraceError) -> None:
-            current = all(self.epochs.get(partition) == epoch for partition, epoch in epochs.items())
-            answer(self._client.consumer_group_metadata() if current else None)
+            answer(metadata_in((self._client.consumer_group_metadata(), self.epochs), epochs))
 
         self.commits.when_settled(epochs, settled)
 

@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
 from headrace.kafka.transaction_job import Receipt
-from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
+from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.requests import Position
 from headrace.sidecar.produce import ProduceService, RequestIds
@@ -150,12 +150,7 @@ class Transactions:
         prepared = PreparedTransaction(records, functools.partial(_answer, parts))
         if request.consumer is None or instance is None:
             return prepared
-        group, committed = await instance.for_transaction(
-            {
-                TopicPartition(one.topic, one.partition): Committed(one.offset + 1, one.metadata or "")
-                for one in request.consumer.offsets
-            }
-        )
+        group, committed = await instance.for_transaction([one.processed() for one in request.consumer.offsets])
         return prepared._replace(group=group, committed=committed)
 
     def submit(self, prepared: PreparedTransaction, receipt: Receipt | None = None) -> asyncio.Future[list[Any]]:

@@ -26,6 +26,7 @@ from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, Ka
 from headrace.telemetry.correlation import new_correlation_id
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after
+from headrace.web.receipt import Receipt
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
@@ -203,6 +204,8 @@ class ClientConnection(HttpToolsProtocol):
     """Longest time for reading an answer."""
     _exchange: Any = None
     """The request that the hot path serves, if `cycle` is one."""
+    _receipt: Receipt | None = None
+    """Of the last answer whose client must receive it."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
         super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
@@ -220,11 +223,13 @@ class ClientConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._running:
             self._running.disconnected = True
+        if self._receipt:
+            self._receipt.ended(exc)
         self._shared.receiving_bytes -= self._held_bytes
         self._limit.closed(self)
         super().connection_lost(exc)
         # Each refers to this connection, and all would wait for a collection.
-        self.cycle = self._running = self._exchange = None
+        self.cycle = self._running = self._exchange = self._receipt = None
         self._timed = None, 0.0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -242,14 +247,14 @@ class ClientConnection(HttpToolsProtocol):
             self._waiting = (data,)
             self._slices.wait(self.read_waiting)
 
-    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> bool:
-        """Wait until all that was sent is with the operating system; False if the connection was closed before.
+    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Receipt | None:
+        """Wait until all that was sent is with the operating system; None if the connection was closed before.
 
         So long a client may take to read it.
         """
         self._patience_seconds = patience_seconds
         if self.transport.is_closing():
-            return False
+            return None
         # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
         high = 0 if self.transport.get_extra_info("ssl_object") is None else 1
         self.transport.set_write_buffer_limits(high, 0)
@@ -260,7 +265,10 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.set_write_buffer_limits()
             self._patience_seconds = _SLOW_SECONDS
             self._awaited = "", None, 0.0, 0
-        return not self.transport.is_closing()
+        if self.transport.is_closing():
+            return None
+        self._receipt = Receipt(self.transport, self._running)
+        return self._receipt
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""

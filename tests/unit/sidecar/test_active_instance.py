@@ -28,6 +28,7 @@ from headrace.kafka.positions import ReadPolicy
 from headrace.lifecycle import Deadline
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import Committed, TopicPartition
+from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.spec import Topics
 from headrace.web.routes import active_stream
 from tests.staged import staged
@@ -54,6 +55,10 @@ def with_instance(patch: pytest.MonkeyPatch, test: Callable[[World], Coroutine[A
         assert world.clients == []
 
     run_virtual(main())
+
+
+def said(partition: TopicPartition, offset: int, assignment: str = "") -> Processed:
+    return Processed(partition, Committed(offset), assignment)
 
 
 with_reader = staged(with_instance, fixtures=("monkeypatch",))
@@ -316,7 +321,7 @@ def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatc
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("limit", "starts"), [(5, False), (15, True)])
+@pytest.mark.parametrize(("limit", "starts"), [(5, False), (30, True)])
 def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: int, starts: bool) -> None:
     """A stream of more partitions is refused or ends with an error, and what was not sent stays undelivered."""
     monkeypatch.setattr(active_stream, "_MOST_ID_BYTES", limit)
@@ -335,7 +340,7 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
         )
         if starts:
             await world.run(streaming)
-            assert b"2 partitions are more than the 15 bytes" in sent[-1] and sent[-1].startswith(b"event: error")
+            assert b"2 partitions are more than the 30 bytes" in sent[-1] and sent[-1].startswith(b"event: error")
         else:
             with pytest.raises(InstanceState, match="let more instances share"):
                 await streaming
@@ -404,7 +409,7 @@ async def test_a_commit_that_was_answered_early_is_kept_by_a_revoke(world: World
     """Kafka refuses commits for a while; then the partition moves."""
     await delivered(world)
     world.clients[-1].loses_commits = True
-    await world.instance.commit({P0: Committed(4)}, wait=False)
+    await world.instance.commit([said(P0, 4)], wait=False)
     await world.turns()
     world.clients[-1].loses_commits = False
     world.clients[-1].rebalance("on_revoke", P0)
@@ -425,6 +430,37 @@ async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
     with pytest.raises(CommitRefused) as raised:
         await world.run(world.instance.commit())
     assert raised.value.parameters["refused"] == [P0._asdict()]
+
+
+@with_reader
+async def test_offsets_go_into_no_transaction_while_the_member_is_unknown(world: World, /) -> None:
+    """Kafka checks nothing without a generation, and the thread has not been told yet."""
+    await delivered(world)
+    assert (await world.run(world.instance.for_transaction([said(P0, 1)])))[0].member()
+    world.clients[-1].generation = -1
+    with pytest.raises(CommitRefused):
+        await world.run(world.instance.for_transaction([said(P0, 1)]))
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@with_reader
+async def test_a_client_that_names_no_assignment_is_refused_once(world: World, /, reads: bool) -> None:
+    """After its partition came back, unless it has read records of it since."""
+    await delivered(world)
+    world.clients[-1].rebalance("on_revoke", P0)
+    world.clients[-1].rebalance("on_assign", P0)
+    await world.turns()
+    if reads:
+        await delivered(world)
+    else:
+        with pytest.raises(CommitRefused, match="revoked since it was read: t-0"):
+            await world.run(world.instance.commit([said(P0, 4)]))
+    await world.run(world.instance.commit([said(P0, 5)]))
+    with pytest.raises(CommitRefused, match="seek to go back: t-0"):
+        await world.run(world.instance.commit([said(P0, 3)]))
+    await world.run(world.instance.seek({P0: 2}))
+    await world.run(world.instance.commit([said(P0, 3)]))
+    assert world.committed == {P0: Committed(3)}
 
 
 @with_reader
@@ -450,10 +486,10 @@ async def test_what_was_not_delivered_before_a_revoke_does_not_come_back(world: 
 async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(world: World, /) -> None:
     """Both were answered early; Kafka has taken the first only when the partition moves."""
     await delivered(world)
-    await world.instance.commit({P0: Committed(4)}, wait=False)
+    await world.instance.commit([said(P0, 4)], wait=False)
     await world.clock.settle()
     world.turn()
-    await world.instance.commit({P0: Committed(6)}, wait=False)
+    await world.instance.commit([said(P0, 6)], wait=False)
     world.clients[-1].loses_commits = True
     await world.turns()
     world.clients[-1].loses_commits = False

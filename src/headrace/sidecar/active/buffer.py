@@ -3,12 +3,19 @@
 import itertools
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace.records import Record, TopicPartition
 
+Received = Callable[[], Awaitable[bool]]
+"""Returns whether a client has received an answer that was written."""
 _PARTITION: Final = operator.attrgetter("topic", "partition")
+
+
+async def arrived() -> bool:
+    """Return that an answer which was written counts as received."""
+    return True
 
 
 def runs_of(records: Iterable[Record]) -> Iterator[tuple[TopicPartition, list[Record]]]:
@@ -25,8 +32,6 @@ class RecordBuffer:
         """Bytes of keys and values."""
         self.records = 0
         """Number of records."""
-        self.first: dict[TopicPartition, int] = {}
-        """Offset of the first record of each partition since its records were dropped."""
         self._partitions: dict[TopicPartition, deque[Record]] = {}
 
     @property
@@ -36,7 +41,6 @@ class RecordBuffer:
 
     def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Append records that follow those of the same partition."""
-        self.first.setdefault(partition, records[0].offset)
         self._partitions.setdefault(partition, deque()).extend(records)
         self.records += len(records)
         self.size_bytes += sum([record.size_bytes for record in records])
@@ -44,7 +48,6 @@ class RecordBuffer:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records of partitions."""
         for partition in partitions:
-            self.first.pop(partition, None)
             dropped = self._partitions.pop(partition, ())
             self.records -= len(dropped)
             self.size_bytes -= sum([record.size_bytes for record in dropped])
@@ -81,14 +84,26 @@ class RecordBuffer:
 class Read:
     """The records of one read, until its answer is written or has failed."""
 
-    def __init__(self, records: Sequence[Record], end: Callable[[int], None]) -> None:
-        """Take what is called once with the number of delivered records."""
+    def __init__(
+        self,
+        records: Sequence[Record],
+        assignments: Mapping[TopicPartition, str],
+        end: Callable[[int, Received | None], None],
+    ) -> None:
+        """Take what is called once with the number of records that were sent, and what tells whether they arrived."""
         self.records = records
+        self.assignments = assignments
+        """Name the assignment of each partition to clients."""
         self._end = end
         self._ended = False
 
-    def end(self, delivered: int) -> None:
-        """End the read: the first records were delivered, the others return to the buffer. Only one call counts."""
+    def end(self, sent: int, received: Received | None = arrived) -> None:
+        """End the read: the first records were sent, the others return to the buffer. Only one call counts.
+
+        Args:
+            sent: How many.
+            received: Tells later whether the client has received them; without it, the client must name them.
+        """
         if not self._ended:
             self._ended = True
-            self._end(delivered)
+            self._end(sent, received)

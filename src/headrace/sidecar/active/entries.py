@@ -7,17 +7,18 @@ the records behind it.
 import base64
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from headrace.errors import DecodeError
 from headrace.formats.codecs import Reader
-from headrace.records import CORRELATION_ID, Header, Record
+from headrace.records import CORRELATION_ID, Header, Record, TopicPartition
 from headrace.sidecar.active.buffer import runs_of
 
 _MOST_ANSWER_BYTES: Final = 8_388_608
+_NONE: Final[Mapping[TopicPartition, str]] = {}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -29,8 +30,8 @@ class EntryWriter:
         self._keys = keys
         self._values = values
 
-    async def write(self, records: Sequence[Record]) -> list[str]:
-        """Return one entry of JSON text per record.
+    async def write(self, records: Sequence[Record], assignments: Mapping[TopicPartition, str] = _NONE) -> list[str]:
+        """Return one entry of JSON text per record, with the assignment of its partition.
 
         Raises:
             RegistryUnavailable: A schema that they name is not known here, and the registry does not answer.
@@ -39,17 +40,19 @@ class EntryWriter:
         await self._values.prepare(record.value for record in records)
         entries: list[str] = []
         for partition, run in runs_of(records):
-            entries += self._write_run(*partition, run)
+            named = f',"assignment":"{assignments[partition]}"' if assignments else ""
+            entries += self._write_run(*partition, run, named)
         return entries
 
-    def _write_run(self, topic: str, partition: int, records: Sequence[Record]) -> list[str]:
+    def _write_run(self, topic: str, partition: int, records: Sequence[Record], named: str) -> list[str]:
         try:
             keys = self._keys.texts([record.key for record in records])
             values = self._values.texts([record.value for record in records])
         except DecodeError:
             if len(records) > 1:
-                return [entry for record in records for entry in self._write_run(topic, partition, [record])]
-            return [self._undecodable(records[0])]
+                return [entry for record in records for entry in self._write_run(topic, partition, [record], named)]
+            return [self._undecodable(records[0], named)]
+        middle = f'{named},"timestamp":'
         start = f'{{"topic":{_text(topic)},"partition":{partition},"offset":'
         # An id begins like all others of the partition; a record without headers has no other header.
         identity = _text(f"{self._prefix}{topic}:{partition}:")[:-1]
@@ -60,10 +63,10 @@ class EntryWriter:
             head = f',"headers":{_headers_of(headers, f"{identity}{offset}")}' if headers else f'{only}{offset}"}}'
             key = "" if key is None else f',"key":{key}'
             value = "" if value is None else f',"value":{value}'
-            entries.append(f'{start}{offset},"timestamp":{record.timestamp_ms}{head}{key}{value}}}')
+            entries.append(f"{start}{offset}{middle}{record.timestamp_ms}{head}{key}{value}}}")
         return entries
 
-    def _undecodable(self, record: Record) -> str:
+    def _undecodable(self, record: Record, named: str) -> str:
         """Return the entry of a record whose key or value, or both, cannot be decoded; the other one is decoded."""
         identity = _text(f"{self._prefix}{record.topic}:{record.partition}:{record.offset}")[:-1]
         entry: dict[str, object] = {
@@ -83,7 +86,7 @@ class EntryWriter:
             else:
                 decoded += "" if text is None else f',"{name}":{text}'
         entry["error"] = "; ".join(problems)
-        return f'{_text(entry)[:-1]},"headers":{_headers_of(record.headers, identity)}{decoded}}}'
+        return f'{_text(entry)[:-1]}{named},"headers":{_headers_of(record.headers, identity)}{decoded}}}'
 
 
 def fitting(entries: list[str]) -> list[str]:

@@ -1,12 +1,14 @@
 """One instance: a member of a group, or a reader of assigned partitions, on behalf of a client.
 
-A record is delivered when the answer of a read was written completely. Until then it returns to the buffer. Only
-delivered records are committed: by `commit`, or with auto commit when the next read confirms them.
+A record is sent when the answer of a read was written completely. Until then it returns to the buffer. It is delivered
+when its client has received it, or has named it; else it is read again. Only delivered records are committed: by
+`commit`, or with auto commit when the next read confirms them.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace import errors
@@ -16,14 +18,15 @@ from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.names import names_of
 from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
-from headrace.sidecar.active.buffer import Read, RecordBuffer, runs_of
+from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.holdings import GONE, Holdings, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _JOIN_SECONDS: Final = 10.0
 _MAX_RECORDS: Final = 20_000
-_NONE: Final[CommitOffsets] = {}
+_NOWHERE: Final[Offsets] = {}
 
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes records that the client of an instance has received, at least one."""
@@ -42,21 +45,18 @@ class ActiveInstance(Service, Listener):
         """Of its client, in seconds of the monotonic clock."""
         self.reads: Topics | None = None
         """What it reads; None before a subscription or assignment."""
-        self.positions: dict[TopicPartition, int] = {}
-        """The offsets after those that were delivered, of assigned partitions."""
         self._admin = admin
         self._clock = clock
         self._on_delivered = on_delivered
         self._buffer = RecordBuffer()
         self._consumer: Consumer | None = None
         self._watch: Subscription | None = None
-        self._epochs: dict[TopicPartition, int] = {}
-        self._confirmed: dict[TopicPartition, int] = {}
-        """Offsets to commit: with auto commit what the next read has confirmed, else what was committed last."""
+        self._holdings = Holdings(auto_commit=spec.auto_commit_seconds is not None)
         self._unanswered: dict[TopicPartition, Committed] = {}
         """Offsets of asynchronous commits, until they are acknowledged."""
-        self._revoked: dict[TopicPartition, int] = {}
-        """Partitions that were revoked before their delivered records were committed."""
+        self._received: Received | None = None
+        """Tells whether the client has received the last answer that was written; None if only it can say so."""
+        self._settling = asyncio.Lock()
         self._problems = ReadProblems()
         self._arrived = asyncio.Event()
         self._free = asyncio.Event()
@@ -70,12 +70,17 @@ class ActiveInstance(Service, Listener):
     @property
     def assigned(self) -> list[TopicPartition]:
         """Partitions that it reads now."""
-        return sorted({*self._epochs, *(self._consumer.stalled if self._consumer else ())})
+        return sorted({*self._holdings, *(self._consumer.stalled if self._consumer else ())})
+
+    @property
+    def positions(self) -> dict[TopicPartition, tuple[int, str]]:
+        """The offsets after those that were sent, of assigned partitions, and the assignment of each."""
+        return {p: (held.end, held.assignment) for p, held in self._holdings.items() if held.start is not None}
 
     @property
     def next_offsets(self) -> dict[TopicPartition, int]:
         """The next offset to deliver of its partitions, where it is known: of the others nothing was fetched."""
-        return {**self._buffer.first_offsets, **self.positions}
+        return {**self._buffer.first_offsets, **{partition: at for partition, (at, _) in self.positions.items()}}
 
     @property
     def topics(self) -> list[str]:
@@ -155,7 +160,7 @@ class ActiveInstance(Service, Listener):
         """Read nothing, and leave the group."""
         async with self._changes:
             self.reads = None
-            self._revoked.clear()
+            self._holdings.revoked.clear()
             await self._close(Deadline(self._clock, COMMAND_SECONDS))
 
     async def _open(self) -> Consumer:
@@ -187,7 +192,7 @@ class ActiveInstance(Service, Listener):
         if consumer:
             await consumer.drain(deadline)
             await consumer.stop()
-        self._drop(list(self._epochs))
+        self._drop(list(self._holdings))
 
     async def wait_free(self) -> None:
         """Wait a moment for the end of a read or stream: the server may not know yet that its client has left."""
@@ -230,8 +235,11 @@ class ActiveInstance(Service, Listener):
             )
         self._free.clear()
         try:
+            await self._settle()
+            if stream is None:
+                await self._send_again()
             if self.spec.auto_commit_seconds:
-                self._confirmed.update(self._uncommitted())
+                self._holdings.confirm()
             until, linger = asyncio.get_running_loop().time() + wait_seconds, self.spec.linger_seconds
             most = min(max_bytes, self.spec.buffer_bytes // 2)
             await self._wait(min(self.spec.min_bytes, most), max_records, until)
@@ -241,8 +249,9 @@ class ActiveInstance(Service, Listener):
             if self._problems.are_new(self._consumer) or not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
-            epochs = dict(self._epochs)
-            return Read(records, lambda delivered: self._end_read(records, delivered, epochs))
+            held = {p: (one.epoch, one.assignment) for p, one in self._holdings.items()}
+            assignments = {partition: assignment for partition, (_, assignment) in held.items()}
+            return Read(records, assignments, functools.partial(self._end_read, records, held))
         except BaseException:
             self._free.set()
             raise
@@ -262,24 +271,48 @@ class ActiveInstance(Service, Listener):
         if not self._free.is_set() or self._stream is not stream:
             raise errors.InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
-    def _end_read(self, records: Sequence[Record], count: int, epochs: Epochs) -> None:
-        """Count the first records as delivered, and put the others back, where the assignment still lasts."""
+    def _end_read(
+        self,
+        records: Sequence[Record],
+        held: Mapping[TopicPartition, tuple[int, str]],
+        count: int,
+        received: Received | None,
+    ) -> None:
+        """Count the first records as sent, and put the others back, where the assignment still lasts."""
         self._free.set()
         self.last_used = self._clock.monotonic()
         if count:
+            self._received = received
             self._on_delivered(self, records[:count])
-        current = {p for p, epoch in epochs.items() if self._epochs.get(p) == epoch}
-        left = [record for record in records[count:] if record.topic_partition in current]
-        self._buffer.put_back(left)
+        holdings = self._holdings
+        current = {p for p, (epoch, _) in held.items() if p in holdings and holdings[p].epoch == epoch}
+        self._buffer.put_back([record for record in records[count:] if record.topic_partition in current])
         for partition, run in runs_of(records[:count]):
-            position = run[-1].offset + 1
-            if partition in current and self._consumer:
-                if not self.spec.auto_commit_seconds:
-                    self._confirmed.setdefault(partition, run[0].offset)
-                self.positions[partition] = position
+            epoch, assignment = held[partition]
+            first, end = run[0].offset, run[-1].offset + 1
+            if self._consumer and holdings.sent(partition, epoch, first, end):
                 self._consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
-            elif partition not in self._epochs:
-                self._left({partition: position})  # revoked while the answer was written
+            elif partition not in holdings or holdings[partition].assignment != assignment:
+                holdings.revoke(partition, end)  # while the answer was written
+        self._forget_given_up()
+
+    async def _settle(self) -> None:
+        """Count the last answer as delivered if its client has received it, else read its records again."""
+        async with self._settling:
+            if received := self._received:
+                if await received():
+                    self._holdings.deliver()
+                else:
+                    await self._send_again()
+                self._received = None
+
+    async def _send_again(self, targets: Offsets = _NOWHERE) -> None:
+        """Read again what may not have arrived, and other partitions at these offsets."""
+        offsets = self._holdings.in_doubt | {p: at for p, at in targets.items() if p in self._holdings}
+        before = {partition: self._holdings[partition] for partition in offsets}
+        while offsets and (gone := {*await self._move(offsets)}):
+            offsets = {partition: at for partition, at in offsets.items() if partition not in gone}
+        self._holdings.moved(before, targets)
 
     def _raise_problem(self) -> None:
         consumer = self._consumer
@@ -287,35 +320,38 @@ class ActiveInstance(Service, Listener):
             return
         if consumer.death:
             raise errors.ReadFailed(f"instance {self.name} has ended: {consumer.death}; create it again")
-        if error := self._problems.take(consumer, self._watch, self._epochs):
+        if error := self._problems.take(consumer, self._watch, self._holdings):
             raise error
-        self._admin.reachability.check(float("inf") if self._epochs else 0, "nothing was read")
+        self._admin.reachability.check(float("inf") if self._holdings else 0, "nothing was read")
 
-    async def commit(self, offsets: CommitOffsets | None = None, *, wait: bool = True) -> CommitOffsets:
-        """Commit offsets, or what was delivered, and return them.
+    async def commit(self, processed: Sequence[Processed] | None = None, *, wait: bool = True) -> CommitOffsets:
+        """Commit what a client names, or what was delivered, and return it.
 
         Raises:
-            CommitRefused: A partition is not assigned to this instance any more.
+            CommitRefused: Partitions are not assigned to this instance any more, or anew, or the offset would go back.
+            InstanceState: None is named, and what was sent last went out on a stream.
             KafkaTimeout: No acknowledgement arrived. The commit is repeated while the partitions are assigned.
         """
-        if offsets is None:
-            gone = list(self._revoked)
-            offsets = {p: Committed(at) for p, at in self._uncommitted().items()}
-        else:
-            gone = [partition for partition in offsets if partition not in self._epochs]
-        left = set(gone)
-        offsets = {p: at for p, at in offsets.items() if p not in left}
+        holdings = self._holdings
+        if processed is None:
+            await self._settle()
+            processed = holdings.to_commit()
+        refused = holdings.refusals(processed, commits=True)
+        offsets = newest([one for one in processed if one not in refused])
+        epochs = holdings.epochs
         if offsets and self._consumer:
+            gone = set[TopicPartition]()
             if wait:
                 async with in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
-                    gone += await self._consumer.commit_now(offsets)
+                    gone.update(await self._consumer.commit_now(offsets))
             else:
                 self._unanswered.update(offsets)  # a revoke or the end of the instance commits them, too
                 self.spawn(self._commit_later(self._consumer, offsets), "commit")
-            left.update(gone)
-            self._confirmed.update({p: at.offset for p, at in offsets.items() if p not in left})
-        if gone:
-            raise self._refused(gone, {p: at for p, at in offsets.items() if p not in left})
+            refused |= {one: GONE for one in processed if one.partition in gone and one not in refused}
+            offsets = {p: at for p, at in offsets.items() if p not in gone}
+            holdings.take(offsets, epochs)
+        if refused:
+            raise holdings.refuse(refused, offsets)
         return offsets
 
     async def _commit_later(self, consumer: Consumer, offsets: CommitOffsets) -> None:
@@ -326,52 +362,29 @@ class ActiveInstance(Service, Listener):
                 if self._unanswered.get(partition) is at:
                     del self._unanswered[partition]
 
-    async def for_transaction(self, offsets: CommitOffsets) -> tuple[GroupOffsets, Callable[[], None]]:
+    async def for_transaction(self, processed: Sequence[Processed]) -> tuple[GroupOffsets, Callable[[], None]]:
         """Return offsets for a transaction, and what to call when it is committed.
 
         Raises:
             InstanceState: It is no member of a group, commits by itself, or an offset was not delivered since the last
                 commit.
-            CommitRefused: A partition is not assigned to this instance any more.
+            CommitRefused: A partition is not assigned to this instance any more, or anew.
             KafkaUnavailable: Earlier commits are not acknowledged, so the transaction did not begin.
         """
         if self._consumer is None or not self.reads or self.reads.partitions is not None:
             raise errors.InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
         if self.spec.auto_commit_seconds:
             raise errors.InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
-        epochs = {partition: self._epochs.get(partition) for partition in offsets}
-        if gone := [partition for partition, epoch in epochs.items() if epoch is None]:
-            raise self._refused(gone)
-        for partition, at in offsets.items():
-            first, end = self._confirmed.get(partition, 0), self.positions.get(partition, 0)
-            if not first < at.offset <= end:
-                which = f"{first} to {end - 1} were" if first < end else "none was"
-                raise errors.InstanceState(
-                    f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek: {which}"
-                )
+        self._holdings.require_delivered(processed)
+        offsets, epochs = newest(processed), self._holdings.epochs
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 found = await self._consumer.for_transaction(offsets)
         except TimeoutError as cause:
             raise errors.KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
         if found is None:
-            raise self._refused(list(offsets))
-
-        def committed() -> None:
-            current = {p: at.offset for p, at in offsets.items() if self._epochs.get(p) == epochs[p]}
-            self._confirmed.update(current)
-
-        return found, committed
-
-    def _refused(self, gone: Sequence[TopicPartition], committed: CommitOffsets = _NONE) -> errors.CommitRefused:
-        for partition in gone:
-            self._revoked.pop(partition, None)
-        names = names_of(gone)
-        return errors.CommitRefused(
-            f"not assigned to this instance, so not committed: {names}; the member that has them gets their records",
-            refused=[partition._asdict() for partition in gone],
-            committed=[{**p._asdict(), "offset": at.offset} for p, at in committed.items()],
-        )
+            raise self._holdings.refuse(dict.fromkeys(processed, GONE))
+        return found, lambda: self._holdings.take(offsets, epochs)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
@@ -380,25 +393,45 @@ class ActiveInstance(Service, Listener):
         async with in_time(": ask again"):
             return await consumer.committed(partitions)
 
-    async def seek(self, offsets: Offsets) -> None:
+    async def seek(self, offsets: Offsets, named: Sequence[Processed] = ()) -> None:
         """Read partitions from other offsets on; what was delivered and not committed stays uncommitted.
 
+        Args:
+            offsets: Where to.
+            named: Those of which the client names the assignment.
+
         Raises:
+            CommitRefused: One that is named is of an earlier assignment, so none has moved.
             InstanceState: A partition is not assigned to this instance, so none has moved.
         """
-        gone: Sequence[TopicPartition] = list(offsets)
-        if self._consumer:
-            async with in_time(": seek again"):
-                gone = await self._consumer.move(offsets)
-        if gone:
+        self._holdings.require(named)
+        if gone := await self._move(offsets):
             text = f"not assigned to instance {self.name}, so no position has changed: {names_of(gone)}"
             raise errors.InstanceState(f"{text}; subscribe or assign them first")
+        for partition in self._holdings.keys() & offsets.keys():
+            self._holdings[partition].seek_back(offsets[partition])
 
-    async def resume(self, positions: Offsets) -> None:
-        """Read on behind the last event of a stream; of a partition that is not in it nothing was received."""
-        await self.wait_assigned(list(positions))
-        unknown = {p: self._buffer.first[p] for p in self.positions if p not in positions}
-        await self.seek(unknown | {p: at for p, at in positions.items() if p in self._epochs})
+    async def _move(self, offsets: Offsets) -> Sequence[TopicPartition]:
+        """Read partitions from other offsets on, or return those that are not assigned, and move none."""
+        if self._consumer is None:
+            return list(offsets)
+        async with in_time(": seek again"):
+            return await self._consumer.move(offsets)
+
+    async def resume(self, received: Sequence[Processed]) -> None:
+        """Begin a stream behind what its client has received of the one before; the rest of that is sent again.
+
+        Raises:
+            CommitRefused: Some of it is of an earlier assignment. The other partitions are resumed.
+        """
+        if unnamed := [one.partition for one in received if not one.assignment]:
+            await self.wait_assigned(unnamed)
+        await self._settle()
+        refused = self._holdings.refusals(received)
+        kept = newest([one for one in received if one not in refused])
+        await self._send_again({p: max(at.offset, self._holdings[p].committed) for p, at in kept.items()})
+        if refused:
+            raise self._holdings.refuse(refused)
 
     async def wait_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Return when partitions are assigned, or after some seconds: a group takes a moment to assign them."""
@@ -416,18 +449,22 @@ class ActiveInstance(Service, Listener):
             self._consumer.require_rights(self._watch.subscribed)
 
     async def _commit_confirmed(self, seconds: float) -> None:
-        sent: dict[TopicPartition, tuple[int | None, int]] = {}  # what an earlier epoch sent may have been dropped
+        sent: dict[TopicPartition, tuple[int, int]] = {}  # what an earlier epoch sent may have been dropped
         while True:
             await self._clock.sleep(seconds)
-            confirmed = {p: (self._epochs.get(p), at) for p, at in self._confirmed.items()}
-            changed = {p: Committed(at) for p, (epoch, at) in confirmed.items() if sent.get(p) != (epoch, at)}
+            confirmed = {
+                p: (one.epoch, one.confirmed) for p, one in self._holdings.items() if one.confirmed is not None
+            }
+            changed = {p: Committed(one[1]) for p, one in confirmed.items() if sent.get(p) != one}
             if changed and self._consumer:
                 self._consumer.commit(changed)
             sent = confirmed
 
     def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
-        self._drop(list(partitions))
-        self._epochs.update(partitions)
+        self._buffer.drop(partitions)
+        for partition in partitions:
+            self._unanswered.pop(partition, None)
+        self._holdings.assign(partitions, committed)
         self._arrived.set()
 
     def _on_problem(self, error: errors.HeadraceError) -> None:
@@ -435,41 +472,28 @@ class ActiveInstance(Service, Listener):
         self._arrived.set()
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        if self._epochs.get(partition) == epoch:
+        if partition in self._holdings and self._holdings[partition].epoch == epoch:
             self._buffer.add(partition, [*records])  # each is made once, and not whenever it is read
             self._arrived.set()
 
     async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
         found = {p: self._unanswered[p] for p in partitions if p in self._unanswered}
         if self.spec.auto_commit_seconds:
-            found |= {p: Committed(self._confirmed[p]) for p in partitions if p in self._confirmed}
-        self._lose(partitions)
+            held = {p: self._holdings[p].confirmed for p in partitions if p in self._holdings}
+            found |= {p: Committed(at) for p, at in held.items() if at is not None}
+        self._drop(partitions)
         return found
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        for partition in self._unanswered.keys() & set(partitions):
-            self._confirmed.pop(partition, None)  # so the next commit is refused
-        self._lose(partitions)
+        self._drop(partitions, self._unanswered)
 
-    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
-        uncommitted = self._uncommitted()
-        self._left({p: uncommitted[p] for p in partitions if p in uncommitted})
-        self._drop(partitions)
-
-    def _left(self, positions: Offsets) -> None:
-        """Keep the partitions that another member got before what was delivered of them was committed."""
-        by_client = self.reads is None or self.reads.partitions is not None
-        if not by_client and not self.spec.auto_commit_seconds:
-            self._revoked.update(positions)
-
-    def _uncommitted(self) -> dict[TopicPartition, int]:
-        """Return the offsets after what was delivered, where the client has not committed as many."""
-        return {p: at for p, at in self.positions.items() if self._confirmed.get(p, -1) < at}
-
-    def _drop(self, partitions: Sequence[TopicPartition]) -> None:
+    def _drop(self, partitions: Sequence[TopicPartition], unanswered: Collection[TopicPartition] = ()) -> None:
         self._buffer.drop(partitions)
+        self._holdings.lose(partitions, unanswered)
+        self._forget_given_up()
         for partition in partitions:
-            self._epochs.pop(partition, None)
             self._unanswered.pop(partition, None)
-            self.positions.pop(partition, None)
-            self._confirmed.pop(partition, None)
+
+    def _forget_given_up(self) -> None:
+        if self.reads is None or self.reads.partitions is not None:
+            self._holdings.revoked.clear()  # its client has taken them away, and no member

@@ -6,7 +6,8 @@ import msgspec
 
 from headrace.config.kafka import CONSUMER_KEYS
 from headrace.kafka.names import check_topic
-from headrace.records import TopicPartition
+from headrace.records import Committed, TopicPartition
+from headrace.sidecar.active.holdings import Processed
 
 MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000
@@ -90,6 +91,17 @@ class Position(msgspec.Struct):
     partition: _Partition
     offset: _Offset
     metadata: Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")] | None = ""
+    assignment: Annotated[str, msgspec.Meta(max_length=32)] | msgspec.UnsetType = msgspec.UNSET
+    """That of the record; one of an earlier assignment is refused."""
+
+    def processed(self, following: int = 1) -> Processed:
+        """Return what its client says; `following` is 0 if the offset is already that of the next record.
+
+        Raises:
+            InvalidTopicName: It is not a valid topic name.
+        """
+        partition, at = TopicPartition(check_topic(self.topic), self.partition), self.offset + following
+        return Processed(partition, Committed(at, self.metadata or ""), self.assignment or "")
 
 
 class PartitionName(msgspec.Struct):
@@ -173,6 +185,8 @@ class ConsumedRecord(msgspec.Struct, rename="camel"):
     offset: int
     timestamp: int
     headers: dict[str, str | None]
+    assignment: str | msgspec.UnsetType = msgspec.UNSET
+    """Opaque: names the assignment in which an instance read it, for commits, transactions and seeks."""
     key: Any = msgspec.UNSET
     value: Any = msgspec.UNSET
     header_list: list[ExactHeader] | msgspec.UnsetType = msgspec.UNSET
@@ -201,3 +215,7 @@ class ReadQuery(msgspec.Struct, forbid_unknown_fields=True):
     max_bytes_camel: Annotated[int, msgspec.Meta(ge=-1)] = msgspec.field(default=-1, name="maxBytes")
     max_records: Annotated[int, msgspec.Meta(ge=1)] = MOST_RECORDS
     format: str | None = None
+    ack: str = ""
+    """Of a stream: the id of the last event that the client has received, instead of the header Last-Event-ID."""
+    delivery: Literal["at_most_once"] | None = None
+    """What was sent counts as delivered, whether it arrives or not."""

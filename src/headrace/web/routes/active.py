@@ -19,9 +19,9 @@ from headrace.formats.codecs import format_name
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.lifecycle import run_while
-from headrace.records import CommitOffsets, Committed, TopicPartition
+from headrace.records import CommitOffsets, TopicPartition
 from headrace.security.principals import READ, WRITE
-from headrace.sidecar.active.buffer import Read
+from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
@@ -49,7 +49,8 @@ from headrace.web.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_
 from headrace.web.endpoint import JSON as JSON_TYPE
 from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
 from headrace.web.exchange import JSON, HttpResponse, decode_body, decode_query
-from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, positions_of, stream_records
+from headrace.web.receipt import Receipt
+from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 
 log = logging.getLogger(__name__)
 
@@ -164,16 +165,11 @@ class ActiveEndpoints:
     )
     async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
         instance = self._find(call.scope)
-        offsets = None
         if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
             raise InvalidRequest("the body names no offsets: name some, or send no body to commit what was delivered")
-        if call.body.offsets is not None:
-            offsets = {
-                TopicPartition(check_topic(one.topic), one.partition): Committed(one.offset + 1, one.metadata or "")
-                for one in call.body.offsets
-            }
-        committed = await instance.commit(offsets, wait=not call.query.asynchronous)
-        return HttpResponse(_positions(committed) if call.query.show else [])
+        processed = None if call.body.offsets is None else [one.processed() for one in call.body.offsets]
+        committed = await instance.commit(processed, wait=not call.query.asynchronous)
+        return HttpResponse(_positions(committed) if call.query.show or processed is None else [])
 
     @_changes(
         "PUT", f"{INSTANCE}/offsets", "getCommittedOffsets", "Committed offsets of partitions", example=_PARTITION
@@ -255,18 +251,20 @@ class ActiveEndpoints:
         "overrideFetchOffset",
         "Read partitions from offsets or times on",
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
+        errors=(*_ERRORS, errors.CommitRefused),
         audited="seek",
     )
     async def seek(self, call: Call[SeekPositions, None]) -> None:
         instance, call.note = self._find(call.scope), _note(call)
-        targets = {TopicPartition(check_topic(one.topic), one.partition): one.offset for one in call.body.offsets}
+        named = [one.processed(0) for one in call.body.offsets]
+        targets = {one.partition: one.at.offset for one in named}
         times = {
             TopicPartition(check_topic(one.topic), one.partition): _milliseconds(one) for one in call.body.timestamps
         }
         if times:  # what does not exist is refused before the wait for an assignment
             targets |= {**await self._admin.end_offsets(times), **await self._admin.offsets_at(times)}
         await instance.wait_assigned(list(targets))
-        await instance.seek(targets)
+        await instance.seek(targets, [one for one in named if one.assignment])
 
     @_changes(
         "POST",
@@ -301,6 +299,7 @@ class ActiveEndpoints:
         query=ReadQuery,
         errors=(
             *_ERRORS,
+            errors.CommitRefused,
             errors.InstanceBusy,
             errors.OffsetNotCommitted,
             errors.PositionOutOfRange,
@@ -317,7 +316,7 @@ class ActiveEndpoints:
         spec, headers = instance.spec, headers_of(scope)
         accepts = headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accepts or NDJSON in accepts:
-            last = headers.get(LAST_EVENT_ID)
+            last = headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
             streaming = stream_records(
                 instance,
                 entries,
@@ -325,10 +324,13 @@ class ActiveEndpoints:
                 send,
                 events=EVENTS in accepts,
                 until=expires_at(scope),
-                resume=positions_of(last.decode("latin-1")) if last else None,
+                received=received_of(last) if last else [],
+                at_most_once=query.delivery is not None,
             )
             await run_while(streaming, client_closed(receive))
             return
+        if query.ack:
+            raise InvalidRequest("ack belongs to a stream: name offsets in a commit", parameter="ack")
         max_bytes = max(query.max_bytes, query.max_bytes_camel)
         reading = instance.read(
             max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
@@ -338,7 +340,7 @@ class ActiveEndpoints:
         read = await run_while(reading, client_closed(receive))
         if read is None:
             raise ClientGone
-        await send_read(self._instances, read, entries, scope, send)
+        await send_read(self._instances, read, entries, scope, send, at_most_once=query.delivery is not None)
 
     def _find(self, scope: Scope) -> ActiveInstance:
         return self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
@@ -348,21 +350,33 @@ def _note(call: Call[Any, Any]) -> CallNote:
     return CallNote(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
 
 
-async def send_read(instances: ActiveInstances, read: Read, entries: EntryWriter, scope: Scope, send: Send) -> None:
+async def send_read(
+    instances: ActiveInstances,
+    read: Read,
+    entries: EntryWriter,
+    scope: Scope,
+    send: Send,
+    *,
+    at_most_once: bool = False,
+) -> None:
     """Answer with the records of a read. If they are not written completely, they return to the instance."""
     try:
-        texts = fitting(await entries.write(read.records))
+        texts = fitting(await entries.write(read.records, read.assignments))
         body = f"[{','.join(texts)}]".encode()
         with instances.answering(len(body)):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": 200, "headers": head})
-            written = scope["state"].get(WRITTEN)
+            written, receipt = scope["state"].get(WRITTEN), None
             # With TLS the last byte is only held back while more than so much before it is not sent.
             for part in (body[:-1], body[-1:]) if len(body) > _UNNOTICED_BYTES else (body,):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-                if written is not None and not await written()():
+                if written is not None and not (receipt := await written()()):
                     return
-            read.end(len(texts))
+            received = arrived
+            if isinstance(receipt, Receipt) and texts and not at_most_once:  # else another process has taken it
+                receipt.await_close()
+                received = receipt.received
+            read.end(len(texts), received)
             await send({"type": "http.response.body", "body": b""})
     finally:
         read.end(0)

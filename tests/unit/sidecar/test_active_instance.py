@@ -118,10 +118,11 @@ async def test_a_seek_moves_all_partitions_or_none(world: World, /) -> None:
 async def work_of(world: World, count: int) -> float:
     """Return the processor time of requests that name so many partitions, of which the first instance has two."""
     many = [TopicPartition("t", n) for n in range(count)]
+    first = [Processed(partition, Committed(1)) for partition in many]
     world.logs |= {partition: [] for partition in many if partition not in world.logs}
     began = time.thread_time()
     with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
-        await world.run(world.instance.commit(dict.fromkeys(many, Committed(1))))
+        await world.run(world.instance.commit(first))
     with pytest.raises(InstanceState, match=f"t-11 and {count - 12} more;"):
         await world.run(world.instance.seek(dict.fromkeys(many, 1)))
     assigned = await world.instances.create(spec_of("assigned"))
@@ -130,7 +131,7 @@ async def work_of(world: World, count: int) -> float:
         await world.turns()
     await assigned.wait_assigned(many)
     assert assigned.assigned == many[1:]
-    await world.run(assigned.commit(dict.fromkeys(many[1:], Committed(1))))
+    await world.run(assigned.commit(first[1:]))
     await world.instances.delete(assigned)
     return time.thread_time() - began
 

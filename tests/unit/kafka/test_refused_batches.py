@@ -65,7 +65,9 @@ class Client:
 async def written(requests: Sequence[Sequence[bytes]], in_order: bool) -> list[list[Any]]:
     """Return the results of requests that are written at the same time."""
     producer = Producer(KafkaConfig(), ProducerConfig())
-    producer._admin.batch_limits.knows = lambda topic: True  # type: ignore[method-assign]
+    producer._admin.batch_limits = SimpleNamespace(  # type: ignore[assignment]
+        knows=lambda topic: True, of=lambda *_: None, refusal=lambda *_: None
+    )
     await producer.start()
     records = [[OutgoingRecord("t", b"k", value) for value in values] for values in requests]
     results = await asyncio.gather(*(producer.produce(each, in_order=in_order) for each in records))

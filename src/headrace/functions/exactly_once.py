@@ -182,7 +182,7 @@ class TransactionalPump(Pump):
         """
         lanes = {partition: self._lanes.get(partition) for partition in portion.offsets}
         apart = [[partition] for partition in lanes if partition in self._apart]
-        round_ = _Round(lanes, len(portion.events).bit_length() + 3)
+        round_ = _Round(lanes, len(portion.outputs).bit_length() + 3)
         try:
             for partitions in ([each for each in lanes if each not in self._apart], *apart):
                 await self._write(portion.of(partitions), round_)
@@ -215,7 +215,7 @@ class TransactionalPump(Pump):
                 for partition, offset in ends.items():
                     self._set_apart(partition, blamed[partition, offset], round_)
                 return True
-            round_.left = round_.left - 1 if suspects else len(portion.events).bit_length() + 3
+            round_.left = round_.left - 1 if suspects else len(portion.outputs).bit_length() + 3
             if not suspects:
                 return False
             if not round_.left:
@@ -259,7 +259,7 @@ class TransactionalPump(Pump):
         for topic in failed & {output.record.topic for _, output in portion.outputs}:
             try:
                 await self._transactions.require_topic(topic)
-            except errors.TopicNotFound as cause:
+            except (errors.TopicNotFound, errors.KafkaUnauthorized) as cause:
                 aborted = errors.TransactionAborted()
                 return [cause if output.record.topic == topic else aborted for _, output in portion.outputs]
         return []

@@ -24,7 +24,9 @@ class Portion(NamedTuple):
         return sorted({(partition, output.offset) for partition, output in self.outputs})
 
     def of(self, partitions: Collection[TopicPartition]) -> "Portion":
-        """Return the portion of some partitions."""
+        """Return the portion of some of its partitions."""
+        if len(partitions) == len(self.offsets):
+            return self
         return Portion(
             {partition: at for partition, at in self.offsets.items() if partition in partitions},
             [each for each in self.outputs if each[0] in partitions],

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import WorkerLost
+from headrace.functions import wire
 from headrace.functions.process import WorkerProcess
 from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
@@ -166,3 +167,30 @@ async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pyte
     assert logged[0] == "worker 0: first" and 1000 <= len(logged) <= 2000
     counted = sum(int(line.split("lines=")[1].split()[0]) for line in lines if "left out" in line)
     assert counted + len(logged) == 100_001, left_out
+
+
+async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_ends(
+    write_function: Write, running: Run
+) -> None:
+    """Its caller had the worker before; its event is not to blame."""
+    code = """
+        import pathlib, time
+        def init_context(context):
+            context.platform.set_drain_callback(drain)
+        def drain():
+            while not pathlib.Path("go").exists():
+                time.sleep(0.005)
+        def handler(context, event):
+            time.sleep(0.5)
+    """
+    folder = write_function(code)
+    async with running(folder) as function:
+        await function.ready()
+        process = function.service._slots[0].process
+        function.service._reload(0, process)
+        await function.until(lambda: process._drain_callback.pending)
+        work = wire.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
+        answer = asyncio.ensure_future(process.serve(PARTITION, wire.encode_frame(work), 1, {}))
+        await asyncio.sleep(0)
+        (folder / "go").touch()
+        assert isinstance(await answer, wire.Done)

@@ -62,10 +62,12 @@ def test_positions_are_sought_exactly(url: str, site: Scene, source: str) -> Non
     instance = Instance(url, source).subscribe(source)
     one, other = {"topic": source, "partition": 0}, {"topic": source, "partition": 1}
     instance.ok(
-        "POST", "/positions", {"offsets": [{**one, "offset": 4}], "timestamps": [{**other, "timestamp": 1_000_007}]}
+        "POST", "/positions", {"offsets": [{**one, "offset": 4.0}], "timestamps": [{**other, "timestamp": 1_000_007}]}
     )
     found = instance.read(9)
     assert (offsets_of(found), offsets_of(found, 1)) == ([4, 5, 6, 7, 8, 9], [7, 8, 9])
+    missing = {"timestamps": [{**one, "partition": 7, "timestamp": 1}]}
+    assert instance("POST", "/positions", missing).code == "ERR40007"
     instance.ok("POST", "/positions/first", {"partitions": [one]})
     assert offsets_of(instance.read(10)) == list(range(10))
     instance.ok("POST", "/positions", {"timestamps": [{**one, "timestamp": "1970-01-01T00:16:40.003Z"}]})
@@ -82,8 +84,8 @@ def test_partitions_are_assigned_without_membership(url: str, site: Scene, sourc
     instance = Instance(url, source)
     other = {"topic": source, "partition": 1}
     instance.ok("POST", "/assignments", {"partitions": [other]})
+    assert instance.ok("GET", "/assignments") == {"partitions": [other]}  # at once
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
-    assert instance.ok("GET", "/assignments") == {"partitions": [other]}
     assert instance("POST", "/subscriptions", {"topics": [source]}).code == "ERR40066"
     refused = instance(
         "POST", "/positions", {"offsets": [{**other, "offset": 0}, {**other, "partition": 0, "offset": 0}]}

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.control.reconciler import Reconciler
 from headrace.delivery.dead_letter import iso
-from headrace.errors import HeadraceError, InvalidRequest, JobConflict, LeaseLost, NotFound
+from headrace.errors import HeadraceError, InternalError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
 from headrace.lifecycle import Clock, Deadline
 
@@ -349,8 +349,9 @@ class Jobs(Reconciler):
                 await self.table.catch_up()  # the process that had it may have continued or ended it just before
                 if not stop.is_set() and known.status.state not in ENDED:
                     await self._run(known, runner, lease, stop)
-        except HeadraceError as error:
-            log.warning("job %s does not run here now: %s", job.id, error.description)
+        except Exception as cause:  # boundary: the status says why, and the job is tried again later
+            error = cause if isinstance(cause, HeadraceError) else InternalError(repr(cause))
+            log.warning("job %s does not run here now: %s", job.id, error.description, exc_info=error is not cause)
             self._set_message(known, error)
             known.requested = False
         finally:

@@ -63,7 +63,7 @@ _AUTHORITY_FILES = (
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
 """The client's words for what is reported by other means."""
 _FENCED = re.compile("TXNERR .*(ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID)")
-"""The group has other members by now, so the transaction is aborted, as it must be, and its caller gets that error."""
+"""The group has other members by now, so the transaction is aborted, as it must be; its caller gets the error."""
 _STARTING = re.compile("GETPID .*: retrying")
 """Every new cluster causes it once, and the client tries again at once."""
 _VARYING = re.compile(r"\d+|\(.*?\)")

@@ -108,7 +108,7 @@ class PipelineRun(Service):
             EnvironmentProblem: pyspark is not installed.
         """
         require_spark(remote=bool(self._spec.driver.remote))
-        self.spawn(self._keep_running(), "run")
+        self.keep(self._keep_running, "run")  # no driver is left when it fails: a full disk passes
         self.keep(self._publisher.run, "offsets")
         self.keep(self._watch_stalls, "stalls")
         register_gauge(

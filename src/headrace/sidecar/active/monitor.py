@@ -82,12 +82,9 @@ class ReadMonitor(Service):
 
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Yield group, partition and lag, as far as they are known, of 1,000 partitions at most."""
-        known = (
-            (instance.spec.group, partition, lag)
-            for instance in self._instances()
-            for partition, lag in self._lags_of(instance).items()
-            if lag is not None
-        )
+        lags = ((one.spec.group, p, lag) for one in self._instances() for p, lag in self._lags_of(one).items())
+        looked_at = itertools.islice(lags, _MOST_ENDS)
+        known = ((group, partition, lag) for group, partition, lag in looked_at if lag is not None)
         return itertools.islice(known, _MOST_LAGS)
 
     async def statuses(self) -> list[InstanceStatus]:

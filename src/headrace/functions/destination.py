@@ -9,12 +9,13 @@ from typing import Any
 
 from headrace import errors
 from headrace.config.internal_topics import kind_by_name
+from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import wire
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
-from headrace.functions.held_outputs import REFUSALS, HeldOutputs
+from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger
 from headrace.functions.suspects import Suspects

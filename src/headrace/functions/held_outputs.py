@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
-from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.dead_letter import REFUSALS, DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome
-from headrace.errors import HeadraceError, RecordRefused, RecordTooLarge
+from headrace.errors import HeadraceError, RecordTooLarge
 from headrace.kafka.transaction_job import OF_BATCH
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 
@@ -20,8 +20,6 @@ _RECORD_BYTES: Final = 100
 """What an output counts for, besides its own bytes."""
 _MAX_REFUSED: Final = 100_000
 """More than can be in flight."""
-REFUSALS: Final = RecordTooLarge, RecordRefused
-"""Errors of an output itself: with another attempt Kafka refuses it again."""
 _HELD: Final = Produced(-1, NO_OFFSET)
 _OF: ContextVar[Record] = ContextVar("the record whose dead letter is written")
 

@@ -34,7 +34,7 @@ def test_a_life_from_creation_to_deletion(url: str, site: Scene, source: str) ->
     ]
     assert instance.ok("GET", "/subscriptions") == {"topics": [source]}
     assert instance.ok("GET", "/assignments") == {"partitions": [{"topic": source, "partition": p} for p in (0, 1)]}
-    assert instance.ok("POST", "/offsets") == []
+    assert instance.ok("POST", "/offsets") == [{"topic": source, "partition": 0, "offset": 3, "metadata": ""}]
     place = {"topic": source, "partition": 0}
     for name in ("offsets", "partitions"):
         found = instance.ok("PUT", "/offsets", {name: [place, {**place, "partition": 1}]})

@@ -27,13 +27,18 @@ class Receipt:
         self._is_lost = False
 
     def await_close(self) -> None:
-        """Leave it to the client to close a connection that ends with this answer: how it does so tells the rest."""
+        """Leave it to a client to close the connection that it wants to end: how it does so tells the rest."""
         if self._cycle:
-            self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
+            scope = self._cycle.scope
+            asks = dict(scope["headers"]).get(b"connection", b"").lower() == b"close"
+            if asks or scope["http_version"] == "1.0":
+                self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
 
     def ended(self, error: Exception | None) -> None:
-        """Keep what the end of the connection says."""
-        self._is_lost = isinstance(error, ConnectionError) or self._is_reset() or self._unacknowledged() > 0
+        """Keep what the end of the connection says; with TLS nothing, because its own last messages may be lost."""
+        is_plain = self._transport is not None and self._transport.get_extra_info("ssl_object") is None
+        is_cut = isinstance(error, ConnectionError) or self._is_reset() or self._unacknowledged() > 0
+        self._is_lost = is_plain and is_cut
         self._transport = self._cycle = None
 
     async def received(self) -> bool:

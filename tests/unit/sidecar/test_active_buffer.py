@@ -1,60 +1,28 @@
-"""The buffer of an instance: nothing lost, nothing twice, in order, within the limits of a read."""
+"""The limits of one read. What becomes of the records is tried in `test_active_machine.py`."""
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import pytest
 
-from headrace.records import Record, TopicPartition
+from headrace.records import Record
 from headrace.sidecar.active.buffer import RecordBuffer
 from headrace.sidecar.active.entries import fitting
 
-PARTITIONS = [TopicPartition("t", n) for n in range(3)]
 
-
-class BufferMachine(RuleBasedStateMachine):
-    """Compares with a list per partition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.buffer = RecordBuffer()
-        self.waiting: dict[TopicPartition, list[Record]] = {partition: [] for partition in PARTITIONS}
-        self.next = dict.fromkeys(PARTITIONS, 0)
-
-    @rule(partition=st.sampled_from(PARTITIONS), sizes=st.lists(st.integers(0, 50), min_size=1, max_size=5))
-    def add(self, partition: TopicPartition, sizes: list[int]) -> None:
-        records = [
-            Record(*partition, self.next[partition] + n, 0, None, b"", size_bytes=s) for n, s in enumerate(sizes)
-        ]
-        self.next[partition] += len(sizes)
-        self.buffer.add(partition, records)
-        self.waiting[partition] += records
-
-    @rule(partition=st.sampled_from(PARTITIONS))
-    def drop(self, partition: TopicPartition) -> None:
-        self.buffer.drop([partition])
-        self.waiting[partition].clear()
-
-    @rule(most=st.integers(1, 120), count=st.integers(1, 6), delivered=st.integers(0, 6))
-    def read(self, most: int, count: int, delivered: int) -> None:
-        taken = self.buffer.take(most, count)
-        assert len(taken) <= count
-        assert len(taken) == 1 or sum(record.size_bytes for record in taken) <= most
-        assert bool(taken) == any(self.waiting.values())
-        for partition, waiting in self.waiting.items():
-            own = [record for record in taken if record.topic_partition == partition]
-            assert own == waiting[: len(own)]
-        self.buffer.put_back(taken[delivered:])
-        for record in taken[:delivered]:
-            self.waiting[record.topic_partition].remove(record)
-
-    @invariant()
-    def counts(self) -> None:
-        records = [record for waiting in self.waiting.values() for record in waiting]
-        assert (self.buffer.records, self.buffer.size_bytes) == (len(records), sum(r.size_bytes for r in records))
-
-
-TestBuffer = BufferMachine.TestCase
+@pytest.mark.parametrize(
+    ("most", "count", "taken"), [(100, 9, [0, 1, 2]), (25, 9, [0, 1]), (5, 9, [0]), (100, 2, [0, 1]), (0, 1, [0])]
+)
+def test_a_read_is_bounded_and_what_is_put_back_comes_first(most: int, count: int, taken: list[int]) -> None:
+    """A first record of more bytes comes alone."""
+    buffer = RecordBuffer()
+    records = [Record("t", 0, n, 0, None, b"", size_bytes=10) for n in range(3)]
+    buffer.add(records[0].topic_partition, records)
+    for _ in range(2):
+        found = buffer.take(most, count)
+        assert [record.offset for record in found] == taken
+        assert (buffer.records, buffer.size_bytes) == (3 - len(taken), 30 - 10 * len(taken))
+        buffer.put_back(found)
+    assert (buffer.records, buffer.size_bytes) == (3, 30)
 
 
 def test_an_answer_has_at_least_one_entry_and_a_bound() -> None:

@@ -15,6 +15,7 @@ import uvloop
 
 from headrace import errors
 from headrace.web.connection import ClientConnection
+from tests.raw_server import until
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 
@@ -355,3 +356,30 @@ async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> Non
     answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert answer.status == 400
     assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_how_a_client_closes_says_whether_it_has_received_the_answer(
+    opened: Any, loop_factory: Any, reads: bool
+) -> None:
+    """With unread bytes its system resets the connection."""
+
+    async def main() -> None:
+        async with opened() as server:
+            host, _, port = server.web.url.rpartition("/")[2].partition(":")
+            raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
+            await asyncio.to_thread(raw.sendall, b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n")
+            text = b""
+            while reads and not text.endswith(b"[]"):
+                text += await asyncio.to_thread(raw.recv, 1000)
+            connections = server.web._server.server_state.connections
+            await until(lambda: any(one._receipt for one in connections))
+            [receipt] = (one._receipt for one in connections)
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(raw.close)
+            await until(lambda: not connections)
+            assert await receipt.received() is reads
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())

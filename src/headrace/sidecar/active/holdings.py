@@ -9,7 +9,7 @@ from headrace.kafka.names import names_of
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 
 GONE: Final = "not assigned to this instance"
-_EARLIER: Final = "read in an earlier assignment, before another member could read it"
+_EARLIER: Final = "of an earlier assignment"
 _REVOKED: Final = "revoked since it was read"
 _BEHIND: Final = "behind the committed offset; seek to go back"
 _NONE: Final[CommitOffsets] = {}
@@ -27,7 +27,7 @@ class Processed(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Holding:
-    """One assigned partition; its offsets are those of next records. The last four begin anew with a seek."""
+    """One assigned partition; its offsets are those of next records. A seek replaces it, without the last four."""
 
     assignment: str
     """Names the assignment to clients; a seek does not change it."""
@@ -35,10 +35,8 @@ class Holding:
     """Of the consumer; a seek changes it."""
     committed: int
     """What the group has committed, or an offset before it that the client has sought."""
-    least: int | None = None
-    """The first offset that was sent, since such a seek; None before that."""
     most: int = 0
-    """After the last offset that was sent, since such a seek."""
+    """After the last record that was sent, since such a seek."""
     start: int | None = None
     """Of what was sent; None while nothing was."""
     sent: int | None = None
@@ -61,7 +59,7 @@ class Holding:
     def seek_back(self, at: int) -> None:
         """Allow commits behind the committed offset, of what is sent from here on."""
         if at < self.committed:
-            self.committed, self.least, self.most = at, None, 0
+            self.committed, self.most = at, 0
 
     def take(self, at: int) -> None:
         """Count an offset as committed: what was sent before it has arrived."""
@@ -74,9 +72,8 @@ class Holding:
 class Holdings(dict[TopicPartition, Holding]):
     """The assigned partitions, and those that were revoked before what was delivered of them was committed."""
 
-    def __init__(self, *, auto_commit: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._auto_commit = auto_commit
         self.revoked: dict[TopicPartition, int] = {}
         """With the offset after what was delivered; until a commit was refused, or new records were delivered."""
 
@@ -89,11 +86,6 @@ class Holdings(dict[TopicPartition, Holding]):
             else:
                 found = committed.get(partition)
                 self[partition] = Holding(f"{epoch:x}", epoch, found.offset if found else 0)
-
-    @property
-    def epochs(self) -> dict[TopicPartition, int]:
-        """The epoch of each partition."""
-        return {partition: held.epoch for partition, held in self.items()}
 
     @property
     def in_doubt(self) -> dict[TopicPartition, int]:
@@ -109,18 +101,13 @@ class Holdings(dict[TopicPartition, Holding]):
             if held.delivered is not None and (held.confirmed is None or held.confirmed < held.delivered)
         }
 
-    def sent(self, partition: TopicPartition, epoch: int, first: int, end: int) -> bool:
-        """Count offsets as sent; False if the epoch of the partition is over."""
-        held = self.get(partition)
-        if held is None or held.epoch != epoch:
-            return False
+    def sent(self, partition: TopicPartition, held: Holding, first: int, end: int, *, auto_commit: bool) -> None:
+        """Count offsets as sent."""
         held.start = first if held.start is None else held.start
-        held.least = first if held.least is None else min(held.least, first)
         held.sent, held.most = end, max(held.most, end)
-        if held.confirmed is None and not self._auto_commit:
+        if held.confirmed is None and not auto_commit:
             held.confirmed = first
         self.revoked.pop(partition, None)
-        return True
 
     def lose(self, partitions: Iterable[TopicPartition], unanswered: Collection[TopicPartition] = ()) -> None:
         """End assignments. Commits that are not acknowledged are lost, too."""
@@ -129,12 +116,7 @@ class Holdings(dict[TopicPartition, Holding]):
             if held and held.start is not None:
                 kept = 0 if partition in unanswered else held.confirmed or 0
                 if held.end > kept:
-                    self.revoke(partition, held.end)
-
-    def revoke(self, partition: TopicPartition, end: int) -> None:
-        """Keep that another member got a partition before what was sent of it was committed."""
-        if not self._auto_commit:
-            self.revoked[partition] = end
+                    self.revoked[partition] = held.end
 
     def deliver(self) -> None:
         """Count what was sent as delivered."""
@@ -158,14 +140,14 @@ class Holdings(dict[TopicPartition, Holding]):
     def confirm(self) -> None:
         """Have auto commit take what was delivered."""
         for partition, at in self.uncommitted.items():
-            self[partition].confirmed = at
+            held = self[partition]
+            held.confirmed, held.committed = at, max(at, held.committed)
 
-    def take(self, offsets: CommitOffsets, epochs: Epochs) -> None:
-        """Count offsets as committed, and what was sent before them as delivered, where these epochs last."""
+    def take(self, offsets: CommitOffsets, before: Mapping[TopicPartition, Holding]) -> None:
+        """Count offsets as committed, where neither a seek nor another assignment has begun since."""
         for partition, at in offsets.items():
-            held = self.get(partition)
-            if held and held.epoch == epochs[partition]:
-                held.take(at.offset)
+            if self.get(partition) is before[partition]:
+                before[partition].take(at.offset)
 
     def moved(self, before: Mapping[TopicPartition, Holding], targets: Offsets) -> None:
         """Keep what was known of partitions that are read again; until `targets` all is delivered."""
@@ -182,12 +164,10 @@ class Holdings(dict[TopicPartition, Holding]):
             raise self.refuse(refusals)
 
     def require_delivered(self, processed: Iterable[Processed]) -> None:
-        """Do the same, and raise InstanceState if not all of it was sent since the last commit or seek."""
-        processed = list(processed)
-        self.require(processed)
+        """Raise InstanceState if not all of it was sent since the last commit or seek back."""
         for partition, at, _ in processed:
             held = self[partition]
-            first, end = max(held.committed, held.least or 0), held.most
+            first, end = held.committed, held.most
             if not first < at.offset <= end:
                 which = f"{first} to {end - 1} were" if first < end else "none was"
                 raise InstanceState(

@@ -20,7 +20,7 @@ from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.holdings import GONE, Holdings, Processed, newest
+from headrace.sidecar.active.holdings import GONE, Holding, Holdings, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
@@ -51,7 +51,7 @@ class ActiveInstance(Service, Listener):
         self._buffer = RecordBuffer()
         self._consumer: Consumer | None = None
         self._watch: Subscription | None = None
-        self._holdings = Holdings(auto_commit=spec.auto_commit_seconds is not None)
+        self._holdings = Holdings()
         self._unanswered: dict[TopicPartition, Committed] = {}
         """Offsets of asynchronous commits, until they are acknowledged."""
         self._received: Received | None = None
@@ -249,8 +249,8 @@ class ActiveInstance(Service, Listener):
             if self._problems.are_new(self._consumer) or not self._buffer.records:
                 self._raise_problem()
             records = self._buffer.take(max_bytes, max_records)
-            held = {p: (one.epoch, one.assignment) for p, one in self._holdings.items()}
-            assignments = {partition: assignment for partition, (_, assignment) in held.items()}
+            held = dict(self._holdings)
+            assignments = {partition: one.assignment for partition, one in held.items()}
             return Read(records, assignments, functools.partial(self._end_read, records, held))
         except BaseException:
             self._free.set()
@@ -272,11 +272,7 @@ class ActiveInstance(Service, Listener):
             raise errors.InstanceBusy(f"another read of instance {self.name} is not answered yet: one at a time")
 
     def _end_read(
-        self,
-        records: Sequence[Record],
-        held: Mapping[TopicPartition, tuple[int, str]],
-        count: int,
-        received: Received | None,
+        self, records: Sequence[Record], held: Mapping[TopicPartition, Holding], count: int, received: Received | None
     ) -> None:
         """Count the first records as sent, and put the others back, where the assignment still lasts."""
         self._free.set()
@@ -284,16 +280,16 @@ class ActiveInstance(Service, Listener):
         if count:
             self._received = received
             self._on_delivered(self, records[:count])
-        holdings = self._holdings
-        current = {p for p, (epoch, _) in held.items() if p in holdings and holdings[p].epoch == epoch}
+        holdings, auto_commit = self._holdings, self.spec.auto_commit_seconds is not None
+        current = {partition for partition, one in held.items() if holdings.get(partition) is one}
         self._buffer.put_back([record for record in records[count:] if record.topic_partition in current])
         for partition, run in runs_of(records[:count]):
-            epoch, assignment = held[partition]
-            first, end = run[0].offset, run[-1].offset + 1
-            if self._consumer and holdings.sent(partition, epoch, first, end):
+            first, end, now = run[0].offset, run[-1].offset + 1, holdings.get(partition)
+            if partition in current and self._consumer:
+                holdings.sent(partition, held[partition], first, end, auto_commit=auto_commit)
                 self._consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
-            elif partition not in holdings or holdings[partition].assignment != assignment:
-                holdings.revoke(partition, end)  # while the answer was written
+            elif now is None or now.assignment != held[partition].assignment:
+                holdings.revoked[partition] = end  # while the answer was written
         self._forget_given_up()
 
     async def _settle(self) -> None:
@@ -309,10 +305,10 @@ class ActiveInstance(Service, Listener):
     async def _send_again(self, targets: Offsets = _NOWHERE) -> None:
         """Read again what may not have arrived, and other partitions at these offsets."""
         offsets = self._holdings.in_doubt | {p: at for p, at in targets.items() if p in self._holdings}
-        before = {partition: self._holdings[partition] for partition in offsets}
+        before = dict(self._holdings)
         while offsets and (gone := {*await self._move(offsets)}):
             offsets = {partition: at for partition, at in offsets.items() if partition not in gone}
-        self._holdings.moved(before, targets)
+        self._holdings.moved({partition: before[partition] for partition in offsets}, targets)
 
     def _raise_problem(self) -> None:
         consumer = self._consumer
@@ -338,7 +334,7 @@ class ActiveInstance(Service, Listener):
             processed = holdings.to_commit()
         refused = holdings.refusals(processed, commits=True)
         offsets = newest([one for one in processed if one not in refused])
-        epochs = holdings.epochs
+        before = dict(holdings)
         if offsets and self._consumer:
             gone = set[TopicPartition]()
             if wait:
@@ -349,7 +345,7 @@ class ActiveInstance(Service, Listener):
                 self.spawn(self._commit_later(self._consumer, offsets), "commit")
             refused |= {one: GONE for one in processed if one.partition in gone and one not in refused}
             offsets = {p: at for p, at in offsets.items() if p not in gone}
-            holdings.take(offsets, epochs)
+            holdings.take(offsets, before)
         if refused:
             raise holdings.refuse(refused, offsets)
         return offsets
@@ -375,8 +371,9 @@ class ActiveInstance(Service, Listener):
             raise errors.InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
         if self.spec.auto_commit_seconds:
             raise errors.InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
+        self._holdings.require(processed)
         self._holdings.require_delivered(processed)
-        offsets, epochs = newest(processed), self._holdings.epochs
+        offsets, before = newest(processed), dict(self._holdings)
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 found = await self._consumer.for_transaction(offsets)
@@ -384,7 +381,7 @@ class ActiveInstance(Service, Listener):
             raise errors.KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
         if found is None:
             raise self._holdings.refuse(dict.fromkeys(processed, GONE))
-        return found, lambda: self._holdings.take(offsets, epochs)
+        return found, lambda: self._holdings.take(offsets, before)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
@@ -495,5 +492,6 @@ class ActiveInstance(Service, Listener):
             self._unanswered.pop(partition, None)
 
     def _forget_given_up(self) -> None:
-        if self.reads is None or self.reads.partitions is not None:
-            self._holdings.revoked.clear()  # its client has taken them away, and no member
+        by_client = self.reads is None or self.reads.partitions is not None
+        if by_client or self.spec.auto_commit_seconds:
+            self._holdings.revoked.clear()

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from yaml_table import table
 
 from headrace.cli import pipeline as commands
 from headrace.pipelines.checkpoints import Frozen, check, discard
@@ -188,21 +189,7 @@ flows:
 """
 
 
-@pytest.mark.parametrize(
-    ("flow", "keeps", "columns", "advice"),
-    [
-        (
-            "paid",
-            "join",
-            "timestamp",
-            "add `WATERMARK at DELAY OF INTERVAL 10 MINUTES` behind orders, "
-            "`WATERMARK paid DELAY OF INTERVAL 10 MINUTES` behind payments, and compare their times in ON: "
-            "`payments.paid BETWEEN orders.at AND orders.at + INTERVAL 1 HOUR`",
-        ),
-        ("by_id", "aggregate", "timestamp", "group by window(at, '1 hour') too"),
-        ("paid", "join", "string", "give its sources a column of type TIMESTAMP for a WATERMARK"),
-    ],
-)
+@pytest.mark.parametrize(("flow", "keeps", "columns", "advice"), table(__file__, "plan_says_how_to_bound_what_grows"))
 def test_plan_says_how_to_bound_what_grows(
     flow: str,
     keeps: str,

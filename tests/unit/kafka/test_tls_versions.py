@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.devcluster.certificates import SERVER_NAME, Authority
 
@@ -104,14 +105,7 @@ def test_the_limit_is_of_the_client_alone(tmp_path: Path) -> None:
     assert json.loads(output.splitlines()[-1]) == ["TLSv1.3", False, "False"], errors
 
 
-@pytest.mark.parametrize(
-    ("clusters", "environ", "says"),
-    [
-        ([{"max_version": "1.2"}, {"min_version": "1.3"}], {}, "change one, or run two processes"),
-        ([{}, {"max_version": "1.2"}], {}, "set it in kafka.security of headrace.yaml"),
-        ([{"max_version": "1.2"}], {"OPENSSL_CONF": "/dev/null"}, "OPENSSL_CONF names /dev/null: remove max_version"),
-    ],
-)
+@pytest.mark.parametrize(("clusters", "environ", "says"), table(__file__, "a_limit_that_cannot_be_kept_is_refused"))
 def test_a_limit_that_cannot_be_kept_is_refused(
     tmp_path: Path, clusters: list[dict[str, Any]], environ: dict[str, str], says: str
 ) -> None:

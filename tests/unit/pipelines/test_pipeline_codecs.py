@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pydantic import SecretStr
+from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import origin_of
@@ -354,15 +355,7 @@ def test_rows_become_avro_with_exact_values(registry: Any) -> None:
     assert repr(back) == repr(ROW)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ({"id": 2**40}, "id is not of Avro type int"),
-        ({"kind": "SHIP"}, "kind is not of Avro type"),
-        ({"first": None}, "first is not of Avro type"),
-        ({"legs": [{"to": None}]}, "to is not of Avro type string"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "reason"), table(__file__, "a_row_that_does_not_fit_is_a_dead_letter"))
 def test_a_row_that_does_not_fit_is_a_dead_letter(registry: Any, wrong: Any, reason: str) -> None:
     """It has the row as JSON, and the reason names the field and not the value."""
     secrets, server = registry
@@ -392,14 +385,7 @@ def test_rows_become_protobuf_and_json_schema(registry: Any) -> None:
     assert bad["topic"] == "out.dlq"
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"value_format": "jsonschema", "schema_id": 3}, "schema 3 is of type AVRO"),
-        ({"value_format": "avro", "schema_id": 5}, r"does not have schema id 5.*schema_id or schema_file"),
-        ({"value_format": "avro", "schema_file": "none.avsc"}, r"No such file.*schema_id or schema_file"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "reason"), table(__file__, "the_schema_of_a_sink_must_be_there"))
 def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
     registry: Any, tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:

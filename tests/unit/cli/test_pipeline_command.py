@@ -27,20 +27,7 @@ from headrace.pipelines.picture import as_picture, guarantee
 from headrace.records import TopicPartition
 from tests.command_line import headrace
 
-FILE = """\
-name: tolls
-sources:
-  passages: {topic: passages, schema: "gate STRING, cents INT"}
-views:
-  heavy: SELECT * FROM passages WHERE cents >= 500
-flows:
-  by_gate:
-    sql: SELECT gate, count(*) AS n FROM heavy GROUP BY gate
-    sink: {topic: by_gate, key: gate}
-  all_gates:
-    sql: WITH own AS (SELECT gate FROM heavy) SELECT * FROM own
-    sink: {topic: all_gates}
-"""
+FILE = table(__file__, "file")
 
 
 @pytest.fixture(autouse=True)
@@ -177,16 +164,7 @@ def test_plan_compares_each_flow_with_its_checkpoint(
     assert json.loads(capsys.readouterr().out)["checkpoints"]["by_gate"] == "starts anew"
 
 
-ORDERS = """\
-name: paid
-sources:
-  orders: {topic: orders, schema: "id STRING, at TIMESTAMP"}
-  payments: {topic: payments, schema: "id STRING, paid TIMESTAMP"}
-views: {marked: SELECT * FROM orders WATERMARK at DELAY OF INTERVAL 5 MINUTES}
-flows:
-  paid: {sql: SELECT orders.id FROM orders JOIN payments USING (id), sink: {topic: paid}}
-  by_id: {sql: SELECT id FROM marked, sink: {topic: by_id}}
-"""
+ORDERS = table(__file__, "orders")
 
 
 @pytest.mark.parametrize(("flow", "keeps", "columns", "advice"), table(__file__, "plan_says_how_to_bound_what_grows"))

@@ -15,18 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.kafka.properties import member_properties
 
-BROAD: dict[str, Any] = {
-    "assignors": ["org.apache.kafka.clients.consumer.RangeAssignor", "roundrobin"],
-    "instance_id": "a-1",
-    "session_timeout_seconds": 30,
-    "heartbeat_seconds": 5,
-    "max_poll_interval_seconds": 120,
-    "isolation_level": "read_uncommitted",
-    "fetch_max_bytes": 102_400,
-    "partition_fetch_bytes": 51_200,
-    "fetch_min_bytes": -1,
-    "fetch_wait_seconds": 0.25,
-}
+BROAD: dict[str, Any] = table(__file__, "broad")
 
 
 def test_every_setting_reaches_the_client_which_takes_it() -> None:

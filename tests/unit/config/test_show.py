@@ -16,19 +16,7 @@ from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
 from headrace.functions.spec import KafkaTrigger
 
-TEXT = """\
-kafka:
-  properties: {sasl.mechanism: PLAIN, sasl.password: "${env:PW}", sasl.username: bob, client.rack: a}
-schema_registry: {username: a, password: "${env:PW}"}
-reactive_consumers:
-  a:
-    topics: [t]
-    group: g
-    backend:
-      url: "http://localhost/x?code=${env:PW}"
-      headers: {Authorization: "${env:PW}", X-Team: blue}
-      health: {path: "/up?key=${env:PW}"}
-"""
+TEXT = table(__file__, "text")
 
 
 def loaded(tmp_path: Path) -> Any:

@@ -22,25 +22,7 @@ TABLE = Path(loader.__file__).with_name("trigger_keys.csv").read_text().splitlin
 ANNOTATED = {row["key"]: row["annotation"] for row in csv.DictReader(TABLE) if row["annotation"]}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
 OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
-VALUES: dict[str, tuple[str, str]] = {
-    "explicitAckMode": ("enable", "explicitOnly"),
-    "balanceStrategy": ("range", "ROUNDROBIN"),
-    "workerAllocationMode": ("static", "Key"),
-    "ordering": ("key", "none"),
-    "version": ("2.8.0", "0.11.0.2"),
-    "sessionTimeout": ("20s", "25s"),
-    "heartbeatInterval": ("1s", "500ms"),
-    "rebalanceTimeout": ("70s", "80s"),
-    "fetchMin": ("7", "8"),
-    "fetchDefault": ("1000000", "2000000"),
-    "fetchMax": ("3000", "4000"),
-    "channelBufferSize": ("16", "32"),
-    "ackWindowSize": ("5", "6"),
-    "logLevel": ("6", "7"),
-    "rebalanceRetryMax": ("9", "10"),
-    "adminRetryMax": ("3", "4"),
-    "metadataRetryMax": ("3", "4"),
-}
+VALUES: dict[str, tuple[str, str]] = table(__file__, "values")
 """Two values of each key; those that are not here are durations."""
 
 
@@ -101,18 +83,7 @@ def test_the_older_annotation_of_the_window_wins(tmp_path: Path) -> None:
     assert only(load(tmp_path, annotations=annotations, ackWindowSize=5)).kafka.ack_window_size == 5
 
 
-PROPERTIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "balanceStrategy": ("Range", {"partition.assignment.strategy": "range"}),
-    "sessionTimeout": ("20s", {"session.timeout.ms": 20_000}),
-    "heartbeatInterval": ("1s500ms", {"heartbeat.interval.ms": 1500}),
-    "rebalanceTimeout": ("2m", {"max.poll.interval.ms": 120_000}),
-    "retryBackoff": ("1s", {"fetch.error.backoff.ms": 1000}),
-    "maxWaitTime": ("100ms", {"fetch.wait.max.ms": 100}),
-    "fetchMin": (0, {"fetch.min.bytes": 1}),
-    "fetchDefault": (0, {"max.partition.fetch.bytes": 1_048_576}),
-    "fetchMax": (1000, {"max.partition.fetch.bytes": 1000}),
-    "consumer": ({"max_poll_interval_seconds": 90}, {"max.poll.interval.ms": 90_000}),
-}
+PROPERTIES: dict[str, tuple[Any, dict[str, Any]]] = table(__file__, "properties")
 
 
 @pytest.mark.parametrize("key", PROPERTIES)

@@ -17,16 +17,7 @@ from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.spec import PipelineSpec
 
 ROOT = Path(__file__).parents[3]
-GOOD = """\
-name: plates
-sources:
-  passages: {topic: passages, schema: "plate STRING"}
-flows:
-  f:
-    handler: plates:handler
-    reads: [passages]
-    sink: {topic: out}
-"""
+GOOD = table(__file__, "good")
 
 
 def load(folder: Path, text: str) -> PipelineSpec:

@@ -30,30 +30,7 @@ from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 
 NONE = ConnectorSecurity({}, {}, frozenset())
-FLIGHT = {
-    "type": "record",
-    "name": "Flight",
-    "namespace": "air",
-    "fields": [
-        {"name": "id", "type": "int"},
-        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None},
-        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-millis"}},
-        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-        {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
-        {"name": "raw", "type": "bytes"},
-        {"name": "speed", "type": "double"},
-        {"name": "tags", "type": {"type": "map", "values": "long"}},
-        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["JET", "PROP"]}},
-        {
-            "name": "legs",
-            "type": {
-                "type": "array",
-                "items": {"type": "record", "name": "Leg", "fields": [{"name": "to", "type": "string"}]},
-            },
-        },
-        {"name": "first", "type": "Leg"},
-    ],
-}
+FLIGHT = table(__file__, "flight")
 ROW: dict[str, Any] = {
     "id": 1,
     "at": datetime(2026, 1, 2, 3, 4, 5, 123456, UTC),
@@ -67,30 +44,8 @@ ROW: dict[str, Any] = {
     "legs": [{"to": "ORD"}],
     "first": {"to": "EWR"},
 }
-TRIP = """
-syntax = "proto3";
-import "google/protobuf/timestamp.proto";
-import "google/protobuf/wrappers.proto";
-message Trip {
-  int64 id = 1; uint64 big = 2; bytes raw = 3; repeated int64 stops = 4; map<int32, Leg> legs = 5;
-  google.protobuf.Timestamp at = 6; google.protobuf.Int64Value seats = 7; Kind kind = 8; string arr_time = 9;
-  enum Kind { JET = 0; }
-  message Leg { int64 miles = 1; }
-}
-"""
-ORDER = {
-    "type": "object",
-    "properties": {
-        "n": {"type": "integer"},
-        "at": {"$ref": "#/$defs/time"},
-        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
-        "by": {"type": "object", "additionalProperties": {"type": "number"}},
-        "lines": {"type": "array", "items": {"$ref": "line.json"}},
-        "state": {"enum": ["new", "old"]},
-        "raw": {"type": "string", "contentEncoding": "base64"},
-    },
-    "$defs": {"time": {"type": ["null", "string"], "format": "date-time"}},
-}
+TRIP = table(__file__, "trip")
+ORDER = table(__file__, "order")
 LINE = {
     "type": "object",
     "properties": {"sku": {"$ref": "#/definitions/sku"}},

@@ -15,17 +15,7 @@ from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.tasks import TaskDriver
 
-GOOD = """\
-name: delays
-sources:
-  flights: {topic: flights, schema: "carrier STRING, arr_delay DOUBLE, ts TIMESTAMP"}
-views:
-  late: SELECT * FROM flights WHERE arr_delay > 15
-flows:
-  late_by_carrier:
-    sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier
-    sink: {topic: late, key: carrier}
-"""
+GOOD = table(__file__, "good")
 
 
 def load(folder: Path, text: str) -> PipelineSpec:

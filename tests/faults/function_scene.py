@@ -10,34 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing import Fault, HeadraceProcess, RecordingBackend
 from tests.faults.push_scene import PushScene
 
-JOURNAL = """
-import itertools, json, os, time
-
-numbers = itertools.count(1)
-
-
-def note(**entry):
-    # Opened each time: a handler may have closed what it did not open.
-    file = os.open({journal!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, json.dumps(entry).encode() + b"\\n")
-    os.close(file)
-
-
-def handler(context, event):
-    number = os.getpid() * 1_000_000 + next(numbers)
-    record = f"f:{{event.topic}}:{{event.shard_id}}:{{event.offset}}", event.key.decode(), event.body.decode()
-    note(request=number, at=time.time(), records=[record])
-    act(context, event)
-    if os.getpid() == number // 1_000_000:  # not in a fork of it
-        note(request=number, ended=[0], at=time.time())
-
-
-"""
+JOURNAL = table(__file__, "journal")
 QUICK = "def act(context, event): pass\n"
 SLOW = "def act(context, event): time.sleep(0.002)\n"
 

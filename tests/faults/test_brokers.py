@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.kafka import Reachability
 from headrace.lifecycle import SystemClock
@@ -52,29 +53,7 @@ def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
     assert process.terminate() == 0
 
 
-GROUPS = """
-import asyncio, sys
-from headrace.config.kafka import KafkaConfig
-from headrace.errors import KafkaUnavailable
-from headrace.kafka import Admin
-from headrace.records import TopicPartition
-
-async def main():
-    admin = Admin(KafkaConfig(bootstrap_servers=sys.argv[1], request_timeout_seconds=30))
-    place = TopicPartition(sys.argv[2], 0)
-    while True:
-        for number in range(6):
-            try:
-                await admin.alter_group_offsets(f"{place.topic}-{number}", {place: number})
-                found = await admin.committed(f"{place.topic}-{number}")
-            except KafkaUnavailable:
-                continue
-            if found:  # a broker that has just started may not know of the topic yet
-                assert found == {place: number}
-                print(number, flush=True)
-
-asyncio.run(main())
-"""
+GROUPS = table(__file__, "groups")
 
 
 @pytest.mark.long

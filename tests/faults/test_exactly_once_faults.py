@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import HeadraceError
 from headrace.records import Record
@@ -21,55 +22,9 @@ from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fi
 from tests.faults.ledger import Ledger
 
 RECORDS = 2000
-ABORTS = """
-from headrace.errors import TransactionAborted
-from headrace.kafka import transactions
-
-count, send = 0, transactions._Writer._send
-
-def _send(self, client, jobs):
-    global count
-    send(self, client, jobs)
-    count += 1
-    if {aborts}:  # after the offsets are in it
-        for job in jobs:
-            job.problem = TransactionAborted("aborted by the test")
-            job.results = [job.problem] * len(job.records)
-
-transactions._Writer._send = _send
-"""
-UNCONFIRMED = """
-import confluent_kafka
-from headrace.kafka import transactions
-
-count, commit = 0, transactions._Writer._commit
-
-class Unconfirmed:
-    def __init__(self, client):
-        self.client = client
-
-    def commit_transaction(self):
-        if count % 2:
-            self.client.commit_transaction()
-        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
-
-def _commit(self, client, jobs):
-    global count
-    count += 1
-    commit(self, client if count % 5 else Unconfirmed(client), jobs)
-
-transactions._Writer._commit = _commit
-"""
-KILLED = """
-import os, pathlib
-
-killed = pathlib.Path(__file__).with_name("killed")
-
-def kill_once():
-    if not killed.exists():
-        killed.touch()
-        os.kill(os.getpid(), 9)
-"""
+ABORTS = table(__file__, "aborts")
+UNCONFIRMED = table(__file__, "unconfirmed")
+KILLED = table(__file__, "killed")
 OFFSETS_OUTSIDE = f"""{KILLED}
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.kafka.transaction_job import GroupOffsets

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
@@ -19,79 +20,8 @@ from tests.faults.function_scene import SLOW, FunctionScene, alive, children, de
 
 pytestmark = pytest.mark.timeout(500)
 
-WAYS = """
-import ctypes, signal, subprocess, sys, threading
-
-
-def grow():
-    held = []
-    while True:
-        held.append(b"x" * 5_000_000)
-        time.sleep(0.01)
-
-
-def print_much():
-    for number in range(20_000):
-        print("line", number)
-
-
-def write_without_end():
-    for _ in range(200):
-        os.write(2, b"x" * 65_536)
-
-
-def deep():
-    return deep() + 1
-
-
-def take_signals():
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGSEGV, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def fork():
-    if os.fork() == 0:
-        threading.Thread(target=time.sleep, args=(0.1,)).start()
-
-
-WAYS = {
-    "crash": lambda: ctypes.string_at(0),
-    "exit": lambda: os._exit(0),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "hang": lambda: time.sleep(600),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "memory": grow,
-    "close": lambda: os.closerange(3, 256),
-    "raise": lambda: {}["no such key"],
-    "quit": lambda: sys.exit(0),
-    "deep": deep,
-    "print": print_much,
-    "endless": write_without_end,
-    "fork": fork,
-    "signals": take_signals,
-    "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.05),
-    "thread": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
-    "program": lambda: subprocess.Popen(["sleep", "600"]),
-}
-
-
-def act(context, event):
-    time.sleep(0.0005)
-    if way := WAYS.get(event.body.decode()):
-        way()
-"""
-LETTERS = {
-    "crash": "WorkerLost",
-    "exit": "WorkerLost",
-    "kill": "WorkerLost",
-    "close": "WorkerLost",
-    "hang": "timeout",
-    "stop": "timeout",
-    "memory": "memory",
-    "raise": "KeyError",
-    "quit": "SystemExit",
-    "deep": "RecursionError",
-}
+WAYS = table(__file__, "ways")
+LETTERS = table(__file__, "letters")
 """What is wrong with the records that cannot be handled, by their values."""
 HARMLESS = ("print", "endless", "fork", "signals", "alarm", "thread", "program")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord, TopicPartition
@@ -21,21 +22,7 @@ from tests.faults.ledger import Ledger
 from tests.faults.push_scene import SHORT_SESSION
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
-CRASHING = """\
-import os, sys
-import totals
-
-class Crashing(totals.Totals):
-    posts = 0
-
-    def answer(self, status, value):
-        Crashing.posts += self.command == "POST"
-        if Crashing.posts == int(sys.argv[1]):
-            os._exit(7)  # the transaction is over, and nobody is told
-        super().answer(status, value)
-
-totals.HTTPServer(("127.0.0.1", int(sys.argv[2])), Crashing).serve_forever()
-"""
+CRASHING = table(__file__, "crashing")
 
 
 class Store:

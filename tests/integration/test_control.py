@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
@@ -153,28 +154,7 @@ def test_functions_and_retry_tiers_are_steered_alike(
     site.wait_until(lambda: len(site.records(target)) == 4, "the function to handle both again")
 
 
-REFUSED = [
-    ("seek", {}, 400, "Name one of to"),
-    ("seek", {"to": "begin", "offset": 1}, 400, "Name one of to"),
-    ("seek", {"offset": 4}, 400, "its log holds the offsets 0 to 3"),
-    ("seek", {"offset": -1}, 400, "its log holds the offsets 0 to 3"),
-    ("seek", {"time": "2999-01-01T00:00:00Z"}, 400, "is in the future"),
-    ("seek", {"time": "tomorrow"}, 400, "write it as 2026-01-31T12:00:00Z"),
-    ("seek", {"to": "begin", "topic": "nowhere"}, 404, "push does not read nowhere"),
-    ("seek", {"to": "begin", "partitions": [0, 9]}, 404, "there is no partition"),
-    ("seek", {"to": "begin", "partitions": []}, 400, "partitions is empty"),
-    ("seek", {"to": "middle"}, 400, "Invalid enum value 'middle'"),
-    ("seek", {"too": "begin"}, 400, "did you mean to"),
-    ("skip", {"partition": 0, "offset": 1}, 400, "missing required field `reason`"),
-    ("skip", {"partition": 0, "offset": 1, "reason": " "}, 400, "skipped only with a reason"),
-    ("skip", {"partition": 0, "offset": 3, "reason": "x"}, 400, "has no record at offset 3"),
-    ("skip", {"partition": 1, "offset": 0, "reason": "x"}, 404, "there is no partition"),
-    ("pause", {"partitions": [1]}, 404, "there is no partition"),
-    ("settings", {"maxRecords": 0}, 400, "greater than or equal to 1"),
-    ("settings", {"maxRecords": 1_000_000}, 400, "batch is larger than flow"),
-    ("settings", {"rateRecords": 0}, 400, "a rate is more than 0"),
-    ("settings", {"maxRecord": 1}, 400, "did you mean maxRecords"),
-]
+REFUSED = table(__file__, "refused")
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: Any, push: Any) -> None:

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
+from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.codecs import Codecs, SchemaChoice
@@ -24,15 +25,7 @@ from headrace.lifecycle import SystemClock
 
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
-PERSON_AVRO = {
-    "type": "record",
-    "name": "x.Person",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "born", "type": "x.Place"},
-        {"name": "died", "type": ["null", "x.Place"]},
-    ],
-}
+PERSON_AVRO = table(__file__, "person_avro")
 PLACE_JSON = {"$schema": DRAFT7, "type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
 PERSON_JSON = {
     "$schema": DRAFT7,
@@ -41,20 +34,7 @@ PERSON_JSON = {
     "properties": {"id": {"type": "integer"}, "born": {"$ref": "place.json"}},
 }
 PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string city = 1; }'
-PERSON_PROTO = """syntax = "proto3";
-package x;
-import "x/place.proto";
-import "google/protobuf/timestamp.proto";
-message Person {
-  message Pet { string name = 1; }
-  int64 id = 1;
-  Place born = 2;
-  repeated Pet pets = 3;
-  google.protobuf.Timestamp at = 4;
-  map<string, int32> scores = 5;
-}
-message Robot { uint64 serial = 1; }
-"""
+PERSON_PROTO = table(__file__, "person_proto")
 
 
 @pytest.fixture

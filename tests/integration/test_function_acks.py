@@ -5,35 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from yaml_table import table
+
 from tests.function_calls import FunctionCalls
 
-ACTS = """
-async def handler(context, event):
-    what, *positions = event.body.decode().split()
-    note("call", event.shard_id, event.offset)
-    response = context.Response()
-    if what == "hold":
-        response.ensure_no_ack()
-    elif what == "ack":
-        itself = [f"{event.topic}:{event.shard_id}:{event.offset}"] if event.trigger.name == "in" else []
-        await acknowledge(context, *positions, *itself)
-    return response
-"""
+ACTS = table(__file__, "acts")
 """A record `ack` acknowledges positions, and itself."""
 
-COLLECTS = """
-async def handler(context, event):
-    window = context.user_data.__dict__.setdefault("windows", {}).setdefault(event.shard_id, [])
-    if event.body == b"die" and not pathlib.Path("died").exists():
-        pathlib.Path("died").touch()
-        os._exit(1)
-    window.append(event.offset)
-    if len(window) == 10:
-        for offset in window:
-            note("stored", event.shard_id, offset)
-        window.clear()
-        await context.platform.explicit_ack(QualifiedOffset.from_event(event))
-"""
+COLLECTS = table(__file__, "collects")
 
 
 def held(calls: FunctionCalls, url: str) -> float:

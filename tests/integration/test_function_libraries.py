@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
@@ -24,35 +25,8 @@ HANDLER = """
 """
 
 
-PACKAGE = """
-class Event:
-    def __init__(self, body=None, path=None):
-        self.body, self.path = body, path
-    def to_json(self):
-        return "real"
-    def origin(self):
-        return "ours of " + self.topic
-class Response:
-    def __init__(self, headers=None, body=None, content_type=None, status_code=200, event_id=None):
-        self.headers, self.body, self.status_code = headers or {}, body, status_code
-        self.content_type, self.event_id = content_type or "text/plain", event_id
-class QualifiedOffset:
-    def __init__(self, topic, partition, offset):
-        self.topic, self.partition, self.offset = topic, partition, offset
-    @staticmethod
-    def from_event(event):
-        return QualifiedOffset(event.topic if event.topic else event.path, event.shard_id, event.offset)
-"""
-PACKAGE_HANDLER = """
-    import nuclio_sdk
-
-    def handler(context, event):
-        at = nuclio_sdk.QualifiedOffset.from_event(event)
-        found = [isinstance(event, nuclio_sdk.Event), isinstance(context.Response(), nuclio_sdk.Response)]
-        found += [event.origin(), [at.topic, at.partition, at.offset], event.id]
-        assert nuclio_sdk.Event(b"x").to_json() == "real" and event.to_json() != "real"
-        return nuclio_sdk.Response({"where": "real"}, found)
-"""
+PACKAGE = table(__file__, "package")
+PACKAGE_HANDLER = table(__file__, "package_handler")
 
 
 def wheel(folder: Path, name: str, version: str, code: str) -> None:

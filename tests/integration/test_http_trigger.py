@@ -8,29 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from tests.function_calls import function_file
 
-HANDLER = """
-import pathlib, time
-from nuclio_sdk import QualifiedOffset
-
-async def handler(context, event):
-    if event.trigger.kind != "http":
-        return
-    if event.path == "/slow":
-        pathlib.Path("begun").touch()
-        while not pathlib.Path("go").exists():
-            time.sleep(0.01)
-        return "ended"
-    context.emit(event.fields["seen"], event.id, event.body)
-    try:
-        await context.platform.explicit_ack(QualifiedOffset(event.body["topic"], 0, event.body["offset"]))
-    except Exception as problem:
-        return 409, str(problem)
-    return 202, {"acknowledged": event.body["offset"]}
-"""
+HANDLER = table(__file__, "handler")
 
 
 @pytest.mark.parametrize("allocator", ["", "shared"])

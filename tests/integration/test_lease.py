@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
@@ -23,30 +24,7 @@ from headrace.testing.secured import kafka_section, kafka_settings
 
 pytestmark = pytest.mark.secured
 _PATIENCE_SECONDS = 150.0
-_HOLDER = """
-import asyncio, sys
-from pathlib import Path
-
-from headrace.config.load import load_config
-from headrace.errors import LeaseLost
-from headrace.kafka import Admin, Lease
-from headrace.lifecycle import SystemClock
-
-async def main():
-    kafka = load_config(Path(sys.argv[1]), {}).kafka
-    lease = Lease(kafka, Admin(kafka), sys.argv[2], SystemClock())
-    assert await lease.acquire(100)
-    print("held", flush=True)
-    while True:
-        await asyncio.sleep(0.05)
-        try:
-            await lease.check()
-        except LeaseLost:
-            print("lost", flush=True)
-            return await lease.release()
-
-asyncio.run(main())
-"""
+_HOLDER = table(__file__, "holder")
 
 
 @pytest.fixture

@@ -10,39 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
 from headrace.testing.scene import Scene
 from tests.function_calls import function_file
 
-HANGS = """
-def drained():
-    note("drained")
-    while not pathlib.Path("go").exists():
-        time.sleep(0.01)
-
-
-def init_context(context):
-    context.platform.set_drain_callback(drained)
-
-
-def handler(context, event):
-    note("begin", event.shard_id, event.offset)
-    while event.body == b"wait" and not pathlib.Path("go").exists():
-        time.sleep(0.01)
-"""
-STUCK = """
-import pathlib, signal, time
-
-
-def stick(*_):
-    while pathlib.Path({stuck!r}).exists():
-        time.sleep(0.01)
-
-
-signal.signal(signal.SIGUSR1, stick)
-"""
+HANGS = table(__file__, "hangs")
+STUCK = table(__file__, "stuck")
 """With this as `sitecustomize`, the loop of a process is stuck from SIGUSR1 on, while the file exists."""
 
 

@@ -11,23 +11,13 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from yaml_table import table
 
 from headrace.devcluster.server import Server
 
 pytestmark = pytest.mark.heavy
 
-FILE = """\
-name: tolls
-trigger: {{once: true}}
-sources:
-  passages: {{topic: {source}, schema: "plate STRING, cents INT"}}
-views:
-  heavy: {{sql_file: heavy.sql}}
-flows:
-  heavy_ones:
-    sql: SELECT plate FROM heavy
-    sink: {{topic: {target}}}
-"""
+FILE = table(__file__, "file")
 LIMIT_SECONDS = 180.0
 
 

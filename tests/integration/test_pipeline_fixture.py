@@ -6,28 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import PipelineInvalid
 
 pytestmark = pytest.mark.heavy
 
-FILE = """\
-name: tolls
-sources:
-  passages: {topic: passages, schema: "plate STRING, gate STRING, cents INT"}
-  owners: {table: owners.csv, schema: "plate STRING, owner STRING", options: {header: true}}
-views:
-  heavy: {python: tolls_code:heavy, reads: [passages]}
-flows:
-  by_owner:
-    sql: SELECT o.owner, p.cents FROM heavy AS p JOIN owners AS o ON p.plate = o.plate
-    sink: {topic: by_owner}
-    rules:
-      known: {check: owner <> 'unknown', otherwise: drop}
-  by_gate:
-    sql: SELECT gate, count(*) AS n FROM passages GROUP BY gate
-    sink: {topic: by_gate}
-"""
+FILE = table(__file__, "file")
 
 
 def test_rows_of_a_pipeline_for_given_rows(pipeline_rows: Any, tmp_path: Path) -> None:

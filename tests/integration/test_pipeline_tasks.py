@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
@@ -19,27 +20,7 @@ from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
 
 pytestmark = pytest.mark.heavy
 
-FILE = """\
-name: tolls
-sources:
-  passages:
-    topic: passages
-    schema: "plate STRING, gate STRING, cents INT, at TIMESTAMP"
-views:
-  heavy: SELECT * FROM STREAM passages WHERE cents >= 500
-flows:
-  by_gate:
-    sql: SELECT gate, count(*) AS n FROM passages GROUP BY gate
-    sink: {topic: by_gate, key: gate}
-  windows:
-    sql: >-
-      SELECT window(at, '1 minute') AS w, count(*) AS n
-      FROM STREAM heavy WATERMARK at DELAY OF INTERVAL 1 MINUTE GROUP BY 1
-    sink: {topic: windows, mode: append}
-  plates:
-    sql: SELECT plate FROM heavy
-    sink: {topic: plates}
-"""
+FILE = table(__file__, "file")
 GIVEN: list[Rows] = [
     [{"plate": "B 1", "gate": "north", "cents": 700, "at": "2026-01-01T00:00:00Z"}],
     [{"plate": "B 2", "gate": "north", "cents": 800, "at": "2026-01-01T00:09:00+00:00"}, {"gate": "south"}],

@@ -12,22 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Answer, HeadraceProcess
 
-FUNCTION = """
-apiVersion: nuclio.io/v1
-kind: NuclioFunction
-metadata: {{name: copy}}
-spec:
-  handler: copy_it:handler
-  triggers:
-    in:
-      kind: kafka-cluster
-      attributes: {{brokers: ["{brokers}"], topics: ["{topic}"], consumerGroup: "{topic}-fn", initialOffset: latest,
-                    outputTopic: "{topic}-out"}}
-"""
+FUNCTION = table(__file__, "function")
 HANDLER = """
 def handler(context, event):
     return {"replay": event.headers["X-Headrace-Replay"].decode(), "offset": event.offset}
@@ -306,36 +296,7 @@ def test_a_replay_is_paused_goes_on_and_is_stopped(site: Any, topic: Any, push: 
     assert site.ask(f"{process.url}/adm/jobs/{begun['id']}/resume", {}).status == 409
 
 
-BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"to": {}}, 400, "one destination"),
-    ({"to": {"consumer": "push", "topic": "x"}}, 400, "one destination"),
-    ({"to": {"consumer": "nobody"}}, 404, "known are push"),
-    ({"to": {"function": "nothing"}}, 404, "known are none"),
-    ({"to": {"topic": "{topic}"}}, 400, "another topic"),
-    ({"to": {"topic": "_headrace-control"}}, 400, "internal"),
-    ({"to": {"topic": "{other}.dlq"}}, 400, "internal"),
-    ({"to": {"topic": "sidecar-audit"}}, 400, "internal"),
-    ({"to": {"topic": "{topic}-push.retry.10s"}}, 400, "internal"),
-    ({"to": {"topic": "missing-{topic}"}}, 404, "does not exist"),
-    ({"topic": "missing-{topic}"}, 400, "does not read"),
-    ({"topic": "missing-{topic}", "to": {"topic": "{other}"}}, 404, "does not exist"),
-    ({"topic": "__consumer_offsets", "to": {"topic": "{other}"}}, 400, "internal"),
-    ({"topic": "{other}"}, 400, "does not read"),
-    ({"partition": 7}, 404, "no partition 7"),
-    ({"partition": 0, "offsets": {"start": 3, "end": 3}}, 400, "empty"),
-    ({"partition": 0, "offsets": {"start": 3, "end": 2}}, 400, "reversed"),
-    ({"partition": 0, "offsets": {"start": -3, "end": 2}}, 400, "negative"),
-    ({"partition": 0, "offsets": {"start": 0, "end": 11}}, 400, "beyond the log"),
-    ({"offsets": {"start": 0, "end": 1}}, 400, "need a partition"),
-    ({"time": {"since": "2999-01-01T00:00:00Z"}}, 400, "in the future"),
-    ({"time": {"until": "2999-01-01T00:00:00Z"}}, 400, "in the future"),
-    ({"time": {"since": "2020-01-02T00:00:00Z", "until": "2020-01-01T00:00:00Z"}}, 400, "reversed"),
-    ({"time": {"until": "2020-01-01T00:00:00Z"}}, 400, "empty"),
-    ({"time": {"since": "2020-01-01T00:00:00"}}, 400, "timezone"),
-    ({"time": {}, "partition": 0, "offsets": {"start": 0, "end": 1}}, 400, "not both"),
-    ({"rate": 0}, 400, "rate"),
-    ({"lastRety": True}, 400, "did you mean lastRetry"),
-]
+BAD: list[tuple[dict[str, Any], int, str]] = table(__file__, "bad")
 
 
 def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any, push: Any, backend: Any) -> None:

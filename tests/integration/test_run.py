@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.devcluster.ports import free_ports
 from headrace.testing import Answer, Cluster, HeadraceProcess, Registry
@@ -116,17 +117,7 @@ def test_bodies_that_are_too_large_or_broken(site: Any, topic: Callable[..., str
     assert "Traceback" not in process.output
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("http: {port: [", r"headrace\.yaml:1"),
-        ("http:\n  prot: 8082\n", r"headrace\.yaml:2: http\.prot: .*port"),
-        ("kafka:\n  properties: {group.id: x}\n", r"kafka\.properties\.group\.id: .*consumerGroup"),
-        ("functions: [nowhere.yaml]", r"headrace\.yaml:1: functions.*: file not found: .*nowhere\.yaml"),
-        ("functions: [function.yaml]", r"function\.yaml:3.*handler"),
-        ("pipelines: [pipeline.yaml]", r"pipeline\.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), table(__file__, "files_that_are_wrong_end_with_78"))
 def test_files_that_are_wrong_end_with_78(tmp_path: Path, text: str, says: str) -> None:
     """Every file the run needs is read before anything starts; its fault is named by file and line."""
     (tmp_path / "function.yaml").write_text("metadata: {name: f}\nspec:\n  handler: nothing\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.protocols import ACK
 from headrace.functions.load import load_function
@@ -22,19 +23,7 @@ from headrace.lifecycle import Deadline
 from headrace.telemetry.logs import JsonFormatter
 from tests.function_workers import PARTITION, Run, Running, Write
 
-HANGING_CALLBACK = """
-    import pathlib, time
-    def drained():
-        if not pathlib.Path("begun").exists():
-            pathlib.Path("begun").touch()
-            time.sleep(600)
-    def init_context(context):
-        context.platform.set_drain_callback(drained)
-    def handler(context, event):
-        pathlib.Path("waits").touch()
-        while event.body == b"wait" and not pathlib.Path("go").exists():
-            time.sleep(0.01)
-"""
+HANGING_CALLBACK = table(__file__, "hanging_callback")
 
 
 async def test_a_drain_callback_that_fails_holds_nothing_up(

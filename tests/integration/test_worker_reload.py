@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import HELD
@@ -147,17 +148,7 @@ async def test_a_reload_waits_for_the_event_at_work(
         assert await reply(function) == b"new"
 
 
-FLUSHES = """
-    import asyncio, pathlib
-    from nuclio_sdk import QualifiedOffset
-    def init_context(context):
-        def flush():
-            asyncio.run(context.platform.explicit_ack(QualifiedOffset("flights", 3, 0)))
-            pathlib.Path("flushed").touch()
-        context.platform.set_drain_callback(flush)
-    def handler(context, event):
-        pass
-"""
+FLUSHES = table(__file__, "flushes")
 
 
 async def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(

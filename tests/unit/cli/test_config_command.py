@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from yaml_table import table
 
 from tests.command_line import headrace
 
@@ -51,13 +52,7 @@ def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFix
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("http: {prot: 1}", "headrace.yaml:1: http.prot: unknown key: did you mean port?"),
-        ("kafka: {properties: {isolation.level: x}}", "kafka.properties or producer.properties: Kafka's client says"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), table(__file__, "check_of_a_bad_file"))
 def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str) -> None:
     """An unusable file is exit code 78 and its problems, also as JSON."""
     (folder / "headrace.yaml").write_text(text)

@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock
 
 import click
 import pytest
+from yaml_table import table
 
 from headrace.cli.api import address_of
 from headrace.cli.connection import ENDPOINTS, find_cluster, find_settings
@@ -104,17 +105,7 @@ def test_what_dev_up_exports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == ("up:1", "up:2")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("security: {mode: jwt, jwt: {jwks_file: /no/such/file}}", ""),
-        ("http: {port: '${env:NO_SUCH_VARIABLE}', prot: 1}\nhttp: {}", ""),
-        ("functions: [missing.yaml]\nreactive_consumers: {a: {}}", ""),
-        ("kafak: {}", "headrace.yaml:2: kafak: unknown key: did you mean kafka?"),
-        ("schema_registry: {timeout: 1}", "headrace.yaml:2: schema_registry.timeout: unknown key: "),
-        ("kafka: {}", "headrace.yaml:2: kafka: is written twice "),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), table(__file__, "commands_that_need_only_kafka_read_only_its_sections"))
 def test_commands_that_need_only_kafka_read_only_its_sections(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, problem: str
 ) -> None:

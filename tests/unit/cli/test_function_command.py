@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from yaml_table import table
 
 from tests.command_line import headrace
 
-FILE = """\
-spec:
-  handler: main:handler
-  targetCPU: 75
-  maxReplicas: 4
-  triggers:
-    orders:
-      kind: kafka
-      numWorkers: 2
-      attributes: {topics: [t], consumerGroup: g}
-"""
+FILE = table(__file__, "file")
 
 
 @pytest.fixture(autouse=True)

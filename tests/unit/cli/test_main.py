@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from yaml_table import table
 
 from headrace.cli import main as main_module
 from headrace.cli.main import root
@@ -153,26 +154,7 @@ def test_a_run_that_is_told_to_end_while_it_starts_ends_well(tmp_path: Path) -> 
         assert process.wait(60) == 0
 
 
-SIGNALLED = """
-import asyncio, contextlib, signal, sys
-from headrace.cli import main as cli
-
-@contextlib.asynccontextmanager
-async def driver():
-    try:
-        yield
-    finally:
-        await asyncio.sleep(0)
-        print("removed", flush=True)
-
-async def work():
-    async with driver():
-        signal.raise_signal(getattr(signal, sys.argv[1]))
-        await asyncio.sleep(10)
-
-cli.root.main = lambda *_, **__: asyncio.run(work())
-cli.main(["pipeline", "show", "tolls.yaml"])
-"""
+SIGNALLED = table(__file__, "signalled")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])

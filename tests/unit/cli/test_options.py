@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from yaml_table import table
 
 from headrace.cli.dlq import dlq
 from headrace.cli.options import RATE, selection_options
@@ -32,16 +33,8 @@ def test_offsets_are_the_first_and_the_last(text: str, offsets: tuple[int, int |
     assert (found.first, found.last) == offsets
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--offsets", "17"),
-        ("--partition", "0", "--offsets", "17:40"),
-        ("--header", "x"),
-        ("--header", "a=1", "--header", "a=2"),
-    ],
-)
-def test_what_is_not_understood_is_said(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", table(__file__, "what_is_not_understood_is_said"))
+def test_what_is_not_understood_is_said(words: list[str]) -> None:
     """As a wrong usage."""
     code, output = selected(*words)
     assert (code, "Error: " in output) == (2, True)

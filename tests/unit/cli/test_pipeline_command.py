@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from yaml_table import table
 
 from headrace.cli import pipeline as commands
 from headrace.pipelines.checkpoints import Frozen, check, discard
@@ -26,20 +27,7 @@ from headrace.pipelines.picture import as_picture, guarantee
 from headrace.records import TopicPartition
 from tests.command_line import headrace
 
-FILE = """\
-name: tolls
-sources:
-  passages: {topic: passages, schema: "gate STRING, cents INT"}
-views:
-  heavy: SELECT * FROM passages WHERE cents >= 500
-flows:
-  by_gate:
-    sql: SELECT gate, count(*) AS n FROM heavy GROUP BY gate
-    sink: {topic: by_gate, key: gate}
-  all_gates:
-    sql: WITH own AS (SELECT gate FROM heavy) SELECT * FROM own
-    sink: {topic: all_gates}
-"""
+FILE = table(__file__, "file")
 
 
 @pytest.fixture(autouse=True)
@@ -176,33 +164,10 @@ def test_plan_compares_each_flow_with_its_checkpoint(
     assert json.loads(capsys.readouterr().out)["checkpoints"]["by_gate"] == "starts anew"
 
 
-ORDERS = """\
-name: paid
-sources:
-  orders: {topic: orders, schema: "id STRING, at TIMESTAMP"}
-  payments: {topic: payments, schema: "id STRING, paid TIMESTAMP"}
-views: {marked: SELECT * FROM orders WATERMARK at DELAY OF INTERVAL 5 MINUTES}
-flows:
-  paid: {sql: SELECT orders.id FROM orders JOIN payments USING (id), sink: {topic: paid}}
-  by_id: {sql: SELECT id FROM marked, sink: {topic: by_id}}
-"""
+ORDERS = table(__file__, "orders")
 
 
-@pytest.mark.parametrize(
-    ("flow", "keeps", "columns", "advice"),
-    [
-        (
-            "paid",
-            "join",
-            "timestamp",
-            "add `WATERMARK at DELAY OF INTERVAL 10 MINUTES` behind orders, "
-            "`WATERMARK paid DELAY OF INTERVAL 10 MINUTES` behind payments, and compare their times in ON: "
-            "`payments.paid BETWEEN orders.at AND orders.at + INTERVAL 1 HOUR`",
-        ),
-        ("by_id", "aggregate", "timestamp", "group by window(at, '1 hour') too"),
-        ("paid", "join", "string", "give its sources a column of type TIMESTAMP for a WATERMARK"),
-    ],
-)
+@pytest.mark.parametrize(("flow", "keeps", "columns", "advice"), table(__file__, "plan_says_how_to_bound_what_grows"))
 def test_plan_says_how_to_bound_what_grows(
     flow: str,
     keeps: str,

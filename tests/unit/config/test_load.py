@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
@@ -125,15 +126,7 @@ class TestOverrides:
 class TestSecrets:
     PLAIN = "kafka: {security: {sasl: {mechanism: PLAIN, username: a, password: hunter2}}}"
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "schema_registry: {username: a, password: '${env:PW}'}",
-            "schema_registry: {username: a, password: '${PW:}'}",
-            "kafka: {security: {sasl: {mechanism: PLAIN, username: a, password: '${env:PW}'}}}",
-            "kafka: {properties: {sasl.mechanism: PLAIN, sasl.username: a, sasl.password: '${env:PW}'}}",
-        ],
-    )
+    @pytest.mark.parametrize("text", table(__file__, "references_only_may_have_any_mode"))
     def test_references_only_may_have_any_mode(self, write: Write, text: str) -> None:
         """A file whose secrets are references, and paths to keys, may be read by anyone."""
         path = write(text)

@@ -7,6 +7,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from pydantic import ValidationError
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
@@ -14,18 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.kafka.properties import member_properties
 
-BROAD: dict[str, Any] = {
-    "assignors": ["org.apache.kafka.clients.consumer.RangeAssignor", "roundrobin"],
-    "instance_id": "a-1",
-    "session_timeout_seconds": 30,
-    "heartbeat_seconds": 5,
-    "max_poll_interval_seconds": 120,
-    "isolation_level": "read_uncommitted",
-    "fetch_max_bytes": 102_400,
-    "partition_fetch_bytes": 51_200,
-    "fetch_min_bytes": -1,
-    "fetch_wait_seconds": 0.25,
-}
+BROAD: dict[str, Any] = table(__file__, "broad")
 
 
 def test_every_setting_reaches_the_client_which_takes_it() -> None:
@@ -48,16 +38,7 @@ def test_every_setting_reaches_the_client_which_takes_it() -> None:
     confluent_kafka.Consumer(found).close()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"group_protocol": "consumer", "remote_assignor": "uniform"},
-        {"fetch_max_bytes": 2_000_000_000},
-        {"session_timeout_seconds": 2},
-        {"remote_assignor": "range"},
-    ],
-)
+@pytest.mark.parametrize("settings", table(__file__, "the_client_takes_what_is_accepted"))
 def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
     """Also where one setting asks for others: a large fetch, a short session, the broker's assignor."""
     found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig.model_validate(settings))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from yaml_table import table
 
 from headrace.config.explain import json_schema, masked
 from headrace.config.kafka_security import KafkaSecurity
@@ -15,19 +16,7 @@ from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
 from headrace.functions.spec import KafkaTrigger
 
-TEXT = """\
-kafka:
-  properties: {sasl.mechanism: PLAIN, sasl.password: "${env:PW}", sasl.username: bob, client.rack: a}
-schema_registry: {username: a, password: "${env:PW}"}
-reactive_consumers:
-  a:
-    topics: [t]
-    group: g
-    backend:
-      url: "http://localhost/x?code=${env:PW}"
-      headers: {Authorization: "${env:PW}", X-Team: blue}
-      health: {path: "/up?key=${env:PW}"}
-"""
+TEXT = table(__file__, "text")
 
 
 def loaded(tmp_path: Path) -> Any:
@@ -79,16 +68,7 @@ def test_a_text_where_a_section_belongs_is_not_shown(tmp_path: Path, section: st
 
 
 @pytest.mark.parametrize("length", [20, 100, 300, 5000])
-@pytest.mark.parametrize(
-    ("written", "named"),
-    [
-        ("{key}", " is neither"),
-        ("${{env:KEY}}", " ${env:KEY} is neither"),
-        ("${{file:key}}", " ${file:key} is neither"),
-        ("${{NONE:{key}}}", " is neither"),
-        ("{key}${{env:KEY}}", " is neither"),
-    ],
-)
+@pytest.mark.parametrize(("written", "named"), table(__file__, "a_secret_that_stands_in_the_setting_of_a_key"))
 def test_a_secret_that_stands_in_the_setting_of_a_key_is_not_shown(
     tmp_path: Path, length: int, written: str, named: str
 ) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.consumer_control import NOT_READ
@@ -41,21 +42,7 @@ async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes,
     await until(lambda: not without.whole)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("hold/orders%2Fa%20b/t", {}),
-        ("hold/orders%2Fa%20b/t/x", {}),
-        ("hold/", {}),
-        ("seek/orders%2Fa%20b", {"offset": 1}),
-        ("seek/orders%2Fa%20b/t/0", {"offset": 1}),
-        ("seek/orders%2Fa%20b/t/0/i", {"offset": "1"}),
-        ("seek/orders%2Fa%20b/t/0/i", {}),
-        ("skip/orders%2Fa%20b/t/x/i", {"offset": 1}),
-        ("settings/orders%2Fa%20b", {"max_records": "many", "rate_records": -1}),
-        ("settings/orders%2Fa%20b", {"max_records": 10**9}),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), table(__file__, "entries_that_say_nothing_are_passed_over"))
 @staged(live)
 async def test_entries_that_say_nothing_are_passed_over(world: Processes, /, key: str, value: dict[str, Any]) -> None:
     """Somebody wrote into the table by hand; what was right before goes on to hold."""

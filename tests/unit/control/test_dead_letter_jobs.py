@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from redrive_kafka import DLQ as REDRIVE_DLQ
 from redrive_kafka import FakeKafka
+from yaml_table import table
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.config.internal_topics import InternalTopics
@@ -36,15 +37,7 @@ JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "said"),
-    [
-        ("drop", {"to_consumer": "push", "reason": "r"}, "for a redrive only"),
-        ("redrive", {"to_consumer": "push", "exactly_once": True}, "exactlyOnce is for topics"),
-        ("redrive", {"last_retry": True}, "lastRetry is for a backend"),
-        ("drop", {}, "reason is missing"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "asked", "said"), table(__file__, "what_would_not_be_done_as_asked_is_refused"))
 def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, Any], said: str) -> None:
     """Nothing that somebody relies on is passed over in silence."""
     nothing: Any = None

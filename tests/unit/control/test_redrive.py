@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
+from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.internal_topics import InternalTopics
@@ -244,24 +245,7 @@ def known() -> Origins:
     return Origins(InternalTopics(HeadraceConfig.model_validate(named)))
 
 
-@pytest.mark.parametrize(
-    ("topic", "group", "left"),
-    [
-        ("orders", "billing", ""),
-        ("orders", "gone", ""),
-        ("a", "shared", ""),
-        ("p1", "billing", "which their group billing does not read"),
-        ("p1", "gone", "the group gone, which is not known here"),
-        ("c", "apart", "the group apart writes its dead letters of it to another topic"),
-        ("team-1", "wide", "the group wide writes its dead letters of it to another topic"),
-        ("orders", "shared", "which their group shared does not read"),
-        (
-            "billing.retry.10s",
-            "billing.retry",
-            "the group billing.retry writes its dead letters of it to another topic",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("topic", "group", "left"), table(__file__, "a_letter_goes_back_only_to_an_origin"))
 @pytest.mark.parametrize("target", [Target(), Target("tier", "orders", 10)])
 def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
     fake: FakeKafka, topic: str, group: str, left: str, target: Target

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of, restored
 from headrace.delivery.protocols import DeadLetter, Reply
@@ -109,16 +110,7 @@ def test_what_is_cut_stays_text() -> None:
     assert len(headers["StackTrace"] or b"") == 1 + 3 * 2730
 
 
-@pytest.mark.parametrize(
-    ("room", "left"),
-    [
-        (12_000, ["reason", "status", "excerpt", "StackTrace"]),
-        (5_000, ["reason", "status", "excerpt"]),
-        (1_700, ["status", "excerpt"]),
-        (600, ["status"]),
-        (10, []),
-    ],
-)
+@pytest.mark.parametrize(("room", "left"), table(__file__, "ours_give_way_when_a_letter_is_too_large"))
 def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """The stack first, then the reason, then the excerpt, then all of ours; the log then holds the history."""
     value = b"x" * 100_000

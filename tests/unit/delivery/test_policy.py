@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import Judged, judge
@@ -29,15 +30,8 @@ def ends(found: Judged) -> dict[str, list[int]]:
     return {outcome: [record.offset for record, _ in both] for outcome, both in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("codes", "end"),
-    [
-        ((400, 402, 405, 409, 410, 413, 415, 422, 451), "dead letter"),
-        ((500, 501, 505, 507, 599, 600, 199), "retry"),
-        ((300, 301, 304, 308, 401, 403, 404, 408, 425, 429, 502, 503, 504), "unavailable"),
-    ],
-)
-def test_statuses_that_no_line_names(codes: tuple[int, ...], end: str) -> None:
+@pytest.mark.parametrize(("codes", "end"), table(__file__, "statuses_that_no_line_names"))
+def test_statuses_that_no_line_names(codes: list[int], end: str) -> None:
     """What blames the record ends it, what may pass is retried, what blames the backend waits."""
     for code in codes:
         assert ends(judged(status(code))) == {end: [0]}, code
@@ -61,15 +55,7 @@ def test_a_line_for_a_status_wins_over_one_for_its_class(statuses: dict[Any, str
     assert ends(judged(status(code), statuses=statuses)) == {end: [0]}
 
 
-@pytest.mark.parametrize(
-    ("error", "end"),
-    [
-        ("ValueError", "dead letter"),
-        ("app.errors.ValueError", "dead letter"),
-        ("Gone", "skipped"),
-        ("x.Gone", "unavailable"),
-    ],
-)
+@pytest.mark.parametrize(("error", "end"), table(__file__, "classes_of_errors"))
 def test_classes_of_errors(error: str, end: str) -> None:
     """By the full name, or by the last part of it."""
     errors = {"ValueError": "dead_letter", "Gone": "skip", "x.Gone": "unavailable"}
@@ -100,20 +86,7 @@ def test_a_deadline_ends_what_has_attempts_left() -> None:
     assert ends(judged(FAILED, attempt=1, deadline_seconds=10)) == {"retry": [0]}
 
 
-@pytest.mark.parametrize(
-    ("failed", "size", "percent", "rolls_back"),
-    [
-        (0, 10, 0, False),
-        (1, 10, 0, True),
-        (3, 10, 30, False),
-        (4, 10, 30, True),
-        (10, 10, 99, True),
-        (10, 10, 100, False),
-        (10, 10, None, False),
-        (3, 3, 30, False),
-        (2, 4, 30, True),
-    ],
-)
+@pytest.mark.parametrize(("failed", "size", "percent", "rolls_back"), table(__file__, "roll_back"))
 def test_roll_back(failed: int, size: int, percent: int | None, rolls_back: bool) -> None:
     """More than the percentage; never for an all-good delivery, never for a small one, never at 100."""
     found = judged(*[FAILED] * failed, *[ACK] * (size - failed), rollback_threshold_percent=percent)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from yaml_table import table
 
 from headrace.cli.dev import dev
 from headrace.devcluster import HOME, Cluster, DevCluster, Registry, environment
@@ -46,16 +47,7 @@ def test_the_number_of_brokers_is_found_again(tmp_path: Path) -> None:
     assert len(Cluster(tmp_path / "new").servers) == 1
 
 
-@pytest.mark.parametrize(
-    ("kafka", "registry", "option", "starts_registry"),
-    [
-        (0, 0, [], True),
-        (1, 0, [], False),
-        (1, 1, [], True),
-        (1, 0, ["--registry"], True),
-        (1, 1, ["--no-registry"], False),
-    ],
-)
+@pytest.mark.parametrize(("kafka", "registry", "option", "starts_registry"), table(__file__, "whether_there"))
 def test_whether_there_is_a_registry_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool
 ) -> None:

@@ -15,37 +15,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.codec_avro import AvroCodec
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
-ANIMAL = {
-    "type": "record",
-    "name": "Animal",
-    "namespace": "zoo",
-    "fields": [
-        {"name": "legs", "type": "int"},
-        {"name": "born", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": None},
-        {"name": "photo", "type": "bytes"},
-        {"name": "tag", "type": {"type": "fixed", "name": "Tag", "size": 2}},
-        {"name": "weight", "type": ["float", "double", "int", "long"]},
-        {
-            "name": "note",
-            "type": [
-                "null",
-                "string",
-                {"type": "enum", "name": "Mood", "symbols": ["GOOD", "BAD"]},
-                "Tag",
-                {"type": "array", "items": ["null", "int"]},
-                {"type": "map", "values": "boolean"},
-            ],
-        },
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
-        {"name": "ident", "type": {"type": "string", "logicalType": "uuid"}},
-        {"name": "size", "type": "double", "default": 1.5},
-    ],
-}
+ANIMAL = table(__file__, "animal")
 IDENT = "12345678-1234-5678-1234-567812345678"
 LIST = '{"type":"record","name":"L","fields":[{"name":"b","type":"bytes"},{"name":"next","type":["null","L"]}]}'
 

@@ -13,43 +13,14 @@ from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.codec_protobuf import ProtobufCodec
 from headrace.formats.proto_files import parse_proto
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
-ALL = """
-syntax = "proto3";
-package shop;
-import "google/protobuf/timestamp.proto";
-import "google/protobuf/struct.proto";
-import "google/protobuf/wrappers.proto";
-message Order {
-  message Line { string what = 1; sint32 count = 2; message Note { string text = 1; } Note note = 3; }
-  enum State { OPEN = 0; PAID = 1; }
-  int64 id = 1;
-  uint32 small = 2;
-  double price = 3;
-  float weight = 4;
-  bool paid = 5;
-  string buyer_name = 6;
-  bytes seal = 7;
-  State state = 8;
-  repeated Line lines = 9;
-  map<string, Line> by_name = 10;
-  map<int32, int64> counts = 11;
-  map<bool, string> flags = 12;
-  oneof way { string letter = 13; Line parcel = 14; }
-  optional int32 maybe = 15;
-  google.protobuf.Timestamp at = 16;
-  google.protobuf.Value any = 17;
-  google.protobuf.Int64Value wrapped = 18;
-  Order before = 19;
-  fixed64 large = 20;
-}
-message Other { string name = 1; message Inner { int32 a = 1; } }
-"""
+ALL = table(__file__, "all")
 CODEC = ProtobufCodec(ALL, {})
 ORDER: Any = GetMessageClass(CODEC._file.message_types_by_name["Order"])
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
+from yaml_table import table
 
 from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.formats.registry import RegisteredSchema
@@ -173,13 +174,7 @@ async def test_texts_that_requests_bring_do_not_pile_up(serving: Any, monkeypatc
 
 @pytest.mark.parametrize(
     ("shown", "host", "ca", "problem"),
-    [
-        ("good", "127.0.0.1", "ca", ""),
-        ("good", "127.0.0.1", "other", r"not trusted: .*authority in schema_registry\.tls\.ca"),
-        ("expired", "127.0.0.1", "ca", r"not trusted: certificate has expired.*renew the certificate"),
-        ("good", "localhost", "ca", r"not trusted: .*127\.0\.0\.1.*Correct the host in schema_registry\.url"),
-        ("", "127.0.0.1", "ca", r"TLS cannot be agreed on .*is it http:// there"),
-    ],
+    table(__file__, "tls_that_fails"),
     ids=["trusted", "authority", "expired", "host-name", "plain-text"],
 )
 async def test_tls_that_fails_is_named_with_the_setting(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.functions.sdk import Response
 from headrace.functions.wire import Output, Result
@@ -150,16 +151,7 @@ def test_init_context_is_looked_up_where_the_handler_is_defined(folder: Path) ->
     assert init_context and init_context.__module__ == handler.__module__ == "pack.inner_fn"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("absent_fn:handler", "module absent_fn of handler absent_fn:handler is not in"),
-        ("good_fn:absent", "module good_fn has no function absent"),
-        ("needy_fn:handler", "importing needy_fn failed: .*No module named 'absent_library'"),
-        ("broken_fn:handler", "importing broken_fn failed: .*ZeroDivisionError"),
-        ("exiting_fn:handler", "importing exiting_fn failed: .*SystemExit"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), table(__file__, "a_handler_that_cannot_be_loaded_says_why"))
 def test_a_handler_that_cannot_be_loaded_says_why(folder: Path, text: str, expected: str) -> None:
     """Missing module, missing function, and code that fails are told apart."""
     (folder / "good_fn.py").write_text("def handler(c, e): pass\n")

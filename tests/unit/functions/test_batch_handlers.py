@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.policy import judge
@@ -135,20 +136,7 @@ async def test_a_typed_handler_gets_valid_bodies_only(
         assert [each.value for each in function.written][:2] == [b"a", b"c"]
 
 
-@pytest.mark.parametrize(
-    ("code", "problem"),
-    [
-        (
-            "from nuclio_sdk import Event\ndef handler(context, event: Event[dict]):\n    pass\n",
-            "the handler takes Event[dict], and valueFormat is binary: write json, or the format of the schema",
-        ),
-        (
-            "def handler(event):\n    pass\n",
-            "handler main:handler cannot be called with a context and an event: too many positional arguments; "
-            "write def handler(context, event)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("code", "problem"), table(__file__, "a_handler_that_cannot_be_called_is_a_start_error"))
 async def test_a_handler_that_cannot_be_called_is_a_start_error(
     write_function: Write, running: Run, code: str, problem: str
 ) -> None:

@@ -5,28 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
 from headrace.functions.sdk import Context
 from tests.function_workers import Run, Write
 
-HANDLER = """
-    import asyncio
-
-    PREFIX def handler(context, event):
-        how = event.body.decode()
-        context.emit("first", None, {"n": event.offset}, {"h": 1, "x-nuclio-stream-no-ack": True})
-        PAUSE
-        context.emit("second", "other", "text", [("a", b"1"), ("a", None)])
-        if how == "raise":
-            raise ValueError("no")
-        if how == "refuse":
-            return 400, "no"
-        if how == "tombstone":
-            context.emit("second")
-        return "returned"
-"""
+HANDLER = table(__file__, "handler")
 PLAIN = HANDLER.replace("PREFIX ", "").replace("PAUSE", "pass")
 ASYNC = HANDLER.replace("PREFIX", "async").replace("PAUSE", "await asyncio.sleep(0)")
 

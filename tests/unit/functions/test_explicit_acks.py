@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
@@ -34,16 +35,7 @@ ASYNC = """
         acks = [context.platform.explicit_ack(QualifiedOffset.from_event(event)) for _ in range(20)]
         await asyncio.gather(*acks)
 """
-BACKGROUND = """
-    import asyncio
-    from nuclio_sdk import QualifiedOffset
-    async def later(context, offset):
-        await asyncio.sleep(0)
-        await context.platform.explicit_ack(offset)
-    async def handler(context, event):
-        context.user_data.tasks = getattr(context.user_data, "tasks", [])
-        context.user_data.tasks.append(asyncio.ensure_future(later(context, QualifiedOffset.from_event(event))))
-"""
+BACKGROUND = table(__file__, "background")
 
 
 @pytest.mark.parametrize("code", [PLAIN, ASYNC, BACKGROUND])

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.cli.main import main
 from headrace.functions.backend import FunctionBackend
@@ -14,21 +15,7 @@ from tests.function_workers import Run, Write
 
 MOST = 1_048_576
 
-HANDLER = """
-    import asyncio
-
-    def init_context(context):
-        asyncio.run(asyncio.sleep(0))
-
-    def handler(context, event):
-        context.logger.info_with("called", thing=5)
-        context.emit("seen", event.key, event.headers.get("h", b"none"))
-        if event.body == b"raise":
-            raise ValueError("no")
-        if event.body == b"refuse":
-            return 422, "bad"
-        return event.body
-"""
+HANDLER = table(__file__, "handler")
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import WorkerLost
 from headrace.functions import wire
@@ -24,16 +25,7 @@ def lost(begun: int) -> WorkerLost:
     return WorkerLost("gone", begun=begun)
 
 
-@pytest.mark.parametrize(
-    ("begun", "expected"),
-    [
-        (0, [0, 0]),  # nothing was touched
-        (2, [2, 0]),
-        (3, [3, 0]),  # the last record of the first frame, or its answer was not sent
-        (4, [0, 1]),  # the second frame had begun, so the first had ended: its answer was cut off
-        (5, [0, 2]),
-    ],
-)
+@pytest.mark.parametrize(("begun", "expected"), table(__file__, "records_begun_belong_to_the_frame_that_was_at_work"))
 async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, expected: list[int]) -> None:
     """Only that one has a record to blame."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FunctionInvalid
@@ -21,25 +22,7 @@ TABLE = Path(loader.__file__).with_name("trigger_keys.csv").read_text().splitlin
 ANNOTATED = {row["key"]: row["annotation"] for row in csv.DictReader(TABLE) if row["annotation"]}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
 OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
-VALUES: dict[str, tuple[str, str]] = {
-    "explicitAckMode": ("enable", "explicitOnly"),
-    "balanceStrategy": ("range", "ROUNDROBIN"),
-    "workerAllocationMode": ("static", "Key"),
-    "ordering": ("key", "none"),
-    "version": ("2.8.0", "0.11.0.2"),
-    "sessionTimeout": ("20s", "25s"),
-    "heartbeatInterval": ("1s", "500ms"),
-    "rebalanceTimeout": ("70s", "80s"),
-    "fetchMin": ("7", "8"),
-    "fetchDefault": ("1000000", "2000000"),
-    "fetchMax": ("3000", "4000"),
-    "channelBufferSize": ("16", "32"),
-    "ackWindowSize": ("5", "6"),
-    "logLevel": ("6", "7"),
-    "rebalanceRetryMax": ("9", "10"),
-    "adminRetryMax": ("3", "4"),
-    "metadataRetryMax": ("3", "4"),
-}
+VALUES: dict[str, tuple[str, str]] = table(__file__, "values")
 """Two values of each key; those that are not here are durations."""
 
 
@@ -100,18 +83,7 @@ def test_the_older_annotation_of_the_window_wins(tmp_path: Path) -> None:
     assert only(load(tmp_path, annotations=annotations, ackWindowSize=5)).kafka.ack_window_size == 5
 
 
-PROPERTIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "balanceStrategy": ("Range", {"partition.assignment.strategy": "range"}),
-    "sessionTimeout": ("20s", {"session.timeout.ms": 20_000}),
-    "heartbeatInterval": ("1s500ms", {"heartbeat.interval.ms": 1500}),
-    "rebalanceTimeout": ("2m", {"max.poll.interval.ms": 120_000}),
-    "retryBackoff": ("1s", {"fetch.error.backoff.ms": 1000}),
-    "maxWaitTime": ("100ms", {"fetch.wait.max.ms": 100}),
-    "fetchMin": (0, {"fetch.min.bytes": 1}),
-    "fetchDefault": (0, {"max.partition.fetch.bytes": 1_048_576}),
-    "fetchMax": (1000, {"max.partition.fetch.bytes": 1000}),
-    "consumer": ({"max_poll_interval_seconds": 90}, {"max.poll.interval.ms": 90_000}),
-}
+PROPERTIES: dict[str, tuple[Any, dict[str, Any]]] = table(__file__, "properties")
 
 
 @pytest.mark.parametrize("key", PROPERTIES)
@@ -143,19 +115,10 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
     assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
 
 
-@pytest.mark.parametrize(
-    ("spec", "bounds"),
-    [
-        ({"replicas": 3, "minReplicas": 1, "maxReplicas": 9}, (3, 3)),
-        ({"replicas": -1}, (0, 0)),
-        ({"minReplicas": 2}, (2, 2)),
-        ({"maxReplicas": 4}, (4, 4)),
-        ({"minReplicas": 0, "maxReplicas": 4}, (0, 4)),
-    ],
-)
-def test_replicas_bound_how_many_processes_run(tmp_path: Path, spec: dict[str, int], bounds: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("spec", "bounds"), table(__file__, "replicas_bound_how_many_processes_run"))
+def test_replicas_bound_how_many_processes_run(tmp_path: Path, spec: dict[str, int], bounds: list[int]) -> None:
     """`replicas` wins; one bound alone is both."""
-    assert load(tmp_path, spec).replica_bounds == bounds
+    assert list(load(tmp_path, spec).replica_bounds) == bounds
 
 
 def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

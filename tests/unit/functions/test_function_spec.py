@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.policy import action_of
 from headrace.delivery.protocols import Reply
@@ -106,20 +107,7 @@ def test_another_runtime_than_python_is_named(tmp_path: Path, caplog: pytest.Log
     assert told(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
 
 
-@pytest.mark.parametrize(
-    ("handler", "expected"),
-    [
-        ("main:handler", ""),
-        ("main:imported", ""),
-        ("main:late", ""),
-        ("pkg.sub:anything", ""),
-        ("shutil:copyfile", ""),
-        ("mian:handler", "names module mian, which is neither in {folder} nor installed: did you mean main:handler?"),
-        ("main.sub:handler", "names module main.sub, which is neither in"),
-        ("main:missing", "names function missing, which {folder}/main.py does not define: correct it"),
-        ("broken:handler", "names a module that does not compile: {folder}/broken.py:2: "),
-    ],
-)
+@pytest.mark.parametrize(("handler", "expected"), table(__file__, "a_check_finds_the_handler_without_running"))
 def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: str, expected: str) -> None:
     """The module is read, not imported, and the problem stands at the line of spec.handler."""
     code = "from os import path as imported\ndef handler(c, e): ...\nif imported:\n    late = 1\nraise SystemExit\n"
@@ -156,15 +144,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_function(tmp_path / "nowhere.yaml")
 
 
-@pytest.mark.parametrize(
-    ("on_failure", "actions", "dead_letters"),
-    [
-        ("retry", ["retry", "dead_letter", "dead_letter"], True),
-        ("deadLetter", ["dead_letter", "dead_letter", "dead_letter"], True),
-        ("handled", ["skip", "dead_letter", "dead_letter"], True),
-        ("stop", ["retry", "dead_letter", "dead_letter"], False),
-    ],
-)
+@pytest.mark.parametrize(("on_failure", "actions", "dead_letters"), table(__file__, "the_policy_for_failures_in_one"))
 def test_the_policy_for_failures_in_one_word(
     tmp_path: Path, on_failure: str, actions: list[str], dead_letters: bool
 ) -> None:
@@ -196,22 +176,7 @@ def test_triggers_share_workers_by_the_name_of_the_allocator(tmp_path: Path) -> 
     assert [trigger.ordering for trigger in function.triggers] == ["partition", "partition", "key"]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("10s", 10),
-        ("1m30s", 90),
-        ("250ms", 0.25),
-        ("1.5h", 5400),
-        (".5s", 0.5),
-        ("3us", 3e-6),
-        ("3µs", 3e-6),
-        ("7ns", 7e-9),
-        ("0", 0),
-        ("-2s", -2),
-        ("+2s", 2),
-    ],
-)
+@pytest.mark.parametrize(("text", "seconds"), table(__file__, "what_go_reads_is_read"))
 def test_what_go_reads_is_read(text: str, seconds: float) -> None:
     """Each unit and form of Go's grammar."""
     assert parse_duration(text) == pytest.approx(seconds)

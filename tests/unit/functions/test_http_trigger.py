@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from yaml_table import table
 
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
@@ -236,17 +237,7 @@ async def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog
         assert "outputs to out are not acknowledged" in json.loads(answer.body)["description"]
 
 
-TYPED = """
-    from dataclasses import dataclass
-    from nuclio_sdk import Event
-
-    @dataclass
-    class Order:
-        id: int
-
-    def handler(context, event: Event[Order]):
-        return f"{event.body.id} {event.size}"
-"""
+TYPED = table(__file__, "typed")
 
 
 async def test_a_body_that_does_not_fit_the_type_is_400(write: Write) -> None:

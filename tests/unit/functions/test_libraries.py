@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.libraries import is_install
@@ -37,18 +38,7 @@ def test_commands_of_the_build_are_requirements(
     assert "'apt-get install gcc': only `pip install ...` has an effect" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("command", "installs"),
-    [
-        ("pip install a", True),
-        ("pip3 install -r r.txt", True),
-        ("python -m pip install a==1", True),
-        ("pip install a; rm -r x", False),
-        ("pip install $(x)", False),
-        ("pip uninstall a", False),
-        ("pip install 'a", False),
-    ],
-)
+@pytest.mark.parametrize(("command", "installs"), table(__file__, "which_commands_install"))
 def test_which_commands_install(command: str, installs: bool) -> None:
     """No shell is run for them."""
     assert is_install(command) is installs

@@ -8,30 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 
-INLINE = """\
-# Adds one.
-import os
-
-#   @nuclio.configure
-#
-# function.yaml:
-#   metadata: {name: counts}
-#   spec:
-#     runtime: python:3.9
-#     triggers:
-#       kafka:
-#         kind: kafka-cluster
-#         attributes: {topics: [flights], consumerGroup: g, outputTopic: out}
-#
-
-def handler(context, event):
-    return int(event.body) + 1
-"""
+INLINE = table(__file__, "inline")
 CODE = 'def handler(context, event):\n    return {"source": event.body.decode()}\n'
 
 

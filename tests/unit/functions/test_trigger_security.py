@@ -9,6 +9,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from yaml_table import table
 
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.model import HeadraceConfig
@@ -86,21 +87,7 @@ def test_the_example_of_the_earlier_page_uses_tls_and_says_so(tmp_path: Path, ca
     assert "attributes.tls.enable is false, so the network can read the records and the password" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("attributes", "annotations", "protocol"),
-    [
-        ({}, {}, None),
-        ({"tls": {"enable": True}}, {}, "ssl"),
-        ({"TLS": {"Enable": True}}, {}, "ssl"),
-        ({}, {"tls-enabled": "T"}, "ssl"),
-        ({"tls": {"enable": False}}, {"tls-enabled": "true"}, "plaintext"),
-        ({"tls": {"enable": True}}, {"tls-enabled": "false"}, "ssl"),
-        ({"sasl": {"enable": False, "user": "u"}}, {}, None),
-        ({"sasl": {"enable": False}}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p"}, None),
-        ({}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p", "tls-enabled": "0"}, "sasl_plaintext"),
-        ({"sasl": {"user": "v"}}, {"sasl-enabled": "1", "sasl-user": "u", "sasl-password": "p"}, "sasl_ssl"),
-    ],
-)
+@pytest.mark.parametrize(("attributes", "annotations", "protocol"), table(__file__, "attributes_win_over_annotations"))
 def test_attributes_win_over_annotations(
     tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any], protocol: str | None
 ) -> None:

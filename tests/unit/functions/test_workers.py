@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
@@ -106,38 +107,7 @@ async def test_texts_of_events_are_bytes_without_decoding(
         await function.until(lambda: "event_id='flights-3-0'" in caplog.text)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        """
-        import asyncio
-        async def init_context(context):
-            context.user_data.n = 0
-            context.user_data.task = asyncio.get_running_loop().create_task(count(context))
-        async def count(context):
-            while True:
-                context.user_data.n += 1
-                await asyncio.sleep(0)
-        async def handler(context, event):
-            await asyncio.sleep(0.001)
-            return "ran" if context.user_data.n else "starved"
-        """,
-        """
-        import asyncio, functools
-        async def work():
-            await asyncio.sleep(0.001)
-            return "ran"
-        def handler(context, event):
-            return work()
-        """,
-        """
-        async def init_context(context):
-            context.user_data.text = "ran"
-        def handler(context, event):
-            return context.user_data.text
-        """,
-    ],
-)
+@pytest.mark.parametrize("code", table(__file__, "async_handlers_run"))
 async def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
     """Async, a plain function that returns a coroutine, and a plain handler beside an async init_context."""
     async with running(write_function(code, outputTopic="out")) as function:
@@ -208,17 +178,7 @@ async def test_a_result_that_cannot_be_sent_fails_its_own_record(
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-@pytest.mark.parametrize(
-    ("own", "stops"),
-    [
-        ({}, True),
-        ({"attempts": 1}, False),
-        ({"attempts": 1, "onFailure": "stop"}, True),
-        ({"onFailure": "deadLetter"}, False),
-        ({"onFailure": "deadLetter", "retry": {"errors": {"ValueError": "retry"}}}, True),
-        ({"ordering": "key"}, False),
-    ],
-)
+@pytest.mark.parametrize(("own", "stops"), table(__file__, "nothing_is_begun_after_a_failure_that_is_retried_in_order"))
 async def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
     write_function: Write, running: Run, prefix: str, own: dict[str, Any], stops: bool
 ) -> None:
@@ -322,13 +282,7 @@ async def test_keys_and_values_are_decoded(
         assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("def other(c, e): pass", "module main has no function handler"),
-        ("def init_context(c): raise RuntimeError('no database')\ndef handler(c, e): pass", "no database"),
-    ],
-)
+@pytest.mark.parametrize(("code", "reason"), table(__file__, "readiness_names_a_worker_that_does_not_come_up"))
 async def test_readiness_names_a_worker_that_does_not_come_up(
     write_function: Write, running: Run, code: str, reason: str
 ) -> None:

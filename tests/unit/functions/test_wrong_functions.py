@@ -7,21 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 
-BASE = """metadata:
-  name: f
-spec:
-  handler: main:handler
-  triggers:
-    k:
-      kind: kafka-cluster
-      attributes:
-        topics: [t]
-        consumerGroup: g
-"""
+BASE = table(__file__, "base")
 CODE = "def handler(context, event): ...\n"
 BEHIND = {
     "metadata": ("  name: f\n", ""),

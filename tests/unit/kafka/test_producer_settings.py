@@ -6,6 +6,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from yaml_table import table
 
 from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
@@ -34,16 +35,7 @@ def test_the_clients_defaults_are_those_of_light_4j() -> None:
     assert compared == same | set(DIFFERENT) | {"bootstrap.servers"}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"idempotence": False, "acks": 0, "retries": 0, "max_in_flight": 1_000_000},
-        {"delivery_timeout_seconds": 0.1, "linger_seconds": 0.0, "batch_bytes": 1, "max_record_bytes": 1000},
-        {"delivery_timeout_seconds": 2_147_483, "linger_seconds": 900, "request_timeout_seconds": 300},
-        {"max_pending_bytes": 10**12, "batch_bytes": 2**31 - 1, "max_record_bytes": 10**9, "compression_level": 12},
-    ],
-)
+@pytest.mark.parametrize("given", table(__file__, "the_client_takes_every_extreme"))
 def test_the_client_takes_every_extreme(given: dict[str, Any]) -> None:
     """What the section lets pass, the client does not refuse."""
     confluent_kafka.Producer(
@@ -67,15 +59,7 @@ def test_settings_reach_the_client_in_its_names_and_units() -> None:
     assert (found["socket.timeout.ms"], found["request.timeout.ms"], found["acks"]) == (2000, 1800, "all")
 
 
-@pytest.mark.parametrize(
-    ("properties", "said"),
-    [
-        ({"ssl.cipher.suites": "NONE"}, "ssl.cipher.suites"),
-        ({"socket.receive.buffer.bytes": "many"}, "socket.receive.buffer.bytes"),
-        ({"isolation.level": "some"}, "isolation.level"),
-        ({"group.protocol": "consumer", "session.timeout.ms": 1000}, "session.timeout.ms"),
-    ],
-)
+@pytest.mark.parametrize(("properties", "said"), table(__file__, "what_the_client_refuses_is_a_fault_of_the_file"))
 def test_what_the_client_refuses_is_a_fault_of_the_file(properties: dict[str, Any], said: str) -> None:
     """Before anything is started, for producers and consumers alike."""
     kafka = KafkaConfig(bootstrap_servers="127.0.0.1:1", properties=properties, security=KafkaSecurity(protocol="ssl"))

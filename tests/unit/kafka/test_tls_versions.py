@@ -16,33 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.devcluster.certificates import SERVER_NAME, Authority
 
-CLIENTS = """
-import json, os, socket, ssl, subprocess, sys
-import confluent_kafka
-from headrace.config.kafka import KafkaConfig
-from headrace.errors import ConfigError
-from headrace.kafka.properties import client_properties
-
-port, ca, *clusters = json.loads(sys.argv[1])
-kept = []
-try:
-    for tls in clusters:
-        security = {"protocol": "ssl", "tls": {"ca": ca, **tls}}
-        kafka = KafkaConfig(bootstrap_servers=f"localhost:{port}", security=security)
-        kept.append(confluent_kafka.Producer({**client_properties(kafka, "test"), "log_level": 0}))
-except ConfigError as refused:
-    sys.exit(refused.description)
-print("connected", flush=True)
-sys.stdin.readline()
-context = ssl.create_default_context(cafile=ca)
-with context.wrap_socket(socket.create_connection(("localhost", port)), server_hostname="localhost") as own:
-    version = own.version()
-child = subprocess.run([sys.executable, "-c", "import os; print('OPENSSL_CONF' in os.environ)"], capture_output=True)
-print(json.dumps([version, "OPENSSL_CONF" in os.environ, child.stdout.decode().strip()]))
-"""
+CLIENTS = table(__file__, "clients")
 BOTH = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 OLD = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
 
@@ -104,14 +82,7 @@ def test_the_limit_is_of_the_client_alone(tmp_path: Path) -> None:
     assert json.loads(output.splitlines()[-1]) == ["TLSv1.3", False, "False"], errors
 
 
-@pytest.mark.parametrize(
-    ("clusters", "environ", "says"),
-    [
-        ([{"max_version": "1.2"}, {"min_version": "1.3"}], {}, "change one, or run two processes"),
-        ([{}, {"max_version": "1.2"}], {}, "set it in kafka.security of headrace.yaml"),
-        ([{"max_version": "1.2"}], {"OPENSSL_CONF": "/dev/null"}, "OPENSSL_CONF names /dev/null: remove max_version"),
-    ],
-)
+@pytest.mark.parametrize(("clusters", "environ", "says"), table(__file__, "a_limit_that_cannot_be_kept_is_refused"))
 def test_a_limit_that_cannot_be_kept_is_refused(
     tmp_path: Path, clusters: list[dict[str, Any]], environ: dict[str, str], says: str
 ) -> None:

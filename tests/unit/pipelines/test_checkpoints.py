@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from yaml_table import table
 
 from headrace.errors import CheckpointUnusable
 from headrace.pipelines.checkpoints import Frozen, check, discard, locked, preview, progressed
@@ -99,16 +100,7 @@ def test_a_checkpoint_without_a_record_is_taken_up(tmp_path: Path) -> None:
     assert (record["batch"], record["frozen"]["output_mode"]) == (1, "update")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"sources": ["topic b"]}, "sources were topic a, and now topic b"),
-        ({"sources": ["topic b", "topic a"]}, "sources were topic a, and now topic b, topic a"),
-        ({"operators": []}, "operators were aggregate by k of count\\(1\\), and now none"),
-        ({"shuffle_partitions": 4}, "shuffle partitions were 2, and now 4"),
-        ({"sink": "files /out"}, "sink was topic, and now files /out"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), table(__file__, "another_query_is_refused_with_the_difference"))
 def test_another_query_is_refused_with_the_difference(change: dict[str, object], words: str, tmp_path: Path) -> None:
     """The difference stands before the three choices; before a first batch any query is taken."""
     other = msgspec.structs.replace(FROZEN, **change)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from pyspark.errors import AnalysisException, PySparkException
+from yaml_table import table
 
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.pipelines.driver.failures import failure_event
@@ -66,17 +67,7 @@ def test_a_full_heap_is_told_with_the_setting() -> None:
     assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (
-            '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed '
-            'to connect to all addresses"\n\tdebug_error_string = "UNKNOWN: x">',
-            "failed to connect to all addresses",
-        ),
-        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid. SQLSTATE: HY000", "it was started again"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), table(__file__, "a_lost_connect_server_is_named_and_waited"))
 def test_a_lost_connect_server_is_named_and_waited_for(text: str, reason: str) -> None:
     """Whatever was asked for when it was lost."""
     event = failure_event(PySparkException(text), "sources.a")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
+from yaml_table import table
 
 import headrace.pipelines.driver.__main__ as program
 from headrace.errors import CheckpointUnusable, PipelineInvalid
@@ -257,16 +258,7 @@ def test_a_cluster_gets_jars_secrets_and_settings() -> None:
     assert "spark.files" not in settings(plan())
 
 
-@pytest.mark.parametrize(
-    ("driver", "problem"),
-    [
-        ({"settings": {"spark.ssl.keyPassword": "x"}}, "may hold a secret, which process lists would show"),
-        ({"settings": {"spark.hadoop.fs.s3a.access.key": "x"}}, "may hold a secret"),
-        ({"settings": {"spark.driver.memory": "4g"}}, "is set by driver.heap_bytes"),
-        ({"settings": {"executor.memory": "4g"}}, "their names begin with `spark.`"),
-        ({"master": "mesos://h"}, "should match pattern"),
-    ],
-)
+@pytest.mark.parametrize(("driver", "problem"), table(__file__, "settings_that_cannot_be_passed_on_are_refused"))
 def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], problem: str) -> None:
     """Each problem names what to write instead."""
     with pytest.raises(ValueError, match=problem):

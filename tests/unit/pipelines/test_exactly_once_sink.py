@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
@@ -182,20 +183,7 @@ def test_a_failure_that_took_long_is_tried_again(tmp_path: Path, monkeypatch: py
     assert target.rows == ["rows"]
 
 
-@pytest.mark.parametrize(
-    "security",
-    [
-        {},
-        {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}},
-        {
-            "sasl": {
-                "mechanism": "OAUTHBEARER",
-                "oauth": {"token_url": "https://t/", "client_id": "c", "client_secret": "s3cret"},
-            }
-        },
-        {"tls": {"certificate": "-----BEGIN X-----", "key": "-----BEGIN s3cret-----", "min_version": "1.3"}},
-    ],
-)
+@pytest.mark.parametrize("security", table(__file__, "secrets_are_in_the_document_for_standard_input_only"))
 def test_secrets_are_in_the_document_for_standard_input_only(security: dict[str, Any]) -> None:
     """What the driver reads from it is the same; printed or dumped otherwise, a plan shows none."""
     kafka = KafkaConfig(security=KafkaSecurity.model_validate(security))
@@ -228,23 +216,7 @@ def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path) -> N
     assert "s3cret" not in repr(plan) + plan.model_dump_json()
 
 
-@pytest.mark.parametrize(
-    ("trigger", "sink", "text"),
-    [
-        ({"realtime": True}, {"delivery": "exactly_once"}, "real-time mode writes at least once: remove delivery"),
-        ({}, {"delivery": "exactly_once", "options": {"kafka.linger.ms": 1}}, "options are those of Spark's connector"),
-        ({}, {"accept_unknown_batch": True}, "need delivery: exactly_once: set it"),
-        ({}, {"transaction_timeout_seconds": 5}, "need delivery: exactly_once: set it"),
-        ({}, {"scope": "task"}, "need delivery: exactly_once: set it"),
-        ({"realtime": True}, {"delivery": "exactly_once", "scope": "task"}, "real-time mode writes at least once"),
-        ({}, {"push": {"max_in_flight": 2}}, "push needs a backend: write backend"),
-        (
-            {},
-            {"backend": {"url": "http://b/", "mode": "single"}, "push": {"batch": {"max_records": 2}}},
-            "one record per",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("trigger", "sink", "text"), table(__file__, "what_a_sink_cannot_do_is_refused"))
 def test_what_a_sink_cannot_do_is_refused(
     tmp_path: Path, trigger: dict[str, Any], sink: dict[str, Any], text: str
 ) -> None:

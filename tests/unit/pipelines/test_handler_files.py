@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable
 from headrace.functions import wire
@@ -16,16 +17,7 @@ from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.spec import PipelineSpec
 
 ROOT = Path(__file__).parents[3]
-GOOD = """\
-name: plates
-sources:
-  passages: {topic: passages, schema: "plate STRING"}
-flows:
-  f:
-    handler: plates:handler
-    reads: [passages]
-    sink: {topic: out}
-"""
+GOOD = table(__file__, "good")
 
 
 def load(folder: Path, text: str) -> PipelineSpec:
@@ -52,25 +44,7 @@ def test_a_handler_gets_the_format_of_its_source_and_a_function_yaml_keeps_its_o
     assert topics_written(spec) == {"out": "passages"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("plates:handler", "plate:handler", "6: flows.f.handler: names module plate, which is neither in"),
-        ("plates:handler", "plates:handle", "6: flows.f.handler: names function handle"),
-        ("plates:handler", "nothing.yaml", "flows.f.handler: "),
-        ("plates:handler", "plates", "flows.f.handler: "),
-        ("reads: [passages]", "reads: []", "handler needs reads with one name"),
-        ("reads: [passages]", "reads: [passages, passages]", "handler needs reads with one name"),
-        ("reads: [passages]", "reads: [passage]", "did you mean passages?"),
-        ("{topic: out}", "{topic: out, key: plate}", "flows.f.sink: a handler makes keys and values itself"),
-        ("{topic: out}", "{console: true}", "flows.f.sink: a handler makes keys and values itself"),
-        ("{topic: out}", "{topic: passages}", "goes round for ever"),
-        ("sink:", "rules: {r: {check: a > 1}}\n    sink:", "which have no columns for rules and late_rows"),
-        ("handler: plates:handler", "handler: plates:handler\n    sql: SELECT 1", "has sql and handler"),
-        ("name: plates", "name: plates\ntrigger: {realtime: true}", "real-time mode has neither handlers nor formats"),
-        ("{topic: out}", "{topic: out, schema_id: 3}", "schema_id and schema_file are for value_format avro"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "expected"), table(__file__, "mistakes_are_named"))
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
     """Each has the line and the path in the file."""
     with pytest.raises(PipelineInvalid) as raised:

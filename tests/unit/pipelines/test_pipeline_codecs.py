@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pydantic import SecretStr
+from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import origin_of
@@ -29,30 +30,7 @@ from headrace.pipelines.driver.plan import DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 
 NONE = ConnectorSecurity({}, {}, frozenset())
-FLIGHT = {
-    "type": "record",
-    "name": "Flight",
-    "namespace": "air",
-    "fields": [
-        {"name": "id", "type": "int"},
-        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None},
-        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-millis"}},
-        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-        {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
-        {"name": "raw", "type": "bytes"},
-        {"name": "speed", "type": "double"},
-        {"name": "tags", "type": {"type": "map", "values": "long"}},
-        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["JET", "PROP"]}},
-        {
-            "name": "legs",
-            "type": {
-                "type": "array",
-                "items": {"type": "record", "name": "Leg", "fields": [{"name": "to", "type": "string"}]},
-            },
-        },
-        {"name": "first", "type": "Leg"},
-    ],
-}
+FLIGHT = table(__file__, "flight")
 ROW: dict[str, Any] = {
     "id": 1,
     "at": datetime(2026, 1, 2, 3, 4, 5, 123456, UTC),
@@ -66,30 +44,8 @@ ROW: dict[str, Any] = {
     "legs": [{"to": "ORD"}],
     "first": {"to": "EWR"},
 }
-TRIP = """
-syntax = "proto3";
-import "google/protobuf/timestamp.proto";
-import "google/protobuf/wrappers.proto";
-message Trip {
-  int64 id = 1; uint64 big = 2; bytes raw = 3; repeated int64 stops = 4; map<int32, Leg> legs = 5;
-  google.protobuf.Timestamp at = 6; google.protobuf.Int64Value seats = 7; Kind kind = 8; string arr_time = 9;
-  enum Kind { JET = 0; }
-  message Leg { int64 miles = 1; }
-}
-"""
-ORDER = {
-    "type": "object",
-    "properties": {
-        "n": {"type": "integer"},
-        "at": {"$ref": "#/$defs/time"},
-        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
-        "by": {"type": "object", "additionalProperties": {"type": "number"}},
-        "lines": {"type": "array", "items": {"$ref": "line.json"}},
-        "state": {"enum": ["new", "old"]},
-        "raw": {"type": "string", "contentEncoding": "base64"},
-    },
-    "$defs": {"time": {"type": ["null", "string"], "format": "date-time"}},
-}
+TRIP = table(__file__, "trip")
+ORDER = table(__file__, "order")
 LINE = {
     "type": "object",
     "properties": {"sku": {"$ref": "#/definitions/sku"}},
@@ -354,15 +310,7 @@ def test_rows_become_avro_with_exact_values(registry: Any) -> None:
     assert repr(back) == repr(ROW)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        ({"id": 2**40}, "id is not of Avro type int"),
-        ({"kind": "SHIP"}, "kind is not of Avro type"),
-        ({"first": None}, "first is not of Avro type"),
-        ({"legs": [{"to": None}]}, "to is not of Avro type string"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "reason"), table(__file__, "a_row_that_does_not_fit_is_a_dead_letter"))
 def test_a_row_that_does_not_fit_is_a_dead_letter(registry: Any, wrong: Any, reason: str) -> None:
     """It has the row as JSON, and the reason names the field and not the value."""
     secrets, server = registry
@@ -392,14 +340,7 @@ def test_rows_become_protobuf_and_json_schema(registry: Any) -> None:
     assert bad["topic"] == "out.dlq"
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"value_format": "jsonschema", "schema_id": 3}, "schema 3 is of type AVRO"),
-        ({"value_format": "avro", "schema_id": 5}, r"does not have schema id 5.*schema_id or schema_file"),
-        ({"value_format": "avro", "schema_file": "none.avsc"}, r"No such file.*schema_id or schema_file"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "reason"), table(__file__, "the_schema_of_a_sink_must_be_there"))
 def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
     registry: Any, tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:

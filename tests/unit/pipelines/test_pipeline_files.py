@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.certificates import Authority
@@ -14,17 +15,7 @@ from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.tasks import TaskDriver
 
-GOOD = """\
-name: delays
-sources:
-  flights: {topic: flights, schema: "carrier STRING, arr_delay DOUBLE, ts TIMESTAMP"}
-views:
-  late: SELECT * FROM flights WHERE arr_delay > 15
-flows:
-  late_by_carrier:
-    sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier
-    sink: {topic: late, key: carrier}
-"""
+GOOD = table(__file__, "good")
 
 
 def load(folder: Path, text: str) -> PipelineSpec:
@@ -74,14 +65,7 @@ def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptur
     assert (spec.flows["late_by_carrier"].sql or "").startswith("SELECT")
 
 
-@pytest.mark.parametrize(
-    ("query", "place"),
-    [
-        ("sql_file: q.sql", "q.sql:3:8: flows.late_by_carrier.sql: unknown column carier: did you mean carrier?"),
-        ("sql: |\n      {}", "delays.yaml:11: flows.late_by_carrier.sql: unknown column carier"),
-        ("sql: >-\n      {}", "delays.yaml:11: flows.late_by_carrier.sql: unknown column carier"),
-    ],
-)
+@pytest.mark.parametrize(("query", "place"), table(__file__, "a_mistake_in_sql_has_the_line_of_the_sql"))
 def test_a_mistake_in_sql_has_the_line_of_the_sql(tmp_path: Path, query: str, place: str) -> None:
     """In its own file with the column; a comment or text with the same word is not the place."""
     pytest.importorskip("sqlglot")
@@ -198,21 +182,7 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
     assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared
 
 
-@pytest.mark.parametrize(
-    ("security", "expected"),
-    [
-        ("{sasl: {mechanism: PLAIN, usernam: a}}", "12: kafka.security.sasl.usernam: unknown key"),
-        (
-            "{sasl: {mechanism: PLAIN, username: a, password: '${file:none}'}}",
-            "12: kafka.security.sasl.password: file not found, or not a plain file: none",
-        ),
-        (
-            "{sasl: {mechanism: PLAIN, username: a, password: plain-text}}",
-            "12: kafka.security.sasl.password: delays.yaml holds a secret in plain text and its mode is 0644",
-        ),
-        ("{tls: {verify_certificate: false}}", "12: kafka.security.tls.verify_certificate: is false, and Java's Kafka"),
-    ],
-)
+@pytest.mark.parametrize(("security", "expected"), table(__file__, "mistakes_in_the_login_are_named_with_their_line"))
 def test_mistakes_in_the_login_are_named_with_their_line(tmp_path: Path, security: str, expected: str) -> None:
     """As in headrace.yaml, and no sentence holds the secret."""
     (tmp_path / "delays.yaml").touch(mode=0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from yaml_table import table
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.tasks import differences, load_trial, steps_of
@@ -31,14 +32,7 @@ def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
     assert task.streaming
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("expct: {}\n", "one.yaml:1: expct: unknown key: did you mean expect?"),
-        ("given: {a: 3}\nexpect: {}\n", "one.yaml:1: given.a"),
-        ("expect: {a: [\n", "is not YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "sentence"), table(__file__, "a_wrong_file_is_named_with_its_line"))
 def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     """As any other file of Headrace."""
     (tmp_path / "one.yaml").write_text(text)
@@ -47,11 +41,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, sentence
     assert sentence in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("absent.csv", None), ("bad.json", "{x: 1}"), ("bad.json", '{"x": 1')],
-    ids=["absent", "no", "cut"],
-)
+@pytest.mark.parametrize(("name", "text"), table(__file__, "a_file_of_rows_that_cannot"), ids=["absent", "no", "cut"])
 def test_a_file_of_rows_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | None) -> None:
     """The sentence has its path."""
     if text:

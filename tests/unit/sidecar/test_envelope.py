@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import ACK, Delivery
@@ -149,25 +150,7 @@ def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
     assert outcomes([{"key": 12, "processed": False}])[0].details == (("key", "12"),)
 
 
-@pytest.mark.parametrize(
-    ("trace", "error"),
-    [
-        ("java.lang.IllegalStateException: no\n\tat a.B.c(B.java:7)", "java.lang.IllegalStateException"),
-        ("TypeError: x is not a function\n    at f (a.js:1:2)", "TypeError"),
-        ('Traceback (most recent call last):\n  File "a.py", line 1\napp.NoSuchOrder\nValueError: no\n', "ValueError"),
-        ("shop.NoSuchOrder: 17\n\tat a.B.c(B.java:7)", "shop.NoSuchOrder"),
-        (
-            'Traceback (most recent call last):\n  File "a.py", line 1\nshop.Orders.NoSuchOrder',
-            "shop.Orders.NoSuchOrder",
-        ),
-        ("NoSuchOrder: 17", "NoSuchOrder"),
-        ("asyncio.timeoutError", "asyncio.timeoutError"),
-        ("no Error at all", "not processed"),
-        ("order: unknown", "not processed"),
-        ("No such order", "not processed"),
-        ("", "not processed"),
-    ],
-)
+@pytest.mark.parametrize(("trace", "error"), table(__file__, "a_stack_trace_names_its_class_of_error"))
 def test_a_stack_trace_names_its_class_of_error(trace: str, error: str) -> None:
     """By it policies decide, and dead letters are counted."""
     assert outcomes([result(7, False, stacktrace=trace)])[0].error == error

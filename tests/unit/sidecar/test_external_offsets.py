@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import DestinationUnavailable
@@ -64,16 +65,7 @@ def test_anything_else_is_no_answer(status: int, body: bytes, says: str) -> None
         ask(Client((status, body)), TopicPartition("c", 12))
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_taken"),
-    [
-        ({"batch": {"max_records": 1}}, True),
-        ({"mode": "single"}, True),
-        ({}, False),
-        ({"batch": {"max_records": 1}, "ordering": "key"}, False),
-        ({"batch": {"max_records": 1}, "retry": {"tiers": [1]}}, False),
-    ],
-)
+@pytest.mark.parametrize(("settings", "is_taken"), table(__file__, "one_offset_needs_records_that_end_one_after"))
 def test_one_offset_needs_records_that_end_one_after_the_other(settings: dict[str, Any], is_taken: bool) -> None:
     """Else the store would pass a record that is still being tried, and drop it when it comes again."""
     mode = settings.pop("mode", "results")

@@ -11,6 +11,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import Delivery
@@ -199,17 +200,7 @@ def request(sent: Record, read: PayloadDecoder | None = None) -> tuple[bytes, di
     return body, {name: value for name, value in lines if name.startswith("ce-") or name == "Content-Type"}
 
 
-WRAPPED = {
-    "specversion": "1.0",
-    "id": "g:orders:3:7",
-    "source": "/topics/orders/partitions/3",
-    "type": "headrace.record",
-    "time": "2026-01-01T00:00:00.001Z",
-    "offset": "7",
-    "attempt": 2,
-    "epoch": 5,
-    "partitionkey": "k",
-}
+WRAPPED = table(__file__, "wrapped")
 
 
 def test_a_record_is_wrapped_into_an_event() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
+from yaml_table import table
 
 PATH = "/consumers/deadLetter/reactive"
 SCOPES = {"other": ["consume:other*", "group:g"], "reader": ["kafka:r"], "writer": ["kafka:w"], "boss": ["admin"]}
@@ -19,20 +20,7 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
     return f"{head}Content-Type: application/json\r\n\r\n".encode() + (body or b"")
 
 
-@pytest.mark.parametrize(
-    ("name", "query", "status"),
-    [
-        ("reader", "?topic=t", 403),
-        ("writer", "?topic=t,u", 200),
-        ("other", "?topic=other.1", 200),
-        ("other", "?topic=other.1,t", 403),
-        ("other", "?group=another&topic=other.1", 403),
-        ("boss", "?topic=t", 403),
-        ("writer", "?group=writers&topic=t", 200),
-        ("reader", "?group=writers&topic=t", 403),
-        ("reader", "?topic=_internal", 403),
-    ],
-)
+@pytest.mark.parametrize(("name", "query", "status"), table(__file__, "a_caller_touches_its_own_topics_and_groups"))
 async def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str, query: str, status: int) -> None:
     """By pattern, each topic that is named and the group of the dead letters; in the query and in the body."""
     async with opened(security=SECURITY) as server:
@@ -68,21 +56,7 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
         assert len(server.dead_letters.requests) == len(asked)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=501",
-        "scanRecords=10",
-        "keyFormat=json",
-        "order=random",
-        "since=yesterday",
-        "header=x",
-        "since=2026-01-01T00:00:00",
-        "partition=-1",
-        "what=this",
-    ],
-)
+@pytest.mark.parametrize("query", table(__file__, "limits_cannot_be_lifted"))
 async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
     """And what is no window is refused with what is wrong."""
     async with opened(security=SECURITY) as server:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.web.routes.documents import ENDPOINTS
 
@@ -50,26 +51,7 @@ def test_every_endpoint_that_produces_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("name", "topic", "status"),
-    [
-        ("writer", "t", 200),
-        ("writer", "sidecar-audit", 403),
-        ("team", "sidecar-audit", 403),
-        ("boss", "sidecar-audit", 403),
-        ("writer", "_headrace-control", 403),
-        ("boss", "_headrace-control", 403),
-        ("boss", "_headrace-idempotency", 403),
-        ("boss", "_headrace-locks", 403),
-        ("boss", "__consumer_offsets", 403),
-        ("boss", "g.retry.10s", 403),
-        ("team", "team-a.dlq", 403),
-        ("writer", "t.dlq.quarantine", 403),
-        ("boss", "t.dlq", 200),
-        ("", "sidecar-audit", 403),
-        ("", "t.dlq", 200),
-    ],
-)
+@pytest.mark.parametrize(("name", "topic", "status"), table(__file__, "internal_topics_are_closed"))
 async def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: int, form: str) -> None:
     """To every token; dead letter topics are open for `admin`, and without authentication."""
     async with opened(**({"security": SECURITY} if name else {})) as server:

@@ -345,6 +345,9 @@ class Producer(Service):
             self._with_batches_of(1).send([request.records[index] for index in suspects], take)
         except (errors.ProducerQueueFull, errors.KafkaUnavailable) as cause:
             take([cause] * len(suspects))
+        except Exception as cause:  # noqa: BLE001 boundary: no further client can be made, and the request must end
+            text = f"a record of the same batch was refused, and a client for single records cannot be made: {cause!r}"
+            take([errors.KafkaUnavailable(text)] * len(suspects))
 
     def _serve_reports(self, stop_requested: threading.Event) -> None:
         while not stop_requested.is_set():

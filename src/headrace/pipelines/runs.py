@@ -352,12 +352,12 @@ class PipelineRun(Service):
         finally:
             if self._driver:
                 self._driver.kill()
-            if not self._status.waits_for_folder:
-                write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()
             self._moved.clear()
             self._began.clear()
+            if not self._status.waits_for_folder:
+                write_secrets(self._folder, {})  # the last step, because a broken folder ends it with an error
         if self._stopping or self._held or self._renewing or self._status.state == "finished":
             return
         if self._stall and not failure:

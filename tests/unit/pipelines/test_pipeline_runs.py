@@ -250,10 +250,6 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         await bench.clock.advance(2)
         assert len(bench.lives) == 2
         assert bench.reason == "Spark is starting"
-        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
-        bench.lives[-1].end(1)
-        await bench.clock.settle()
-        assert bench.run.death is None and "run failed: FileNotFoundError" in bench.run.task_failures
 
         def full(folder: Path, secrets: Mapping[str, str], **written: bool) -> None:
             if written:
@@ -264,6 +260,12 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         await bench.clock.settle()
         assert bench.run.death is None
         assert "cannot be written: No space left on device" in bench.reason
+        await bench.clock.advance(9)
+        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
+        bench.lives[-1].end(1)
+        await bench.clock.settle()
+        assert bench.run.death is None and "run failed: FileNotFoundError" in bench.run.task_failures
+        assert bench.run.report().driver_pid is None, "or a drain would wait for the end of this driver"
 
 
 async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:

@@ -262,8 +262,9 @@ class ConsumerControl(Reconciler):
                 await self.table.put_all(written)
                 if finished := [key for key, entry in written.items() if entry["outcome"] != "will be skipped"]:
                     await self.table.put_all(dict.fromkeys(finished))
-                for key in written:
-                    outcomes.pop(key, None)
+                for key, entry in written.items():
+                    if outcomes.get(key) is entry:  # or a seek has ended a skip meanwhile
+                        del outcomes[key]
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
         self._busy -= {(consumer.name, partition) for partition in partitions}

@@ -84,6 +84,22 @@ async def test_commands_that_began_with_a_long_one_end_before_it(world: Processe
 
 
 @staged(live)
+async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
+    world: Processes, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a skip which waits for its record, when a seek ends it: it must not skip the record afterwards."""
+    process = await world.process(FakePump(P0))
+    outcomes = process._unwritten["orders/a b"] = {"skip/x": {"outcome": "will be skipped"}}
+
+    async def put_all(entries: dict[str, Any], *_: float) -> None:
+        outcomes["skip/x"] = {"outcome": "cancelled"}
+
+    monkeypatch.setattr(process.table, "put_all", put_all)
+    await process._round(process.consumers["orders/a b"], {None})
+    assert outcomes == {"skip/x": {"outcome": "cancelled"}}
+
+
+@staged(live)
 async def test_a_partition_that_goes_before_its_command_is_done_ends_nothing(world: Processes, /) -> None:
     """A rebalance comes between seeing that it is here and doing it."""
     pump = FakePump()

@@ -208,6 +208,9 @@ class PipelineRun(Service):
                 log.warning("pipeline %s starts again in %g s: %s", self._spec.name, pause, cause)
                 self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
                 await self._clock.sleep(pause)
+            except Exception as cause:  # boundary: the user sees that nothing runs until this work begins again
+                self._status.become("waiting", f"The run failed: {cause!r}")
+                raise
             else:
                 self._held = self._held or not self._renewing
 

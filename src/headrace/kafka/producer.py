@@ -244,7 +244,7 @@ class Producer(Service):
     async def drain(self, deadline: Deadline) -> None:
         if self._open_requests:
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
-        for client in self._limited.values():
+        for client in list(self._limited.values()):
             await client.drain(deadline)
 
     async def stop(self) -> None:
@@ -254,7 +254,7 @@ class Producer(Service):
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
-        for client in self._limited.values():
+        for client in list(self._limited.values()):
             await client.stop()
         await super().stop()
 

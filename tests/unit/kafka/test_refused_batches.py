@@ -120,3 +120,16 @@ async def test_a_refused_batch_ends_while_no_further_client_can_be_made(monkeypa
     async with asyncio.timeout(5):
         results = await written([[b"bad"], [b"0"]], in_order=False)
     assert all(isinstance(result, Produced | KafkaUnavailable) for each in results for result in each)
+
+
+async def test_a_drain_goes_on_when_a_batch_is_refused_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client for its single records comes while the drain waits for another one."""
+    producer = Producer(KafkaConfig(), ProducerConfig())
+    await producer.start()
+
+    async def drain(_deadline: Deadline) -> None:
+        producer._with_batches_of(1)
+
+    monkeypatch.setattr(producer._with_batches_of(8192), "drain", drain)
+    await producer.drain(Deadline(SystemClock(), 5))
+    await producer.stop()

@@ -247,7 +247,7 @@ class ConsumerControl(Reconciler):
         commands = [command for command in commands if among is None or command.partition in among]
         return [(each, pump) for each in commands for pump in consumer.pumps if each.partition in pump.lanes]
 
-    async def _round(self, consumer: RunningConsumer, partitions: Collection[TopicPartition | None]) -> None:
+    async def _round(self, consumer: RunningConsumer, partitions: set[TopicPartition | None]) -> None:
         """Run the due commands of partitions, write outcomes of the consumer, and remove commands that are finished.
 
         An outcome that cannot be written is kept and written later; its command is not run again. A command that does
@@ -257,18 +257,31 @@ class ConsumerControl(Reconciler):
         try:
             if any(not command.outcome for command, _ in self._due(consumer, partitions)):
                 await self.table.catch_up()
-            await asyncio.gather(
-                *[self._run(consumer, command, pump, outcomes) for command, pump in self._due(consumer, partitions)]
-            )
+            await asyncio.gather(*[self._run_all(consumer, each, partitions, outcomes) for each in list(partitions)])
             if written := dict(outcomes):
                 await self.table.put_all(written)
                 if finished := [key for key, entry in written.items() if entry["outcome"] != "will be skipped"]:
                     await self.table.put_all(dict.fromkeys(finished))
-                for key in written:
-                    outcomes.pop(key, None)
+                for key, entry in written.items():
+                    if outcomes.get(key) is entry:  # or a seek has ended a skip meanwhile
+                        del outcomes[key]
         except HeadraceError as error:
             log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
         self._busy -= {(consumer.name, partition) for partition in partitions}
+
+    async def _run_all(
+        self,
+        consumer: RunningConsumer,
+        partition: TopicPartition | None,
+        partitions: set[TopicPartition | None],
+        outcomes: dict[str, Entry],
+    ) -> None:
+        """Run the due commands of a partition; then a round is at it no more, however long the other ones take."""
+        due = self._due(consumer, {partition})
+        await asyncio.gather(*[self._run(consumer, command, pump, outcomes) for command, pump in due])
+        if partition:
+            partitions.discard(partition)
+            self._busy.discard((consumer.name, partition))
 
     async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry

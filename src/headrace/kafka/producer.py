@@ -244,7 +244,7 @@ class Producer(Service):
     async def drain(self, deadline: Deadline) -> None:
         if self._open_requests:
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
-        for client in self._limited.values():
+        for client in list(self._limited.values()):
             await client.drain(deadline)
 
     async def stop(self) -> None:
@@ -254,7 +254,7 @@ class Producer(Service):
             # What is still queued ends as a report of its own (purged: unknown if in flight), so callers get answers.
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
-        for client in self._limited.values():
+        for client in list(self._limited.values()):
             await client.stop()
         await super().stop()
 
@@ -345,6 +345,9 @@ class Producer(Service):
             self._with_batches_of(1).send([request.records[index] for index in suspects], take)
         except (errors.ProducerQueueFull, errors.KafkaUnavailable) as cause:
             take([cause] * len(suspects))
+        except Exception as cause:  # noqa: BLE001 boundary: no further client can be made, and the request must end
+            text = f"a record of the same batch was refused, and a client for single records cannot be made: {cause!r}"
+            take([errors.KafkaUnavailable(text)] * len(suspects))
 
     def _serve_reports(self, stop_requested: threading.Event) -> None:
         while not stop_requested.is_set():

@@ -208,6 +208,9 @@ class PipelineRun(Service):
                 log.warning("pipeline %s starts again in %g s: %s", self._spec.name, pause, cause)
                 self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
                 await self._clock.sleep(pause)
+            except Exception as cause:  # boundary: the user sees that nothing runs until this work begins again
+                self._status.become("waiting", f"The run failed: {cause!r}")
+                raise
             else:
                 self._held = self._held or not self._renewing
 
@@ -352,12 +355,12 @@ class PipelineRun(Service):
         finally:
             if self._driver:
                 self._driver.kill()
-            if not self._status.waits_for_folder:
-                write_secrets(self._folder, {})
             self._driver = None
             self._driver_ended.set()
             self._moved.clear()
             self._began.clear()
+            if not self._status.waits_for_folder:
+                write_secrets(self._folder, {})  # the last step, because a broken folder ends it with an error
         if self._stopping or self._held or self._renewing or self._status.state == "finished":
             return
         if self._stall and not failure:

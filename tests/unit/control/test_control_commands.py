@@ -69,6 +69,37 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(world: Proces
 
 
 @staged(live)
+async def test_commands_that_began_with_a_long_one_end_before_it(world: Processes, /) -> None:
+    """Later ones of their partitions are done too, though both became due at the same moment."""
+    pump = FakePump()
+    process = await world.process(pump)
+    pump.idle.clear()
+    await ask(process, "seek", {P0: 3}, wait_seconds=0)
+    await ask(process, "skip", {P1: 5}, wait_seconds=0)
+    pump.assign(P0, P1)
+    await until(lambda: process._busy)
+    assert (await ask(process, "skip", {P1: 6}))[1][0].outcome == "skipped"
+    pump.idle.set()
+    await until(lambda: not process._busy and not process.table.items("s"))
+
+
+@staged(live)
+async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
+    world: Processes, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a skip which waits for its record, when a seek ends it: it must not skip the record afterwards."""
+    process = await world.process(FakePump(P0))
+    outcomes = process._unwritten["orders/a b"] = {"skip/x": {"outcome": "will be skipped"}}
+
+    async def put_all(entries: dict[str, Any], *_: float) -> None:
+        outcomes["skip/x"] = {"outcome": "cancelled"}
+
+    monkeypatch.setattr(process.table, "put_all", put_all)
+    await process._round(process.consumers["orders/a b"], {None})
+    assert outcomes == {"skip/x": {"outcome": "cancelled"}}
+
+
+@staged(live)
 async def test_a_partition_that_goes_before_its_command_is_done_ends_nothing(world: Processes, /) -> None:
     """A rebalance comes between seeing that it is here and doing it."""
     pump = FakePump()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
+from headrace.errors import KafkaUnavailable
 from headrace.kafka.producer import Producer
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced
@@ -105,3 +106,30 @@ def test_only_what_fails_alone_has_failed(
             assert sorted(taken, key=lambda value: log[::-1].index(value)) == taken[::-1], "in their order"
     assert sorted({*log} if in_order else log) == sorted(value for taken in good for value in taken)
     assert max(tries.values()) <= 2
+
+
+async def test_a_refused_batch_ends_while_no_further_client_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when descriptors or files are missing: its requests end, and so do those that ended with it."""
+
+    def client(properties: dict[str, Any]) -> Client:
+        if properties["batch.size"] == 1:
+            raise confluent_kafka.KafkaException(ClientError(ClientError._FAIL))
+        return Client(properties, [], Counter(), Random(0), ClientError.INVALID_RECORD)
+
+    monkeypatch.setattr(confluent_kafka, "Producer", client)
+    async with asyncio.timeout(5):
+        results = await written([[b"bad"], [b"0"]], in_order=False)
+    assert all(isinstance(result, Produced | KafkaUnavailable) for each in results for result in each)
+
+
+async def test_a_drain_goes_on_when_a_batch_is_refused_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client for its single records comes while the drain waits for another one."""
+    producer = Producer(KafkaConfig(), ProducerConfig())
+    await producer.start()
+
+    async def drain(_deadline: Deadline) -> None:
+        producer._with_batches_of(1)
+
+    monkeypatch.setattr(producer._with_batches_of(8192), "drain", drain)
+    await producer.drain(Deadline(SystemClock(), 5))
+    await producer.stop()

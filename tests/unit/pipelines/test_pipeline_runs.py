@@ -260,6 +260,17 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         await bench.clock.settle()
         assert bench.run.death is None
         assert "cannot be written: No space left on device" in bench.reason
+        await bench.clock.advance(9)
+        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_, **__: None)
+        bench.lives[-1].tell(*READY)
+        await bench.clock.settle()
+        assert bench.run.readiness().ready
+        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
+        bench.lives[-1].end(1)
+        await bench.clock.settle()
+        assert bench.run.death is None and "run failed: FileNotFoundError" in bench.run.task_failures
+        assert not bench.run.readiness().ready and "The run failed: FileNotFoundError" in bench.reason
+        assert bench.run.report().driver_pid is None, "or a drain would wait for the end of this driver"
 
 
 async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:

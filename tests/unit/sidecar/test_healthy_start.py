@@ -36,9 +36,12 @@ class Consumer(Service):
     def __init__(self) -> None:
         super().__init__("consumer")
         self.calls: list[str] = []
+        self.cannot_start = False
 
     async def start(self) -> None:
         self.calls.append("start")
+        if self.cannot_start:
+            raise RuntimeError("can't start new thread")
 
     async def drain(self, deadline: Deadline) -> None:
         self.calls.append("drain")
@@ -50,8 +53,13 @@ class Consumer(Service):
         return Readiness(False, "not joined yet")
 
 
-def run(backend: FakeBackend, then: Callable[[StartWhenHealthy, Consumer, ManualClock], Awaitable[None]]) -> Consumer:
+def run(
+    backend: FakeBackend,
+    then: Callable[[StartWhenHealthy, Consumer, ManualClock], Awaitable[None]],
+    fails: bool = False,
+) -> Consumer:
     consumer, clock = Consumer(), ManualClock()
+    consumer.cannot_start = fails
     gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
 
     async def all_of_it() -> None:
@@ -110,3 +118,14 @@ def test_the_death_of_the_consumer_is_told() -> None:
         assert (told, gate.death) == ([gate], cause)
 
     run(FakeBackend(200), then)
+
+
+def test_a_consumer_that_cannot_start_is_dead_and_not_started_twice() -> None:
+    """What its start has begun would run twice, with two members of its group."""
+
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+        await asyncio.sleep(1.2)  # the pause of a kept task
+        assert consumer.calls == ["start"]
+        assert isinstance(gate.death, RuntimeError)
+
+    run(FakeBackend(200), then, fails=True)

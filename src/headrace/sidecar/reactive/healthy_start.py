@@ -46,8 +46,12 @@ class StartWhenHealthy(Service):
             self._why = f"{self._what}: {why}"
             await self._clock.sleep(self._health.interval_seconds)
         self._begun = True
-        await self._waiting.start()
-        log.info("%s: the backend is ready, consumption begins", self.name)
+        try:
+            await self._waiting.start()
+        except Exception as cause:  # noqa: BLE001 boundary: half of it may run, and must not begin a second time
+            self.die(cause)
+        else:
+            log.info("%s: the backend is ready, consumption begins", self.name)
 
     async def _problem(self) -> str:
         try:

@@ -45,7 +45,7 @@ class Client:
     def flush(self, _seconds: float) -> None:
         while self.waiting:
             size = 1 if self.alone else self.cuts.randint(1, len(self.waiting))
-            batch, self.waiting = self.waiting[:size], self.waiting[size:]
+            batch = [self.waiting.pop(0) for _ in range(size)]  # while the loop adds others
             self.tries.update(value for value, _ in batch)
             bad = [value.startswith(b"bad") for value, _ in batch]
             several = sum(bad) > 1 and self.reason != ClientError.MSG_SIZE_TOO_LARGE

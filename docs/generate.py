@@ -324,8 +324,8 @@ def scopes_page() -> str:
     rows = []
     for endpoint in ENDPOINTS:
         rule = endpoint.rule
-        actions = [f"`{action}:` of the {rule.parameter or 'body'}" for action in filter(None, [rule.action])]
-        actions += [f"`{action}:` of the body" for action in filter(None, [rule.also])]
+        actions = [f"`{rule.action}:` of the {rule.parameter or 'body'}"] if rule.action else []
+        actions += [f"`{rule.also}:` of the body"] if rule.also else []
         scopes = " or ".join(f"`{scope}`" for scope in rule.any_of) or "open"
         rows.append(f"| `{endpoint.method} {endpoint.path}` | {scopes} | {', '.join(actions)} |")
     parts = [

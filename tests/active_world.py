@@ -17,13 +17,14 @@ import pytest
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import KafkaUnavailable
+from headrace.errors import CommitRefused, InstanceState, KafkaUnavailable
 from headrace.formats.codecs import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
+from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.active.spec import InstanceSpec
+from headrace.sidecar.active.spec import InstanceSpec, Topics
 from headrace.testing import ManualClock
 from tests.group_client import ConsumerClient, Message, plain, where
 
@@ -327,3 +328,36 @@ def run_virtual(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in a loop with virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(work)
+
+
+class Compared(TopicPartition):
+    """A partition that counts comparisons."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return super().__eq__(other)
+
+    __hash__ = TopicPartition.__hash__
+
+
+async def work_of(world: World, count: int) -> int:
+    """Return the comparisons of requests that name so many partitions, of which the first instance has two."""
+    many: list[TopicPartition] = [Compared("t", n) for n in range(count)]
+    first = [Processed(partition, Committed(1)) for partition in many]
+    world.logs |= {partition: [] for partition in many if partition not in world.logs}
+    Compared.count = 0
+    with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
+        await world.run(world.instance.commit(first))
+    with pytest.raises(InstanceState, match=f"t-11 and {count - 12} more;"):
+        await world.run(world.instance.seek(dict.fromkeys(many, 1)))
+    assigned = await world.instances.create(spec_of("assigned"))
+    for partitions in (many, many[1:]):
+        await assigned.subscribe(Topics(partitions=partitions))
+        await world.turns()
+    await assigned.wait_assigned(many)
+    assert assigned.assigned == many[1:]
+    await world.run(assigned.commit(first[1:]))
+    await world.instances.delete(assigned)
+    return Compared.count

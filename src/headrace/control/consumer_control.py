@@ -224,7 +224,7 @@ class ConsumerControl(Reconciler):
             request.set_result(entry)
 
     def reconcile(self) -> float | None:
-        """Start a round for each consumer that has commands for partitions of this process which no round is at."""
+        """Start a round for each consumer with commands for partitions of this process that no round handles yet."""
         waiting = False
         for name, consumer in self.consumers.items():
             unwritten = bool(self._unwritten.get(name))
@@ -276,7 +276,7 @@ class ConsumerControl(Reconciler):
         partitions: set[TopicPartition | None],
         outcomes: dict[str, Entry],
     ) -> None:
-        """Run the due commands of a partition; then a round is at it no more, however long the other ones take."""
+        """Run the due commands of a partition; then another round may handle it, however long the others take."""
         due = self._due(consumer, {partition})
         await asyncio.gather(*[self._run(consumer, command, pump, outcomes) for command, pump in due])
         if partition:

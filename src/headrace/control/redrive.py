@@ -382,7 +382,7 @@ class Redrive:
         results: Sequence[Any],
         alone: type[errors.HeadraceError] | tuple[type[errors.HeadraceError], ...] = REFUSALS,
     ) -> dict[int, errors.HeadraceError]:
-        """Report what was written, and return what was not, by index; who is `alone` to blame for it is left out."""
+        """Report what was written, and return what was not, by index; those that failed `alone` are listed."""
         if records and self._on_sent:
             self._on_sent(records, results)
         failed = {index: result for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)}

@@ -25,8 +25,7 @@ from headrace.kafka.error_map import ClientErrors, report_error, write_error
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
 from headrace.kafka.renewal import ClientReplacement
-from headrace.kafka.sent_request import Callbacks, Done, Request, Results
-from headrace.kafka.sent_request import ProduceResult as ProduceResult
+from headrace.kafka.sent_request import Callbacks, Done, ProduceResult, Request, Results
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 from headrace.records import OutgoingRecord, Produced
 

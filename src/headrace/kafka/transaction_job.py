@@ -14,8 +14,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.access import Right
 from headrace.kafka.error_map import repeat_error, to_error, write_error
 from headrace.kafka.positions import to_client
-from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_limits import Batches, wire_bytes
+from headrace.kafka.sent_request import ProduceResult
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 
 _SECONDS: Final = 10.0

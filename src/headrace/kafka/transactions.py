@@ -29,11 +29,11 @@ from headrace.config.producer import ProducerConfig, TransactionsConfig
 from headrace.kafka.access import Right
 from headrace.kafka.admin import Admin
 from headrace.kafka.error_map import ClientErrors, refused_records, to_error
-from headrace.kafka.producer import ProduceResult
 from headrace.kafka.producer_limits import Batches, BatchLimits
 from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.renewal import ClientSecurity
+from headrace.kafka.sent_request import ProduceResult
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.kafka.transaction_job import GroupOffsets, Receipt, TransactionJob
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service

@@ -8,7 +8,7 @@ delivery has succeeded since this one began. When others did succeed, that one d
 own.
 
 A delivery at which the destination closes the connection is suspected. At the third time it is taken apart. A record
-alone is to blame if the destination has taken another delivery since it was suspected.
+is to blame if it was alone in flight, and the destination has taken another delivery since it was suspected.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
 A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds pays for

@@ -199,7 +199,10 @@ class Deliverer:
         delivery = Delivery(context.group, lane.partition, epoch, records, batch.attempt, self._replay)
         reach("delivery.before")
         try:
-            replies = await self._destination.deliver(delivery)
+            if _is_suspect(batch):
+                replies = await self._deliver_alone(lane, attempt_id, delivery)
+            else:
+                replies = await self._destination.deliver(delivery)
         except DeadLetterFailed as failure:
             # Kafka did not take it, which proves nothing about the destination.
             if not lane.is_fenced:
@@ -227,6 +230,13 @@ class Deliverer:
                     self._end(lane, records, outcome)
                 return None
         return self._settle(lane, batch, attempt_id, replies)
+
+    async def _deliver_alone(self, lane: Lane, attempt_id: int, delivery: Delivery) -> Sequence[Reply]:
+        """Deliver a record while nothing else is in flight: then no other record can have broken it off."""
+        async with self._limit.alone():
+            if lane.condition.is_ending or self._context.breaker.stops(attempt_id):
+                return [NOT_BEGUN]
+            return await self._destination.deliver(delivery)
 
     def _begun_of(self, lane: Lane, batch: Batch, replies: Sequence[Reply]) -> tuple[Batch, Sequence[Reply]]:
         """Return what was begun of a batch; the rest waits for that, or is fetched again by the partition's next owner.
@@ -261,11 +271,12 @@ class Deliverer:
         otherwise it may be down for all.
         """
         breaker, records, why = self._context.breaker, batch.records, error.description
+        was_alone = _is_suspect(batch)
         batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or breaker.newest)
         others_are_taken = breaker.has_taken_since(batch.suspected)
-        if lane.is_fenced or batch.broken_off < _BROKEN_OFF:
+        if lane.is_fenced or batch.broken_off < _BROKEN_OFF or (len(records) == 1 and not was_alone):
             self._refused(lane, batch, attempt_id, why)
-        elif len(records) > 1:
+        elif not was_alone:
             self._context.counts.refusals += 1
             if not others_are_taken:
                 breaker.refused(attempt_id, why)
@@ -408,6 +419,11 @@ class Deliverer:
         if dead_letters:
             replies = [dead_letter.reply for dead_letter in dead_letters]
             self._end(lane, DeadLetterBatch(dead_letters).records, how, replies)
+
+
+def _is_suspect(batch: Batch) -> bool:
+    """Whether it is one record, at which the destination has closed the connection again and again."""
+    return batch.broken_off >= _BROKEN_OFF and len(batch.records) == 1
 
 
 def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:

@@ -53,6 +53,9 @@ class AdaptiveLimit:
         self._users: list[SlotUser] = []
         self._live: SlotUser | None = None
         self._turns = 0
+        self._alone = 0
+        """Deliveries in flight that shall be alone; one after the other is."""
+        self._alone_turn, self._changed = asyncio.Lock(), asyncio.Event()
 
     def join(self, user: SlotUser, *, live: bool = False) -> None:
         """Count the deliveries of a user; one slot is reserved for the one that is live."""
@@ -75,6 +78,8 @@ class AdaptiveLimit:
     def free_for(self, user: SlotUser) -> int:
         """Return how many deliveries a user may begin now."""
         free, live = self.concurrency - self.in_flight, self._live
+        if self._alone:
+            return 0
         if live is user or live is None:
             return free
         return min(free, max(1, self.concurrency - 1) - (self.in_flight - live.in_flight))
@@ -90,6 +95,21 @@ class AdaptiveLimit:
         """Record that a delivery is over."""
         user.in_flight -= 1
         self.in_flight -= 1
+        self._changed.set()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncGenerator[None, None]:
+        """Keep a slot that is taken while nothing else is in flight, and nothing begins; wait for that."""
+        self._alone += 1
+        self._changed.set()
+        try:
+            async with self._alone_turn:
+                while self.in_flight > self._alone:
+                    self._changed.clear()
+                    await self._changed.wait()
+                yield
+        finally:
+            self._alone -= 1
 
     def others_wait(self, user: SlotUser) -> bool:
         """Whether another user may have something to begin."""

@@ -245,6 +245,33 @@ async def test_a_record_at_which_a_backend_closes_the_connection_is_found(
     await bed.pump.stop()
 
 
+@pytest.mark.parametrize(("ordering", "max_records"), [("partition", 100), ("key", 10), ("none", 1)])
+async def test_a_crash_costs_records_in_flight_no_attempt(ordering: str, max_records: int) -> None:
+    """Also if every partition has two records at which the backend ends, with all that it has at work."""
+    bed = Troubled(ordering=ordering, max_records=max_records, attempts=3, max_in_flight=16)
+    crashed = asyncio.Event()
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        nonlocal crashed
+        crash = crashed
+        await bed.clock.sleep(0.05)
+        if not {record.offset for record in delivery.records}.isdisjoint({7, 23}):
+            crash.set()
+            crashed = asyncio.Event()
+        if crash.is_set():
+            raise DestinationUnavailable("it closed the connection", broken_off=True)
+        return await fine(delivery)
+
+    await bed.open()
+    bed.answer = answer
+    bed.give(30)
+    await bed.clock.advance(300)
+    assert bed.drained
+    assert sorted(bed.letters) == [7] * 8 + [23] * 8
+    assert {offset for (_, offset), attempt in bed.attempts.items() if attempt > 1} == {7, 23}
+    await bed.pump.stop()
+
+
 @pytest.mark.parametrize("is_alive", [False, True])
 async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is_alive: bool) -> None:
     """Without that nothing proves that the backend is up: it waits, and is named, until the backend takes it."""

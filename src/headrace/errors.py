@@ -418,7 +418,7 @@ class FunctionInvalid(FunctionError, code="ERR40024", message="FUNCTION_INVALID"
     """The function file or its handler is not usable."""
 
 
-class WorkerLost(FunctionError, code="ERR40025", message="FUNCTION_WORKER_LOST", retriable=True):
+class WorkerLost(FunctionError, code="ERR40025", message="FUNCTION_WORKER_LOST"):
     """A worker process died; its records are delivered again."""
 
 

@@ -123,8 +123,9 @@ ENGINES: dict[str, Callable[[Scene, Any, Any, Function], None]] = {
 def test_a_handler_has_the_same_ends(
     site: Scene, topic: Any, headrace: Any, backend: Any, tmp_path: Path, kind: str, engine: str
 ) -> None:
-    """Outputs, emitted records, dead letters and the committed offset: each record ends once and in one way."""
-    source, target = topic(), topic()
+    """Outputs, emitted records, dead letters, the committed offset: each record ends once and in one way."""
+    source = topic()
+    target = f"{source}-made"
     site.cli("topics", "create", f"{source}-emitted")
     attributes = {
         "topics": [source],

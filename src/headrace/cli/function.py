@@ -185,8 +185,8 @@ async def call_handler(
 async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, output: str) -> None:
     """Serve a function as the backend of a reactive consumer (`backend.mode: results`), until SIGTERM or Ctrl-C.
 
-    Any path takes POST; GET answers whether the function is ready. Outputs are written to Kafka. The settings are
-    those of the first trigger.
+    Any path takes POST; GET answers whether the function is ready. Outputs are written to Kafka; a missing outputTopic
+    is created first. The settings are those of the first trigger.
 
     Example: headrace function serve orders/function.yaml --port 8444
     """
@@ -203,6 +203,9 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})
     service = FunctionService(spec, [trigger], clock)
     topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)
+    if trigger.output_topic and cluster.kafka.create_topics:
+        like = trigger.topics[0] if cluster.kafka.is_at(trigger.kafka.brokers) else ""
+        await Admin(cluster.kafka).ensure_topic_like(trigger.output_topic, like)
     registry, _ = make_registry(cluster.registry, clock)
     async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
         destination = FunctionDestination(

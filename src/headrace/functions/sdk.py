@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partialmethod
+from functools import cached_property, partialmethod
 from types import GenericAlias, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ NO_ACK = "x-nuclio-stream-no-ack"
 _SOURCE = {"topic": "topic", "shard_id": "partition", "num_shards": "partitions", "trigger": "trigger"}
 """Arguments of Nuclio's events, and the property of all events of a frame that each is."""
 _FIELDS = {name: name for name in ("content_type", "method", "url", "type_version", "version", "last_in_batch")}
-_FIELDS |= {"_type": "type", "path": "_path", "size": "_size", "fields": "_fields", "_id": "_id"}
+_FIELDS |= {"_type": "type", "path": "path", "size": "size", "fields": "fields", "_id": "id"}
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -49,7 +49,7 @@ class Replaceable:
 
 
 class Event(Replaceable):
-    """One Kafka record, or one request of an HTTP trigger.
+    """One Kafka record, or one request of an HTTP trigger. A handler may set each attribute.
 
     Attributes:
         body: The value: bytes, or what the trigger's `valueFormat` makes of them; None for a tombstone.
@@ -65,9 +65,6 @@ class Event(Replaceable):
     type_version = ""
     version = ""
     last_in_batch = False
-    _size: int | None = None
-    _path = _id = ""
-    _fields: dict[str, Any] | None = None
     __class_getitem__: Any = classmethod(GenericAlias)
     """`Event[Order]`: a handler with this annotation gets events whose body is an `Order`."""
 
@@ -92,7 +89,8 @@ class Event(Replaceable):
         for name, value in nuclio.items():
             if name not in _FIELDS:
                 raise TypeError(f"an event has no {name}: known here are {', '.join([*_SOURCE, *_FIELDS])}")
-            setattr(self, _FIELDS[name], value)
+            if value is not None:
+                setattr(self, _FIELDS[name], value)
 
     def to_json(self) -> str:
         """Return the event as JSON; a body of bytes is base64, as in Nuclio."""
@@ -100,16 +98,14 @@ class Event(Replaceable):
         import json
 
         body = base64.b64encode(self.body).decode() if isinstance(self.body, bytes) else self.body
-        names = (*_SOURCE, *_FIELDS.values(), "path", "headers", "id", "offset", "fields", "timestamp")
-        fields = {name: getattr(self, name) for name in names if name[0] != "_"}
-        return json.dumps({**fields, "size": self.size, "body": body, "trigger": self.trigger._asdict()}, default=str)
+        names = (*_SOURCE, *_FIELDS.values(), "headers", "offset", "timestamp")
+        fields = {name: getattr(self, name) for name in names}
+        return json.dumps({**fields, "body": body, "trigger": self.trigger._asdict()}, default=str)
 
-    @property
+    @cached_property
     def headers(self) -> dict[str, bytes | None]:
         """Headers by name; of a name that repeats, the last value."""
-        if not isinstance(self._headers, dict):
-            self._headers = dict(self._headers or ())
-        return self._headers
+        return self._headers if isinstance(self._headers, dict) else dict(self._headers or ())
 
     def get_header(self, name: str) -> bytes | None:
         """Return the last header of this name in any letter case, None if there is none."""
@@ -120,50 +116,50 @@ class Event(Replaceable):
                 found = value
         return found
 
-    @property
+    @cached_property
     def topic(self) -> str:
         """Topic of the record."""
         return self._origin.topic
 
-    @property
+    @cached_property
     def path(self) -> str:
         """The topic, `/` when there is none."""
-        return self._path or self._origin.topic or "/"
+        return self._origin.topic or "/"
 
-    @property
+    @cached_property
     def shard_id(self) -> int:
         """Partition of the record."""
         return self._origin.partition
 
-    @property
+    @cached_property
     def num_shards(self) -> int:
         """Partitions of the topic."""
         return self._origin.partitions
 
-    @property
+    @cached_property
     def trigger(self) -> TriggerInfo:
         """The trigger of the event."""
         return self._origin.trigger
 
-    @property
+    @cached_property
     def id(self) -> str:
         """`topic-partition-offset`: the same at every delivery of this record; `X-Correlation-Id` of a request."""
-        return self._id or f"{self._origin.topic}-{self._origin.partition}-{self.offset}"
+        return f"{self._origin.topic}-{self._origin.partition}-{self.offset}"
 
-    @property
+    @cached_property
     def timestamp(self) -> datetime | None:
         """UTC without a zone, in whole seconds as in Nuclio; None when the record has no timestamp."""
         return None if self.timestamp_ms < 0 else _EPOCH + timedelta(seconds=self.timestamp_ms // 1000)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the value; 0 for a tombstone."""
-        return len(self.body or b"") if self._size is None else self._size
+        return len(self.body or b"")
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Any]:
         """The query of a request; empty for Kafka."""
-        return self._fields or {}
+        return {}
 
 
 class Response(Replaceable):

@@ -266,6 +266,7 @@ async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypat
                 answer = await function.ask("POST", "/")
             found = json.loads(answer.body)
             assert (answer.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
+            assert found["metadata"]["retriable"] is False
             assert b"secret" not in answer.body
             assert (await function.ask("GET", "/")).body == b"up"
 

@@ -21,6 +21,7 @@ from headrace.functions.sdk import (
     TriggerInfo,
     has_no_ack,
 )
+from headrace.functions.worker import serving
 
 
 def test_an_event_has_the_fields_of_a_kafka_record() -> None:
@@ -35,6 +36,16 @@ def test_an_event_has_the_fields_of_a_kafka_record() -> None:
     assert (event.get_header("a"), event.get_header("none")) == (b"2", None)
     assert (event.trigger.kind, event.trigger.name) == ("kafka-cluster", "k")
     assert (event.content_type, event.method, event.fields, event.last_in_batch) == ("", "", {}, False)
+
+
+def test_each_attribute_of_an_event_may_be_set() -> None:
+    """As in Nuclio, whose functions make a call of the event that they got."""
+    for event in (Event(b"body"), serving._RecordEvent(b"body", None, None, 42, -1, EventSource("flights", 3, 8))):
+        changed = {"headers": {"X": "1"}, "path": "/call", "id": "i", "size": 9, "fields": {"q": "1"}, "topic": "other"}
+        for name, value in changed.items():
+            setattr(event, name, value)
+        assert {name: getattr(event, name) for name in changed} == changed
+        assert (event.get_header("x"), json.loads(event.to_json())["path"]) == ("1", "/call")
 
 
 def test_headers_are_the_handlers_own_to_change() -> None:

@@ -299,7 +299,7 @@ class Serving:
             assert event is not None
             self._progress[0] = begun + index + 1  # a record that crashes its codec is the one to blame
             try:
-                event._size = event.size
+                event.size = len(event.body or b"")
                 event.key = _decoded("key", event.key, decode_key)
                 event.body = _decoded("value", event.body, decode_value)
             except DecodeError as cause:
@@ -346,8 +346,8 @@ def _request(work: wire.Work, info: TriggerInfo, typed: bool) -> Event:
     (path, _, query), kind = target.partition("?"), headers.get("Content-Type", "")
     event = Event(body, None, headers, 0, work.timestamps_ms[0], EventSource(trigger=info), size=len(body))
     event.method, event.url, event.content_type = method, target, kind
-    event._path, event._fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
-    event._id = (work.keys[0] or b"").decode()
+    event.path, event.fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
+    event.id = (work.keys[0] or b"").decode()
     if kind == _JSON and not typed:
         with contextlib.suppress(DecodeError):
             event.body = _decode_json(body)

@@ -153,32 +153,30 @@ def test_a_port_that_is_taken_ends_with_1(site: Any, topic: Callable[..., str], 
     assert backend.requests == []
 
 
-def test_a_service_that_dies_is_named_and_ends_the_process(
+def test_a_consumer_that_dies_is_named_and_starts_again_alone(
     site: Any, topic: Callable[..., str], headrace: Any, backend: Any
 ) -> None:
-    """A second member with the same static identity fences the first: its readiness names the consumer, exit code 1."""
-    name = topic()
+    """A second member with the same static identity fences it; when that has left, it reads on."""
+    name, slow = topic(), topic()
     only = push(name, backend, consumer={"instance_id": "the-one"})
     config = {**site.config, "reactive_consumers": only}
-    slow = topic()
-    backend.answer = Answer(delay_seconds=600)  # the other consumer drains for as long as the question takes
+    backend.answer = Answer(delay_seconds=600)
     first = headrace({**config, "reactive_consumers": {**only, "slow": push(slow, backend)["push"]}})
     site.write_json(slow, 1)
     backend.wait_for(lambda b: len(b.requests) == 1)
-    headrace(config, wait=False)
-    seen: dict[str, str] = {}
-
-    def named() -> bool:
-        seen.update(site.reasons(first.url))
-        return "ended by itself" in seen.get("reactive push consumer", "")
-
-    site.wait_until(named, "readiness to name the dead service")
+    second = headrace(config, wait=False)
+    site.wait_until(lambda: "ended by itself" in site.reasons(first.url).get("reactive push", ""), "its reason")
+    second.server.kill()
+    site.write_json(name, 2)
+    backend.wait_for(lambda b: len(b.requests) == 2)
     backend.answer = Answer()
     backend.release()
-    site.wait_until(lambda: first.exit_code is not None, "the end")
-    assert first.exit_code == 1
-    assert "service reactive push consumer ended by itself" in first.output
+    for one in (name, slow):
+        site.wait_committed(f"{one}-push", one, 1)
+    assert "reactive push: services failed: service reactive push consumer ended by itself" in first.output
     assert "Traceback" not in first.output
+    assert len(backend.requests) == 2
+    assert first.exit_code is None
 
 
 def metric(text: str, name: str, /, **labels: str) -> float:

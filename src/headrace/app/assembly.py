@@ -30,7 +30,7 @@ from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.kafka.topics import TopicDirectory
-from headrace.lifecycle import Service
+from headrace.lifecycle import RestartedServices, Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.process import check_heaps
 from headrace.pipelines.runs import PipelineRun
@@ -72,10 +72,12 @@ class Assembly:
         *,
         owner: str = "",
         may_read: Callable[[str], bool] | None = None,
+        restarts: bool = True,
     ) -> None:
         """Make every consumer; nothing is started or contacted.
 
         `owner` is empty for those of the file. Without `may_read`, patterns match every topic that is not internal.
+        Without `restarts`, who starts the services also starts them again.
 
         Raises:
             ConfigError: A client property is not allowed, or two consumers have the same name.
@@ -83,6 +85,7 @@ class Assembly:
             PipelineInvalid: A pipeline file is not usable.
         """
         self._context, self._config, self._owner, self._may_read = context, config, owner, may_read
+        self._restarts = restarts
         self.functions = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.functions))
         self.consumers: list[RunningConsumer] = []
@@ -94,9 +97,11 @@ class Assembly:
         """Formats of keys and values."""
         self._other_clusters: list[TopicDirectory] = []
         """Of functions and pipelines with brokers or a login of their own."""
+        self.on_made: Callable[[RunningConsumer], None] = lambda consumer: None
+        """Called with a consumer that was made again."""
         made: list[Service] = []
         for name, reactive in config.reactive_consumers.items():
-            made += self._reactive_consumer(name, reactive)
+            made += self._restarted("reactive", name, functools.partial(self._reactive_consumer, name, reactive))
         self.listening: list[tuple[FunctionService, HttpTrigger, FunctionDestination]] = []
         """Functions that answer requests, and by which trigger."""
         self.reloads: dict[str, FunctionReload] = {}
@@ -109,6 +114,20 @@ class Assembly:
         others = (service for topics in self._other_clusters for service in (topics.admin.reachability, topics))
         self.services: list[Service] = [*others, *made]
         """Downstream first."""
+
+    def _restarted(self, kind: str, name: str, make: Callable[[], Sequence[Service]]) -> Sequence[Service]:
+        """Make the services of a consumer, and make them again when one of them has died; nothing else stops then."""
+        if not self._restarts:
+            return make()
+
+        def again() -> Sequence[Service]:
+            self.consumers = [consumer for consumer in self.consumers if consumer.name != name]
+            self._context.metrics.forget_deliveries(kind, name)
+            services = make()
+            self.on_made(next(consumer for consumer in self.consumers if consumer.name == name))
+            return services
+
+        return [RestartedServices(f"{kind} {name}", make(), again, self._context.clock, self._config.drain_seconds)]
 
     # Reactive consumers ----------------------------------------------------------------------------------------------
 
@@ -196,12 +215,10 @@ class Assembly:
                 if isinstance(trigger, HttpTrigger):
                     self.listening.append((workers, trigger, self._destination(trigger, workers)))
                     continue
-                made += self._trigger(spec, trigger, workers)
-                if trigger.explicit_ack_mode != "disable":
-                    pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
-                    acknowledge = functools.partial(pump.acknowledge, up_to=up_to)
-                    acknowledgers.update(dict.fromkeys(trigger.topics, acknowledge))
-                    deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
+                make = functools.partial(
+                    self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
+                )
+                made += self._restarted("function", f"{spec.name}.{trigger.name}", make)
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
 
@@ -211,6 +228,22 @@ class Assembly:
             admin = self._topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
             self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
         return spec
+
+    def _acknowledged_trigger(
+        self,
+        spec: FunctionSpec,
+        trigger: KafkaTrigger,
+        workers: FunctionService,
+        acknowledgers: dict[str, Acknowledge],
+        deliver_again: dict[str, Callable[[TopicPartition], None]],
+    ) -> list[Service]:
+        """Make a trigger, and take its explicit acknowledgements to its pump."""
+        services = self._trigger(spec, trigger, workers)
+        if trigger.explicit_ack_mode != "disable":
+            pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
+            acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
+            deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
+        return services
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
         context, config, kafka, topics = self._context, self._config, trigger.kafka, trigger.topics
@@ -349,7 +382,9 @@ class Assembly:
             if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
                 if admin is not context.admin:
                     raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
-                pushing += self._reactive_consumer(f"{spec.name}.{name}", reactive)
+                push = f"{spec.name}.{name}"
+                make = functools.partial(self._reactive_consumer, push, reactive)
+                pushing += self._restarted("reactive", push, make)
         return [*pushing, run]
 
     # Both kinds of consumers -----------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class App:
         control = ConsumerControl(table, running, member, lag.of, clock)
         for consumer in assembly.consumers:
             control.add(consumer)
+        assembly.on_made = control.add
         jobs, job_endpoints = jobs_of(context, table, running, assembly.internal)
         if assembly.consumers or config.registrations.backends or config.cluster.peers:
             # What is paused must not begin, so the table is read before the consumers start.
@@ -112,7 +113,6 @@ class App:
             families.append(registered.endpoints)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
-
         self._instances: ActiveInstances | None = None
         forwarder = self._forwarder(table) if config.cluster.peers else None
         families += self._active(assembly, running, member, forwarder.owners if forwarder else None)

@@ -53,6 +53,7 @@ class RegisteredConsumers:
                 self._internal,
                 owner=one.owner,
                 may_read=lambda topic: not topic.startswith("_") and one.may_read(topic),
+                restarts=False,
             )
             for consumer in made.consumers:
                 self._control.add(consumer)

@@ -68,6 +68,11 @@ class Service:
         """Return whether the service does its work now."""
         return Readiness(True)
 
+    def readiness_by_name(self) -> dict[str, Readiness]:
+        """Return the readiness of the service and of those that it runs, with the tasks that have failed."""
+        ready, reason = self.readiness()
+        return {self.name: Readiness(ready, "; ".join(filter(None, [reason, self.task_failures])))}
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a coroutine as a task of this service, on the loop.
 

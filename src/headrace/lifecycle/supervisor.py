@@ -78,23 +78,32 @@ class Supervisor:
         self.draining = True
         await first_of(self.drain(), signals.stop_requested.wait())
         await self.stop()
-        for service in self._services:
-            if service.death is not None:
-                text = f"service {service.name} ended by itself: {service.death}"
-                raise ServiceDied(text, service=service.name) from service.death
+        if self._death.is_set():
+            raise await self.death()
+
+    async def death(self) -> ServiceDied:
+        """Wait until a service has ended by itself; return which, and why."""
+        await self._death.wait()
+        service = next(each for each in self._services if each.death is not None)
+        died = ServiceDied(f"service {service.name} ended by itself: {service.death}", service=service.name)
+        died.__cause__ = service.death
+        return died
 
     def readiness(self) -> dict[str, Readiness]:
         """Return the readiness of each service by name; that of a dead one has the error that ended it."""
-        return {service.name: self._readiness_of(service) for service in self._services}
+        found: dict[str, Readiness] = {}
+        for service in self._services:
+            found |= self._readiness_of(service)
+        return found
 
-    async def drain(self) -> None:
-        """Drain every started service in reverse order until one shared deadline."""
-        deadline = Deadline(self._clock, self._drain_seconds)
+    async def drain(self, deadline: Deadline | None = None) -> None:
+        """Drain every started service in reverse order until one shared deadline, by default in `drain_seconds`."""
+        deadline = deadline or Deadline(self._clock, self._drain_seconds)
         for service in reversed(self._started):
             try:
                 await asyncio.wait_for(service.drain(deadline), deadline.remaining_seconds)
             except TimeoutError:
-                log.warning("service %s did not drain within %.0f s", service.name, self._drain_seconds)
+                log.warning("service %s did not drain in time", service.name)
             except Exception:  # boundary: one service's failure to drain must not keep the others from draining
                 log.exception("service %s failed to drain", service.name)
 
@@ -110,15 +119,11 @@ class Supervisor:
     def _died(self, service: Service) -> None:
         self._death.set()
 
-    def _readiness_of(self, service: Service) -> Readiness:
+    def _readiness_of(self, service: Service) -> dict[str, Readiness]:
+        why = "draining" if self.draining else "" if service in self._started else "not started"
         if service.death is not None:
-            return Readiness(False, f"ended by itself: {service.death}")
-        if self.draining:
-            return Readiness(False, "draining")
-        if service not in self._started:
-            return Readiness(False, "not started")
-        ready, reason = service.readiness()
-        return Readiness(ready, "; ".join(filter(None, [reason, service.task_failures])))
+            why = f"ended by itself: {service.death}"
+        return {service.name: Readiness(False, why)} if why else service.readiness_by_name()
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:

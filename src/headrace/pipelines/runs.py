@@ -13,7 +13,7 @@ from headrace.config.internal_topics import BATCHES_TOPIC
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
-from headrace.errors import DriverLost, HeadraceError, PipelineInvalid, TopicNotFound
+from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
 from headrace.lifecycle.gauge_registry import register_gauge
@@ -155,10 +155,18 @@ class PipelineRun(Service):
         return {**report, "flows": {name: msgspec.structs.asdict(flow) for name, flow in report["flows"].items()}}
 
     async def hold(self, state: Literal["paused", "stopped"]) -> None:
-        """End the driver after its micro-batches, until `resume`. A pause stays when Headrace starts again."""
+        """End the driver after its micro-batches, until `resume`. A pause stays when Headrace starts again.
+
+        Raises:
+            EnvironmentProblem: The pause cannot be written; the pipeline runs.
+        """
         if state == "paused":
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / _PAUSED).touch()
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / _PAUSED).touch()
+            except OSError as cause:
+                text = f"{self._folder / _PAUSED} cannot be written ({cause.strerror}): correct that, and pause again"
+                raise EnvironmentProblem(text) from cause
         self._held = True
         if self._driver:
             await self._driver.stop(Deadline(self._clock, _PAUSE_SECONDS))

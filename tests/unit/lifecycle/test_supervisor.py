@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from headrace.errors import KafkaError, ServiceDied, TopicNotFound
-from headrace.lifecycle import Deadline, Readiness, Service, Signals, Supervisor, SystemClock
+from headrace.lifecycle import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.lifecycle.supervisor import first_of
 from headrace.testing import ManualClock
+from tests.raw_server import until
 
 
 class Noting(Service):
@@ -110,6 +111,30 @@ async def test_a_task_that_can_begin_anew_ends_nothing_and_is_named(
     assert gauges()[failures] == 3
     await supervisor.stop()
     assert failures not in gauges()
+
+
+async def test_services_of_one_consumer_end_and_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one dies, or cannot start again, the process and its other services go on, and readiness has the reason."""
+    monkeypatch.setattr("headrace.lifecycle.service._FIRST_PAUSE_SECONDS", 0.001)
+    notes: list[str] = []
+    made = [[Noting(f"a{n}", notes, broken="start" if n == 1 else ""), Noting(f"b{n}", notes)] for n in range(3)]
+    births = iter(made)
+    consumer = RestartedServices("consumer", next(births), lambda: next(births), SystemClock(), 5)
+    supervisor = supervised(consumer, Noting("other", notes))
+    await supervisor.start()
+    assert set(supervisor.readiness()) == {"a0", "b0", "other"}
+    made[0][1].die(KafkaError("fenced"))
+    assert supervisor.readiness()["b0"] == Readiness(False, "ended by itself: fenced")
+    await until(lambda: "start b2" in notes)
+    first = ["start a0", "start b0", "start other"]
+    assert notes[3:] == ["drain b0", "drain a0", "stop b0", "stop a0", "start a1", "stop a1", "start a2", "start b2"]
+    assert notes[:3] == first
+    found = supervisor.readiness()
+    assert found["consumer"] == Readiness(True, "services failed: RuntimeError('cannot start')")
+    assert found["a2"] == found["b2"] == Readiness(True)
+    await supervisor.drain()
+    await supervisor.stop()
+    assert notes[11:] == ["drain other", "drain b2", "drain a2", "stop other", "stop b2", "stop a2"]
 
 
 async def test_a_second_signal_stops_now() -> None:

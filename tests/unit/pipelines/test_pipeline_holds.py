@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import TopicNotFound
+from headrace.errors import EnvironmentProblem, TopicNotFound
 from headrace.pipelines.driver import plan as wire
 from tests.pipeline_bench import READY, Bench, FakeDriver, Started, held, progress
 
@@ -33,6 +35,20 @@ async def test_a_pipeline_is_paused_and_resumed(started: Started, tmp_path: Path
         await bench.run.hold("stopped")
         assert bench.run.status()["state"] == "stopped"
         assert not (tmp_path / "delays/paused").exists()
+
+
+async def test_a_pause_that_cannot_be_kept_is_refused(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the pipeline goes on, and the error says what to do."""
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    async with started() as bench:
+        monkeypatch.setattr(Path, "touch", full)
+        with pytest.raises(EnvironmentProblem, match=r"delays/paused cannot be written \(No space left on device\)"):
+            await bench.run.hold("paused")
+        await bench.clock.advance(10)
+        assert (len(bench.lives), bench.lives[0].stops) == (1, 0)
 
 
 async def test_a_pipeline_that_was_paused_begins_paused(started: Started, tmp_path: Path) -> None:

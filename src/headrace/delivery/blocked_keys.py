@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import DELEGATED, DeadLetter, Delivery, Destination, Reply, not_taken
+from headrace.delivery.protocols import DELEGATED, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
 from headrace.lifecycle import Clock, Service
 from headrace.records import Offsets, Record, TopicPartition
@@ -65,6 +65,10 @@ class EntryTable(Protocol):
 
     def offset_of(self, key: str) -> int:
         """Return the offset of an entry; -1 if there is none."""
+
+    @property
+    def topic_id(self) -> str:
+        """Kafka's id of the topic; another one once the topic was created again."""
 
     async def put_all(self, entries: Mapping[str, bytes | None], limit_seconds: float) -> list[int]:
         """Write entries, wait until they are read back, and return their offsets."""
@@ -137,6 +141,22 @@ class BlockedKeys:
         except HeadraceError as cause:
             raise DestinationUnavailable(f"the table of blocked keys is not read: {cause}") from cause
 
+    async def is_waiting(self, delivery: Delivery, delayed: DelayedRecord) -> bool:
+        """Return whether a record of a retry topic waits, and has not ended already.
+
+        It waits too if the topic of blocked keys was created again since it was written: that may cost a repetition.
+
+        Raises:
+            DestinationUnavailable: The topic is not read; the delivery is to be repeated.
+        """
+        await self.catch_up(delivery, self._entry_of(delayed))
+        return self._entry_of(delayed) < 0 or delayed.origin.offset in self.of(delayed.origin)
+
+    def _entry_of(self, delayed: DelayedRecord) -> int:
+        """Return the offset of an entry; -1 if it was in an earlier topic of the same name."""
+        is_present = delayed.table_id in ("", self._table.topic_id)
+        return delayed.entry if is_present and delayed.entry is not None else -1
+
     async def block(self, records: Sequence[Record]) -> list[int]:
         """Write entries of records, and return their offsets.
 
@@ -171,18 +191,24 @@ class BlockedKeys:
         finally:
             ending.set()
 
-    async def end(self, record: Record, entry: int) -> None:
+    async def end(self, delayed: DelayedRecord) -> None:
         """Unblock the key of a record that has ended in the retry topic, unless it has come again and waits anew.
 
         Raises:
             DeadLetterFailed: It is not written.
         """
+        record, entry = delayed.origin, self._entry_of(delayed)
         try:
             await self._table.reach(entry + 1, _READ_SECONDS)
         except HeadraceError as cause:
             raise DeadLetterFailed(f"the table of blocked keys is not read: {cause}") from cause
         if self.of(record).get(record.offset) == entry:
             await self.unblock(record)
+
+    @property
+    def table_id(self) -> str:
+        """Kafka's id of the topic of blocked keys."""
+        return self._table.topic_id
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
         """Unblock the keys of all records of a partition from an offset on, or raise DeadLetterFailed."""

@@ -119,6 +119,8 @@ class DelayedRecord(NamedTuple):
     """When it may be delivered again, seconds since the epoch."""
     entry: int | None = None
     """Offset of its entry in the topic of blocked keys; None if the order of its key is not kept."""
+    table_id: str = ""
+    """Kafka's id of that topic; empty if it was not known."""
     delay_seconds: float = math.inf
     """Longest wait from when this process received it, whatever the clock of its writer says."""
 

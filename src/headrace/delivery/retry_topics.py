@@ -122,7 +122,7 @@ class RetryTopics:
         if self.blocked and delayed.entry is not None:
             identity = (copy.topic_partition, copy.offset)
             self._unmarked.add(identity)
-            await self.blocked.end(delayed.origin, delayed.entry)
+            await self.blocked.end(delayed)
             self._unmarked.discard(identity)
 
     async def unblock(self, origin: Record) -> None:
@@ -165,7 +165,8 @@ class RetryTopics:
         outgoing = []
         for index, level in levels.items():
             record, due = records[index], now + self.retry.tiers[level]
-            headers = [*record.headers, *delayed_headers(dead_letters[index], due, entries.get(index))]
+            entry = f"{entries[index]} {self.blocked.table_id}" if self.blocked and index in entries else ""
+            headers = [*record.headers, *delayed_headers(dead_letters[index], due, entry)]
             outgoing.append(OutgoingRecord(self._topics[level], record.key, record.value, headers))
         try:
             results = zip(levels, await self._produce(outgoing), strict=True)
@@ -208,10 +209,8 @@ class RetryTopicDestination:
     async def _deliver(self, delivery: Delivery, copy: Record) -> Reply:
         topics, delayed = self._topics, delayed_of(copy)
         origin, reply = delayed.origin, DELEGATED
-        if topics.blocked and delayed.entry is not None:
-            await topics.blocked.catch_up(delivery, delayed.entry)
-            if origin.offset not in topics.blocked.of(origin):
-                return DELEGATED
+        if topics.blocked and delayed.entry is not None and not await topics.blocked.is_waiting(delivery, delayed):
+            return DELEGATED
         if not topics.has_ended(copy):
             partition = origin.topic_partition
             one = delivery._replace(
@@ -234,12 +233,14 @@ def delayed_of(record: Record) -> DelayedRecord:
         origin = Record(
             topic, int(partition), int(offset), int(timestamp), record.key, record.value, lambda: own, record.size_bytes
         )
-        return DelayedRecord(origin, int(attempts), _seconds(first), _seconds(due), int(entry) if entry else None)
+        offset_of_entry, _, table_id = entry.partition(" ")
+        at = int(offset_of_entry) if entry else None
+        return DelayedRecord(origin, int(attempts), _seconds(first), _seconds(due), at, table_id)
     except ValueError:
         return DelayedRecord(record)
 
 
-def delayed_headers(dead_letter: DeadLetter, due: float, entry: int | None = None) -> list[Header]:
+def delayed_headers(dead_letter: DeadLetter, due: float, entry: str = "") -> list[Header]:
     """Return the last headers of a record in a retry topic: its origin, history and due time."""
     record = dead_letter.record
     texts = (
@@ -251,7 +252,7 @@ def delayed_headers(dead_letter: DeadLetter, due: float, entry: int | None = Non
         iso(dead_letter.first_failed_at) if dead_letter.first_failed_at else "",
         dead_letter.reply.error,
         iso(due),
-        "" if entry is None else str(entry),
+        entry,
     )
     return [(name, text.encode()[:_ERROR_BYTES]) for name, text in zip(_NAMES, texts, strict=True)]
 

@@ -113,6 +113,11 @@ class CompactedTable(Service, Generic[T]):
         found = self._entries.get(key)
         return found[0] if found else -1
 
+    @property
+    def topic_id(self) -> str:
+        """Kafka's id of the topic whose entries these are (KIP-516); empty if it is not known."""
+        return self._position.topic_id
+
     async def put(self, key: str, entry: T | None) -> int:
         """Write an entry, or remove it with None, as `put_all` does. Returns the offset."""
         return (await self.put_all({key: entry}))[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
 from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
+from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, DelayedRecord, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
@@ -248,7 +247,7 @@ async def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[
     await tiers.write([letter(record(8), 2)])
     garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
     other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
-    assert delayed_of(other) == (other, 0, 0.0, 0.0, None, math.inf)
+    assert delayed_of(other) == DelayedRecord(other)
     assert await RetryTopicDestination(broker, tiers).deliver(delivery(other)) == [ACK]
     assert broker.delivered[0].records == [other]
 
@@ -423,3 +422,20 @@ async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() 
     assert broker.delivered == []
     assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
     assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("later", [0, 3])
+async def test_what_waits_is_delivered_though_the_topic_of_blocked_keys_was_created_again(later: int) -> None:
+    """Its entry is gone; the new topic may have grown past its offset or not."""
+    broker = Broker()
+    for topic_id in ("first", "second"):
+        tiers = broker.tiers(keep_key_order=True)
+        assert broker.table
+        broker.table._position.topic_id = topic_id
+        if topic_id == "first":
+            await tiers.write([letter(record(1), 2)])
+            (copy,) = broker.logs["g.retry.10s"]
+            broker.logs["parked"].clear()
+    await broker.parked.block([record(offset, b"other") for offset in range(7, 7 + later)])
+    assert await RetryTopicDestination(broker, tiers).deliver(delivery(copy)) == [ACK]
+    assert len(broker.parked._keys) == min(later, 1)

@@ -135,6 +135,20 @@ def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Any,
         assert read(consumer, 1) == [{"n": 0}]
 
 
+def test_a_loop_that_is_left_loses_nothing(client: HeadraceClient, site: Any, topic: Any) -> None:
+    """What it had fetched comes in the next loop, to `read`, or not at all after a seek."""
+    name = topic()
+    written = client.produce_all(name, [NewRecord({"n": n}) for n in range(6)])
+    with client.consumer(name, [name]) as consumer:
+        assert read(consumer, 1) + read(consumer, 2) == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert [record.value for record in consumer.read()] == [{"n": 3}, {"n": 4}, {"n": 5}]
+        consumer.commit()
+        consumer.seek({TopicPartition(name, 0): written[1].offset})
+        assert read(consumer, 1) == [{"n": 1}]
+        consumer.seek({TopicPartition(name, 0): written[4].offset})
+        assert read(consumer, 2) == [{"n": 4}, {"n": 5}]
+
+
 def test_the_asynchronous_client_does_the_same(url: str, site: Any, topic: Any) -> None:
     """Two consumers at a time, one by a stream, and a transaction that commits what was read."""
     name, target = topic(), topic()

@@ -137,9 +137,7 @@ class AsyncGroupConsumer:
     async def __aiter__(self) -> AsyncIterator[ClientRecord]:
         """Yield records as they arrive, without an end."""
         while True:
-            for record in await self.run(self.operations.fetch()):
-                if self.operations.take(record):
-                    yield record
+            yield await self.run(self.operations.handed())
 
     async def stream(self) -> AsyncIterator[ClientRecord]:
         """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.

@@ -137,9 +137,7 @@ class GroupConsumer:
     def __iter__(self) -> Iterator[ClientRecord]:
         """Yield records as they arrive, without an end."""
         while True:
-            for record in self.run(self.operations.fetch()):
-                if self.operations.take(record):
-                    yield record
+            yield self.run(self.operations.handed())
 
     def stream(self) -> Iterator[ClientRecord]:
         """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.

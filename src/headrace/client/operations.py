@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 import uuid
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -171,9 +172,11 @@ class InstanceOperations:
         self._next: dict[TopicPartition, _Position] = {}
         """After the last record that has arrived, or what was sought since."""
         self._back: dict[TopicPartition, _Position] = {}
-        """Where partitions are read again before anything else, because a transaction was refused."""
+        """Where partitions are read again before anything else."""
         self._moved = set[TopicPartition]()
         """Partitions whose records are not handed out any more that were received before a seek."""
+        self._ready = deque[ClientRecord]()
+        """Records that have arrived for an iteration, and are not handed out yet."""
         self._in_doubt = False
         """Whether records may have been sent that have not arrived: by a stream, or in an answer that was lost."""
         self._sought: dict[str, HttpRequest] = {}
@@ -241,8 +244,20 @@ class InstanceOperations:
             self.arrived(record)
         return records
 
+    def handed(self) -> Work[ClientRecord]:
+        """Return the next record of an iteration. A loop that ends keeps the others for the next one."""
+        while True:
+            while self._ready:
+                if self.take(record := self._ready.popleft()):
+                    return record
+            self._ready.extend((yield from self.fetch()))
+
     def prepare(self) -> Work[None]:
         """Go back where records must be read again, before others are."""
+        for record in reversed(self._ready):
+            if (partition := TopicPartition(record.topic, record.partition)) not in self._moved:
+                self._back[partition] = _Position(record.offset, record.assignment)
+        self._ready.clear()
         yield from self._move(self._back)
         if self._in_doubt:
             yield from self.restore()

@@ -138,6 +138,7 @@ class PushScene(Ledger):
         """Wait until a process has met its failpoint and note the fault; it began when the process said its last."""
         self.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
         assert (process.exit_code, f"failpoint {point}: crash" in process.output) == (-signal.SIGKILL, True), point
+        self.backend.settle()
         self.faults.append(Fault(process.server.log.stat().st_mtime, time.time()))
 
     def raised(self, process: HeadraceProcess, point: str, begin: float) -> None:
@@ -151,6 +152,7 @@ class PushScene(Ledger):
         """Until this ends, what no commit had ended when it began may be delivered again."""
         begin = time.time()
         yield
+        self.backend.settle()
         self.faults.append(Fault(begin, time.time()))
 
     def wait_handled(self, records: int) -> None:

@@ -129,6 +129,15 @@ class RecordingBackend:
                 raise EnvironmentProblem(f"The backend waited {limit_seconds:.0f} s and gave up; it had {had}.")
             time.sleep(0.01)
 
+    def settle(self) -> None:
+        """Return when every request is noted that has arrived by now, as that of a process that was killed."""
+        if self._thread:
+            self._thread.call(self._settle(), limit_seconds=60)
+
+    async def _settle(self) -> None:
+        for _ in range(20):  # turns of the loop: accept a connection, read it, begin to answer
+            await asyncio.sleep(0)
+
     async def _listen(self) -> None:
         # Imported here: the pytest plugin is loaded in every test run where Headrace is installed.
         from aiohttp import web

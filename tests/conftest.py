@@ -66,12 +66,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests needed a second try, and how many seconds the first tries cost."""
+    """Say which tests needed a second try and why, and how many seconds the first tries cost."""
     failed = terminalreporter.stats.get("rerun", [])
     terminalreporter.section("second tries")
     terminalreporter.line(f"{len(failed)} second tries; the first tries cost {sum(r.duration for r in failed):.0f} s")
     for report in failed:
-        terminalreporter.line(f"{report.duration:.0f} s {report.nodeid}")
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.line(f"{report.duration:.0f} s {report.nodeid}: {crash.message[:500] if crash else ''}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,20 +29,20 @@ OFFSETS_OUTSIDE = f"""{KILLED}
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.kafka.transaction_job import GroupOffsets
 
-count, write = 0, TransactionalPump._write
+count, write = 0, TransactionalPump._write_once
 
-async def _write(self, offsets, outputs):
+async def _write_once(self, portion):
     global count
     count += 1
-    failure = await write(self, offsets, outputs)
+    blame = await write(self, portion)
     if count == 3:
         kill_once()
-    if failure is None:
-        self._consumer.commit(offsets)
-    return failure
+    if not any(blame):
+        self._consumer.commit(portion.offsets)
+    return blame
 
 GroupOffsets.send = lambda self, client: None
-TransactionalPump._write = _write
+TransactionalPump._write_once = _write_once
 """
 RANDOM_IDS = f"""{KILLED}
 import uuid
@@ -64,7 +64,7 @@ transactions.GroupTransactions._properties = lambda self, name: properties(self,
 NO_REWIND = f"""{ABORTS.format(aborts="count == 3")}
 from headrace.functions.exactly_once import TransactionalPump
 
-TransactionalPump._ended_with = lambda self, failure, *others: failure and self._failed(failure)
+TransactionalPump._begin_again = lambda self, lanes, error, pause_seconds: None
 """
 KEPT_PRODUCER = f"""{KILLED}
 from headrace.kafka import transactions

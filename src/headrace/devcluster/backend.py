@@ -130,7 +130,7 @@ class RecordingBackend:
             time.sleep(0.01)
 
     def settle(self) -> None:
-        """Return when every request is noted that has arrived by now, as that of a process that was killed."""
+        """Return when the journal has every request that has arrived by now, as that of a process that was killed."""
         if self._thread:
             self._thread.call(self._settle(), limit_seconds=60)
 

@@ -84,7 +84,7 @@ class GroupOffsets(NamedTuple):
         )
 
 
-Receipt = Callable[[list[Produced]], OutgoingRecord]
+LastRecord = Callable[[list[Produced]], OutgoingRecord]
 """Makes a last record of a transaction from the offsets of the others. Called on a producer's thread."""
 
 OF_BATCH: Final = "of_batch"
@@ -101,7 +101,7 @@ class TransactionJob:
     def __init__(
         self,
         records: Sequence[OutgoingRecord],
-        receipt: Receipt | None,
+        last_record: LastRecord | None,
         group: GroupOffsets | None = None,
         kafka: KafkaConfig = KafkaConfig(),  # noqa: B008 it never changes
         *,
@@ -109,7 +109,7 @@ class TransactionJob:
     ) -> None:
         """Prepare; with `names_culprits` each record keeps its own error, also where it may be sent again."""
         self.records = list(records)
-        self.receipt = receipt
+        self.last_record = last_record
         self.group = group
         self.record_count = len(self.records)
         self.results: list[Any] = []

@@ -35,7 +35,7 @@ from headrace.kafka.reader import read_records
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.sent_request import ProduceResult
 from headrace.kafka.transaction_guard import TransactionGuard
-from headrace.kafka.transaction_job import GroupOffsets, Receipt, TransactionJob
+from headrace.kafka.transaction_job import GroupOffsets, LastRecord, TransactionJob
 from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
 from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, TopicPartition
@@ -191,7 +191,7 @@ class _Writer:
         return None
 
     def _send(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
-        """Write the records, then their receipts. The client's own time limit ends it."""
+        """Write the records, then the last record of each job. The client's own time limit ends it."""
         for topic in {record.topic for job in jobs for record in job.records}:
             self._limits.learn_from_thread(topic, self._loop)
         batches = Batches(self._limits, self._properties["batch.size"], client.flush)
@@ -202,8 +202,8 @@ class _Writer:
         client.flush()
         if all(job.written for job in jobs):
             for job in jobs:
-                if job.receipt:
-                    job.records.append(job.receipt(job.results))
+                if job.last_record:
+                    job.records.append(job.last_record(job.results))
                     job.send(client, job.record_count, batches)
             client.flush()
         if all(job.written for job in jobs):
@@ -298,12 +298,15 @@ class TransactionalProducers(Service):
             self._threads[-1].start()
 
     def submit(
-        self, records: Sequence[OutgoingRecord], receipt: Receipt | None = None, group: GroupOffsets | None = None
+        self,
+        records: Sequence[OutgoingRecord],
+        last_record: LastRecord | None = None,
+        group: GroupOffsets | None = None,
     ) -> asyncio.Future[list[ProduceResult]]:
         """Write records as one transaction.
 
         Args:
-            receipt: Makes a last record, in the same transaction, from the offsets of the others.
+            last_record: Makes a last record, in the same transaction, from the offsets of the others.
             group: Offsets that are committed in the same transaction. `CommitRefused` means that the member is gone.
 
         Returns:
@@ -322,7 +325,7 @@ class TransactionalProducers(Service):
                 "nothing of this request was sent, send it again after a pause"
             )
         self.open()
-        job = TransactionJob(records, receipt, group, self._kafka, names_culprits=self._names_culprits)
+        job = TransactionJob(records, last_record, group, self._kafka, names_culprits=self._names_culprits)
         self._open_jobs.add(job)
         self._idle.clear()
         self._jobs.put(job)
@@ -372,10 +375,10 @@ class TransactionalProducers(Service):
             except (errors.HeadraceError, TimeoutError) as cause:
                 what = f"whether a transaction with {partition} offset {written.offset} was committed"
                 log.warning("%s is unknown: %s", what, cause or type(cause).__name__)
-                if job.receipt is None:
+                if job.last_record is None:
                     self._settle(job, [errors.KafkaTimeout()] * job.record_count)
                     return
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # with a receipt the question is repeated until it is answered
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # its last record must be known: ask until it is answered
         log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
         if not visible:
             job.fail(errors.TransactionAborted())

@@ -11,7 +11,7 @@ import msgspec
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
-from headrace.kafka.transaction_job import Receipt
+from headrace.kafka.transaction_job import LastRecord
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.requests import Position
@@ -153,9 +153,9 @@ class Transactions:
         group, committed = await instance.for_transaction([one.processed() for one in request.consumer.offsets])
         return prepared._replace(group=group, committed=committed)
 
-    def submit(self, prepared: PreparedTransaction, receipt: Receipt | None = None) -> asyncio.Future[list[Any]]:
+    def submit(self, prepared: PreparedTransaction, last_record: LastRecord | None = None) -> asyncio.Future[list[Any]]:
         """Hand a transaction over; see `TransactionalProducers.submit`."""
-        outcome = self._producers.submit(prepared.records, receipt, prepared.group)
+        outcome = self._producers.submit(prepared.records, last_record, prepared.group)
 
         def settled(done: asyncio.Future[list[Any]]) -> None:
             if not done.cancelled() and all(type(result) is Produced for result in done.result()):

@@ -24,9 +24,9 @@ from uvicorn.server import ServerState
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
+from headrace.web.arrival import Arrival
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after
-from headrace.web.receipt import Receipt
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
@@ -204,7 +204,7 @@ class ClientConnection(HttpToolsProtocol):
     """Longest time for reading an answer."""
     _exchange: Any = None
     """The request that the hot path serves, if `cycle` is one."""
-    _receipt: Receipt | None = None
+    _arrival: Arrival | None = None
     """Of the last answer whose client must receive it."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
@@ -223,13 +223,13 @@ class ClientConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._running:
             self._running.disconnected = True
-        if self._receipt:
-            self._receipt.ended(exc)
+        if self._arrival:
+            self._arrival.ended(exc)
         self._shared.receiving_bytes -= self._held_bytes
         self._limit.closed(self)
         super().connection_lost(exc)
         # Each refers to this connection, and all would wait for a collection.
-        self.cycle = self._running = self._exchange = self._receipt = None
+        self.cycle = self._running = self._exchange = self._arrival = None
         self._timed = None, 0.0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -247,7 +247,7 @@ class ClientConnection(HttpToolsProtocol):
             self._waiting = (data,)
             self._slices.wait(self.read_waiting)
 
-    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Receipt | None:
+    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
         """Wait until all that was sent is with the operating system; None if the connection was closed before.
 
         So long a client may take to read it.
@@ -267,8 +267,8 @@ class ClientConnection(HttpToolsProtocol):
             self._awaited = "", None, 0.0, 0
         if self.transport.is_closing():
             return None
-        self._receipt = Receipt(self.transport, self._running)
-        return self._receipt
+        self._arrival = Arrival(self.transport, self._running)
+        return self._arrival
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""

@@ -374,12 +374,12 @@ def test_how_a_client_closes_says_whether_it_has_received_the_answer(
             while reads and not text.endswith(b"[]"):
                 text += await asyncio.to_thread(raw.recv, 1000)
             connections = server.web._server.server_state.connections
-            await until(lambda: any(one._receipt for one in connections))
-            [receipt] = (one._receipt for one in connections)
+            await until(lambda: any(one._arrival for one in connections))
+            [arrival] = (one._arrival for one in connections)
             await asyncio.sleep(0.1)
             await asyncio.to_thread(raw.close)
             await until(lambda: not connections)
-            assert await receipt.received() is reads
+            assert await arrival.received() is reads
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

@@ -45,11 +45,11 @@ from headrace.sidecar.active.requests import (
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, check_key
+from headrace.web.arrival import Arrival
 from headrace.web.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.web.endpoint import JSON as JSON_TYPE
 from headrace.web.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
 from headrace.web.exchange import JSON, HttpResponse, decode_body, decode_query
-from headrace.web.receipt import Receipt
 from headrace.web.routes.active_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 
 log = logging.getLogger(__name__)
@@ -366,16 +366,16 @@ async def send_read(
         with instances.answering(len(body)):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
             await send({"type": "http.response.start", "status": 200, "headers": head})
-            written, receipt = scope["state"].get(WRITTEN), None
+            written, arrival = scope["state"].get(WRITTEN), None
             # With TLS the last byte is only held back while more than so much before it is not sent.
             for part in (body[:-1], body[-1:]) if len(body) > _UNNOTICED_BYTES else (body,):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-                if written is not None and not (receipt := await written()()):
+                if written is not None and not (arrival := await written()()):
                     return
             received = arrived
-            if isinstance(receipt, Receipt) and texts and not at_most_once:  # else another process has taken it
-                receipt.await_close()
-                received = receipt.received
+            if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process has taken it
+                arrival.await_close()
+                received = arrival.received
             read.end(len(texts), received)
             await send({"type": "http.response.body", "body": b""})
     finally:

@@ -17,7 +17,7 @@ _TRY_SECONDS: Final = 0.01
 """Clients delay acknowledgements by up to 0.04 s."""
 
 
-class Receipt:
+class Arrival:
     """Belongs to one answer, and outlives its connection."""
 
     def __init__(self, transport: asyncio.Transport, cycle: Any) -> None:

@@ -204,8 +204,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     service = FunctionService(spec, [trigger], clock)
     topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)
     if trigger.output_topic and cluster.kafka.create_topics:
-        like = trigger.topics[0] if cluster.kafka.is_at(trigger.kafka.brokers) else ""
-        await Admin(cluster.kafka).ensure_topic_like(trigger.output_topic, like)
+        await _ensure_output(cluster.kafka, trigger)
     registry, _ = make_registry(cluster.registry, clock)
     async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
         destination = FunctionDestination(
@@ -218,6 +217,16 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
         backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason, most_bytes)
         await serve_alone(backend, host, port, lambda url: click.echo(f"ready http={url}"))
         await service.drain(Deadline(clock, _DRAIN_SECONDS))
+
+
+async def _ensure_output(kafka: KafkaConfig, trigger: KafkaTrigger) -> None:
+    """Create the output topic like the trigger's first topic if it is missing, or say why that is not possible."""
+    admin, like = Admin(kafka), trigger.topics[0] if kafka.is_at(trigger.kafka.brokers) else ""
+    try:
+        if trigger.output_topic not in await admin.topic_ids([trigger.output_topic], "Write"):
+            await admin.ensure_topic_like(trigger.output_topic, like)
+    except HeadraceError as error:
+        click.echo(f"the outputTopic {trigger.output_topic} is not created: {error.description}", err=True)
 
 
 def _settings(cluster: ClusterSettings) -> HeadraceConfig:

@@ -209,6 +209,7 @@ class InstanceOperations:
                 raise
         finally:
             self.id = ""
+            self._ready.clear()
 
     def read(
         self, wait_seconds: float = 1.0, max_records: int = 10_000, max_bytes: int = -1
@@ -357,7 +358,8 @@ class InstanceOperations:
         request = HttpRequest("POST", f"{self.path}/positions{where}", body)
         yield from exchange(self.policy, request)
         sought = sorted(partitions)
-        self._drop(sought or [*self._next, *self._back, *(partition for partition, _ in self.done)])
+        ready = (TopicPartition(record.topic, record.partition) for record in self._ready)
+        self._drop(sought or [*self._next, *self._back, *ready, *(partition for partition, _ in self.done)])
         self._sought.pop(f"{where} {sought}", None)
         self._sought[f"{where} {sought}"] = request  # behind those before it
 

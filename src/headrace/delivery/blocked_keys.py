@@ -202,7 +202,7 @@ class BlockedKeys:
             await self._table.reach(entry + 1, _READ_SECONDS)
         except HeadraceError as cause:
             raise DeadLetterFailed(f"the table of blocked keys is not read: {cause}") from cause
-        if self.of(record).get(record.offset) == entry:
+        if self.of(record).get(record.offset) == self._entry_of(delayed):
             await self.unblock(record)
 
     @property

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from headrace.delivery.breaker import Failure
@@ -158,7 +159,8 @@ class Deliverer:
             if dead_letters:
                 if dead_letters is not work:
                     lane.replace(worker, dead_letters)
-                await self._write_dead_letters(lane, dead_letters)
+                with self._limit.answered() if attempt_id else nullcontext():
+                    await self._write_dead_letters(lane, dead_letters)
             self._leave(worker)
             self._queue(lane)
             following = None if self._limit.others_wait(self) else self._next()
@@ -212,6 +214,7 @@ class Deliverer:
             reach("delivery.refused")
             if error.broken_off:
                 return self._broken_off(lane, batch, attempt_id, error)
+            batch = batch._replace(broken_off=0, suspected=0)  # or one that only hangs now would always be sent alone
             self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
             return None
         reach("delivery.after")

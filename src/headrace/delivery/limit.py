@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Protocol
 
 from headrace.lifecycle import Clock
@@ -55,6 +55,8 @@ class AdaptiveLimit:
         self._turns = 0
         self._alone = 0
         """Deliveries in flight that shall be alone; one after the other is."""
+        self._over = 0
+        """Deliveries that have their answer, and keep their slots while their dead letters are written."""
         self._alone_turn, self._changed = asyncio.Lock(), asyncio.Event()
 
     def join(self, user: SlotUser, *, live: bool = False) -> None:
@@ -104,12 +106,23 @@ class AdaptiveLimit:
         self._changed.set()
         try:
             async with self._alone_turn:
-                while self.in_flight > self._alone:
+                while self.in_flight - self._over > self._alone:
                     self._changed.clear()
                     await self._changed.wait()
                 yield
         finally:
             self._alone -= 1
+            self.begin()
+
+    @contextlib.contextmanager
+    def answered(self) -> Generator[None, None, None]:
+        """Keep the slot of a delivery that is over; one that shall be alone does not wait for it."""
+        self._over += 1
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._over -= 1
 
     def others_wait(self, user: SlotUser) -> bool:
         """Whether another user may have something to begin."""

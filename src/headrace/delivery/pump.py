@@ -125,6 +125,11 @@ class Pump(Service):
     async def start(self) -> None:
         self.spawn(self._commit_often(), "commit")
 
+    async def drain(self, deadline: Deadline) -> None:
+        """Drain what the source has not taken away, because it has died; nothing of it is committed."""
+        if self._lanes:
+            await self.on_revoked([*self._lanes], deadline)
+
     async def stop(self) -> None:
         self._fence(list(self._lanes.values()))
         await super().stop()

@@ -32,6 +32,8 @@ _NAMES = tuple(
     PREFIX + name
     for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "parked")
 )
+_TABLE_ID = PREFIX + "parked_in"
+"""Before the others, so that earlier versions read them: Kafka's id of the topic of blocked keys."""
 _ERROR_BYTES = 256
 
 
@@ -165,8 +167,9 @@ class RetryTopics:
         outgoing = []
         for index, level in levels.items():
             record, due = records[index], now + self.retry.tiers[level]
-            entry = f"{entries[index]} {self.blocked.table_id}" if self.blocked and index in entries else ""
-            headers = [*record.headers, *delayed_headers(dead_letters[index], due, entry)]
+            headers = [*record.headers, *delayed_headers(dead_letters[index], due, entries.get(index))]
+            if self.blocked and index in entries:
+                headers.insert(-len(_NAMES), (_TABLE_ID, self.blocked.table_id.encode()))
             outgoing.append(OutgoingRecord(self._topics[level], record.key, record.value, headers))
         try:
             results = zip(levels, await self._produce(outgoing), strict=True)
@@ -228,19 +231,21 @@ def delayed_of(record: Record) -> DelayedRecord:
     own, added = headers[: -len(_NAMES)], headers[-len(_NAMES) :]
     if tuple(name for name, _ in added) != _NAMES:
         return DelayedRecord(record)
+    table_id = ""
+    if own and own[-1][0] == _TABLE_ID:
+        own, table_id = own[:-1], (own[-1][1] or b"").decode(errors="replace")
     try:
         topic, partition, offset, timestamp, attempts, first, _, due, entry = ((v or b"").decode() for _, v in added)
         origin = Record(
             topic, int(partition), int(offset), int(timestamp), record.key, record.value, lambda: own, record.size_bytes
         )
-        offset_of_entry, _, table_id = entry.partition(" ")
-        at = int(offset_of_entry) if entry else None
+        at = int(entry) if entry else None
         return DelayedRecord(origin, int(attempts), _seconds(first), _seconds(due), at, table_id)
     except ValueError:
         return DelayedRecord(record)
 
 
-def delayed_headers(dead_letter: DeadLetter, due: float, entry: str = "") -> list[Header]:
+def delayed_headers(dead_letter: DeadLetter, due: float, entry: int | None = None) -> list[Header]:
     """Return the last headers of a record in a retry topic: its origin, history and due time."""
     record = dead_letter.record
     texts = (
@@ -252,7 +257,7 @@ def delayed_headers(dead_letter: DeadLetter, due: float, entry: str = "") -> lis
         iso(dead_letter.first_failed_at) if dead_letter.first_failed_at else "",
         dead_letter.reply.error,
         iso(due),
-        entry,
+        "" if entry is None else str(entry),
     )
     return [(name, text.encode()[:_ERROR_BYTES]) for name, text in zip(_NAMES, texts, strict=True)]
 

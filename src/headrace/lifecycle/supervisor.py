@@ -110,11 +110,12 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop every started service in reverse order."""
         while self._started:
-            service = self._started.pop()
+            service = self._started[-1]
             try:
                 await service.stop()
             except Exception:  # boundary: one service's failure to stop must not keep the others alive
                 log.exception("service %s failed to stop", service.name)
+            self._started.remove(service)  # not if this was cancelled
 
     def _died(self, service: Service) -> None:
         self._death.set()

@@ -272,6 +272,34 @@ async def test_a_crash_costs_records_in_flight_no_attempt(ordering: str, max_rec
     await bed.pump.stop()
 
 
+@pytest.mark.parametrize("later", ["letter", "hangs"])
+async def test_a_suspected_record_stops_no_others(later: str) -> None:
+    """Neither while its dead letter is being written, nor if the backend only hangs at it from then on."""
+    bed = Troubled(ordering="none", max_records=1, attempts=2, max_in_flight=4)
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        record = delivery.records[0]
+        await bed.clock.sleep(0.05)
+        if (record.partition, record.offset) != (0, 3):
+            return await fine(delivery)
+        tries = sum(one.records[0] == record for one in bed.deliveries)
+        if later == "hangs" and tries > 3:
+            await bed.clock.sleep(30)
+            raise DestinationUnavailable("no answer in time")
+        raise DestinationUnavailable("it closed the connection", broken_off=True)
+
+    await bed.open()
+    bed.answer = answer
+    bed.writing.clear()
+    bed.give(2000)
+    await bed.clock.advance(60)
+    for _ in range(6):
+        before = len(bed.deliveries)
+        await bed.clock.advance(20)
+        assert len(bed.deliveries) - before > 900
+    await bed.pump.stop()
+
+
 @pytest.mark.parametrize("is_alive", [False, True])
 async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is_alive: bool) -> None:
     """Without that nothing proves that the backend is up: it waits, and is named, until the backend takes it."""

@@ -103,13 +103,15 @@ class ConsumerControl(Reconciler):
 
     def add(self, consumer: RunningConsumer) -> None:
         """Control a consumer from now on; call before its Kafka consumer starts."""
-        self.consumers[consumer.name] = consumer
+        earlier, self.consumers[consumer.name] = self.consumers.get(consumer.name), consumer
         if self.table.is_loaded.is_set():
             for prefix, apply in (("hold/", self._on_hold), ("settings/", self._on_settings)):
                 for key, entry in self.of(consumer, prefix).items():
                     apply(key, entry)
         elif not self.table.known.is_set():
             consumer.pump.pause(None, NOT_READ)
+        elif earlier:  # the table is being read anew
+            consumer.pump.pause_like(earlier.pump)
         self.wake()
 
     def remove(self, name: str) -> None:

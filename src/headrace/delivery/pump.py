@@ -253,6 +253,11 @@ class Pump(Service):
                 retries.pause(None, why)
         self.apply_pauses()
 
+    def pause_like(self, earlier: "Pump") -> None:
+        """Keep the pauses of a pump that this one replaces."""
+        for partition, why in earlier._pauses.items():
+            self.pause(None if partition is None else [partition], why)
+
     def resume(self, partitions: Collection[TopicPartition] | None) -> None:
         """End a pause: that of the whole, which leaves those of single partitions, or those of partitions."""
         for partition in [None] if partitions is None else partitions:

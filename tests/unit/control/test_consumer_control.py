@@ -16,7 +16,7 @@ from headrace.control.consumer_control import NOT_READ
 from headrace.control.entries import iso_time, key_of, live_settings
 from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
-from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, until
+from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, running, until
 from tests.staged import staged
 
 
@@ -40,6 +40,19 @@ async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes,
     process = await world.process(without, loaded=False)
     process.table.known.set()
     await until(lambda: not without.whole)
+
+
+@staged(live)
+async def test_a_consumer_that_is_made_again_keeps_its_pauses_while_the_table_is_read_anew(world: Processes, /) -> None:
+    """The entries are not known then."""
+    process = await world.process(FakePump(P0))
+    first, second = (running(CONFIG, name="made") for _ in range(2))
+    process.add(first)
+    first.pump.pause([P1], "why")
+    process.table.is_loaded.clear()
+    process.add(second)
+    second.pump.on_assigned({P0: 1, P1: 1}, {})
+    assert {partition: lane.condition.reason for partition, lane in second.pump.lanes.items()} == {P0: "", P1: "why"}
 
 
 @pytest.mark.parametrize(("key", "value"), table(__file__, "entries_that_say_nothing_are_passed_over"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ class CuttingProxy:
         return await asyncio.start_server(self._forward, "127.0.0.1", 0)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.append(asyncio.current_task())  # type: ignore[arg-type]
         upstream, service = await asyncio.open_connection("127.0.0.1", self._port)
         left: int | None = None
 
@@ -83,7 +85,7 @@ class CuttingProxy:
             left -= size
 
         both = [asyncio.ensure_future(requests()), asyncio.ensure_future(answers())]
-        self._connections += [*both, asyncio.current_task()]  # type: ignore[list-item]
+        self._connections += both
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -92,6 +94,8 @@ class CuttingProxy:
             await asyncio.gather(*both, return_exceptions=True)
             for end in (service, writer):
                 end.close()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, END_TRANSACTION = 8, 11, 12, 26
 """Numbers of requests in Kafka's protocol, for `hold`."""
 _LIMIT_SECONDS = 30.0
 _READ_BYTES = 65536
+_LAST_TURNS = 3
+"""In these a connection appears that was accepted before the end, and closed ones end."""
 
 
 class FaultProxy:
@@ -96,7 +98,9 @@ class FaultProxy:
         for server in self._servers:
             server.close()
         await self._set()
-        while self._writers:
+        quiet_turns = 0
+        while quiet_turns < _LAST_TURNS:
+            quiet_turns = 0 if self._writers else quiet_turns + 1
             await self._cut()
             await asyncio.sleep(0.01)
         return 0

@@ -122,6 +122,7 @@ def test_a_command_that_follows_a_topic_connects_again(world: Rotation, tmp_path
         printed.open("wb") as output,
         world.under_load(world.tls()) as (process, poster),
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path) as following,
+        ended(following),
     ):
         Ledger.wait_until(lambda: len(printed.read_bytes().splitlines()) > 100, "printed records")
         before = connections(following.pid, port)
@@ -139,6 +140,16 @@ def test_a_command_that_follows_a_topic_connects_again(world: Rotation, tmp_path
     counts = Counter(json.loads(line)["id"] for line in printed.read_bytes().splitlines())
     assert {json.loads(one.value)["id"] for one in poster.told()[:wanted]} <= set(counts)
     assert set(counts.values()) == {1}
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a command whose test has failed, and show what it said."""
+    try:
+        yield
+    except AssertionError as failure:
+        process.kill()
+        raise AssertionError(f"{failure}; {process.communicate()[1].decode()}") from failure
 
 
 @pytest.mark.long

@@ -197,9 +197,9 @@ class BlockedKeys:
         Raises:
             DeadLetterFailed: It is not written.
         """
-        record, entry = delayed.origin, self._entry_of(delayed)
+        record = delayed.origin
         try:
-            await self._table.reach(entry + 1, _READ_SECONDS)
+            await self._table.reach(self._entry_of(delayed) + 1, _READ_SECONDS)
         except HeadraceError as cause:
             raise DeadLetterFailed(f"the table of blocked keys is not read: {cause}") from cause
         if self.of(record).get(record.offset) == self._entry_of(delayed):

@@ -159,7 +159,7 @@ class Deliverer:
             if dead_letters:
                 if dead_letters is not work:
                     lane.replace(worker, dead_letters)
-                with self._limit.answered() if attempt_id else nullcontext():
+                with self._limit.writing() if attempt_id else nullcontext():
                     await self._write_dead_letters(lane, dead_letters)
             self._leave(worker)
             self._queue(lane)

@@ -55,8 +55,8 @@ class AdaptiveLimit:
         self._turns = 0
         self._alone = 0
         """Deliveries in flight that shall be alone; one after the other is."""
-        self._over = 0
-        """Deliveries that have their answer, and keep their slots while their dead letters are written."""
+        self._writing = 0
+        """Deliveries that are over, and keep their slots while their dead letters are written."""
         self._alone_turn, self._changed = asyncio.Lock(), asyncio.Event()
 
     def join(self, user: SlotUser, *, live: bool = False) -> None:
@@ -106,7 +106,7 @@ class AdaptiveLimit:
         self._changed.set()
         try:
             async with self._alone_turn:
-                while self.in_flight - self._over > self._alone:
+                while self.in_flight - self._writing > self._alone:
                     self._changed.clear()
                     await self._changed.wait()
                 yield
@@ -115,14 +115,14 @@ class AdaptiveLimit:
             self.begin()
 
     @contextlib.contextmanager
-    def answered(self) -> Generator[None, None, None]:
-        """Keep the slot of a delivery that is over; one that shall be alone does not wait for it."""
-        self._over += 1
+    def writing(self) -> Generator[None, None, None]:
+        """Keep a slot while dead letters are written; a delivery that shall be alone does not wait for it."""
+        self._writing += 1
         self._changed.set()
         try:
             yield
         finally:
-            self._over -= 1
+            self._writing -= 1
 
     def others_wait(self, user: SlotUser) -> bool:
         """Whether another user may have something to begin."""

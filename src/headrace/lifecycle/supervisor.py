@@ -121,10 +121,15 @@ class Supervisor:
         self._death.set()
 
     def _readiness_of(self, service: Service) -> dict[str, Readiness]:
-        why = "draining" if self.draining else "" if service in self._started else "not started"
         if service.death is not None:
             why = f"ended by itself: {service.death}"
-        return {service.name: Readiness(False, why)} if why else service.readiness_by_name()
+        elif self.draining:
+            why = "draining"
+        elif service not in self._started:
+            why = "not started"
+        else:
+            return service.readiness_by_name()
+        return {service.name: Readiness(False, why)}
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:

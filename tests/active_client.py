@@ -79,8 +79,15 @@ class Instance:
         return self
 
     def wait_reading(self) -> None:
-        """Wait until a read waits."""
-        wait_for(lambda: self("GET", "/records?timeout=1").code == "ERR40067", "the read to wait")
+        """Wait until a read waits. A read of its own could take a record, so the table of instances tells."""
+        process, _, path = self.url.partition("/consumers/")
+        group, _, name = path.partition("/instances/")
+
+        def is_reading() -> bool:
+            instances = send("GET", f"{process}/adm/consumers?group={group}").body["consumers"]
+            return any(one["name"] == name and one["isReading"] for one in instances)
+
+        wait_for(is_reading, "the read to wait")
 
     def first(self, query: str = "") -> list[Any]:
         """Read until there are records, once."""

@@ -165,8 +165,10 @@ async def running_function(folder: Path, config: HeadraceConfig | None = None) -
         yield function
         assert function.service.death is None
     finally:
-        await function.service.drain(Deadline(function.clock, 60))
-        await function.service.stop()
+        try:
+            await function.service.drain(Deadline(function.clock, 60))
+        finally:
+            await function.service.stop()  # else what it leaves open fails a later test
 
 
 def calls(folder: Path) -> list[list[str]]:

@@ -107,13 +107,14 @@ async def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write
         await function.until((folder / "begun").exists)
         function.begin(b"a")
         await function.until(lambda: not slot.process.at_rest.is_set())
-        for now in (0, 50):
+        began = function.clock.monotonic()  # the service looks with this clock, too
+        for now in (began, began + 50):
             slot.process.check_time(now, 1)
         (folder / "go").touch()
         await drain
         await function.until((folder / "at work").exists)
         assert function.service.restarts == 0
-        for now in (100, 102):
+        for now in (began + 100, began + 102):
             slot.process.check_time(now, 1)
         await function.until(lambda: function.service.restarts == 1)
 

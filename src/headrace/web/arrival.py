@@ -1,30 +1,95 @@
 """Whether the client of a connection has received an answer that was written to it.
 
 The operating system takes answers of some MB, and a client may close the connection before it has read them. Then its
-system resets the connection; until it acknowledges, the bytes wait in the send queue.
+system resets the connection, and else it ends it. Both may follow: a client that has closed answers our last TLS
+message with a reset. Linux keeps which was first: after an end, a reset is EPIPE and not ECONNRESET.
+
+Source: Linux, `tcp_reset` in net/ipv4/tcp_input.c, `struct tcp_info` in include/uapi/linux/tcp.h, TCP_CORK in tcp(7).
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
+import os
 import select
+import socket
+import struct
 import sys
 import termios
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
-_TRIES: Final = 50
-_TRY_SECONDS: Final = 0.01
+from uvicorn.protocols.http.flow_control import FlowControl
+
+PATIENCE_SECONDS: Final = 0.5
+_FIRST_PAUSE_SECONDS: Final = 0.001
+_PAUSE_SECONDS: Final = 0.01
 """Clients delay acknowledgements by up to 0.04 s."""
+_TCP_INFO: Final = struct.Struct("=B119xQ")
+_CLOSED: Final = 7
+_CLOSE_WAIT: Final = 8
+
+
+class _Connection(NamedTuple):
+    """What the system says of a connection."""
+
+    state: int
+    acknowledged: int
+    """Bytes since it was opened."""
+
+
+async def taken_by_system(transport: asyncio.Transport, flow: FlowControl) -> None:
+    """Wait until the operating system has all that was written, or the connection is closed."""
+    tls = transport.get_extra_info("ssl_object") is not None
+    # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
+    transport.set_write_buffer_limits(1 if tls else 0, 0)
+    try:
+        await flow.drain()
+        if tls:
+            flow.pause_writing()  # so the patience with a client that does not read counts here, too
+            await _taken_by_tls(transport)
+            flow.resume_writing()
+    finally:
+        if not transport.is_closing():  # else uvloop raises RuntimeError
+            transport.set_write_buffer_limits()
+
+
+async def _taken_by_tls(transport: asyncio.Transport) -> None:
+    """Wait until the transport below TLS, whose buffer nobody sees, has sent all: the system would take more."""
+    connection, poll, looks = transport.get_extra_info("socket"), select.poll(), 0
+    with contextlib.suppress(OSError, ValueError):  # it is closed, and that was not reported yet
+        while looks < 2 and not transport.is_closing():  # it may write between two looks
+            await asyncio.sleep(_PAUSE_SECONDS if looks < 0 else 0)
+            poll.register(connection.fileno(), select.POLLOUT)
+            looks = looks + 1 if poll.poll(0) else -1
 
 
 class Arrival:
     """Belongs to one answer, and outlives its connection."""
 
-    def __init__(self, transport: asyncio.Transport, cycle: Any) -> None:
-        """Take the connection's transport, and uvicorn's object for the answer."""
-        self._transport: asyncio.Transport | None = transport
+    def __init__(self, transport: asyncio.Transport, cycle: Any, last: Arrival | None) -> None:
+        """Begin once the system has the whole answer.
+
+        Args:
+            transport: That of the connection.
+            cycle: uvicorn's object for the answer.
+            last: The arrival of an earlier answer on the same connection.
+        """
         self._cycle = cycle
-        self._is_lost = False
+        self._patience_seconds = 0.0  # after a goodbye
+        self._is_ending = False
+        self._received: bool | None = None  # what is known for good
+        if last:
+            last._received = last._has_arrived() if last._received is None else last._received
+            self._socket: Any = last._socket
+        else:
+            self._socket = transport.get_extra_info("socket")
+            if transport.get_extra_info("ssl_object") is not None:  # which closes its own too early
+                self._socket = socket.socket(fileno=os.dup(self._socket.fileno()))
+        self._end = self._look().acknowledged + self._queued()
 
     def await_close(self) -> None:
         """Leave it to a client to close the connection that it wants to end: how it does so tells the rest."""
@@ -34,38 +99,70 @@ class Arrival:
             if asks or scope["http_version"] == "1.0":
                 self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
 
+    def client_ends(self) -> None:
+        """Hold our end of TLS back, for 0.2 s at most: if a client closes without reading it, its system resets."""
+        if isinstance(self._socket, socket.socket):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            self._patience_seconds = PATIENCE_SECONDS
+
     def ended(self, error: Exception | None) -> None:
-        """Keep what the end of the connection says; with TLS nothing, because its own last messages may be lost."""
-        is_plain = self._transport is not None and self._transport.get_extra_info("ssl_object") is None
-        is_cut = isinstance(error, ConnectionError) or self._is_reset() or self._unacknowledged() > 0
-        self._is_lost = is_plain and is_cut
-        self._transport = self._cycle = None
+        """Keep what the end of the connection says."""
+        self._cycle, self._is_ending, self._received = None, True, False
+        with contextlib.suppress(OSError, ValueError):
+            self._received = self._judge_end(error)
+        if self._received is None:
+            self._patience_seconds -= _PAUSE_SECONDS
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self.ended, error)
+        elif isinstance(self._socket, socket.socket):
+            self._socket.close()
 
-    async def received(self) -> bool:
-        """Return whether the client has received all of it; for that, wait a moment for its acknowledgement."""
-        for _ in range(_TRIES):
-            if self._transport is None:
-                return not self._is_lost
-            if self._is_reset():
-                return False
-            if not self._unacknowledged():
-                return True
-            await asyncio.sleep(_TRY_SECONDS)
+    def _judge_end(self, error: Exception | None) -> bool | None:
+        """Return whether the client has received all of it; None if its system may still say that."""
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        state = self._look().state
+        if state == _CLOSED:
+            return self._has_all() and errno.EPIPE in (code, error.errno if isinstance(error, OSError) else 0)
+        if self._patience_seconds > 0 and not (self._has_all() and state == _CLOSE_WAIT):
+            return None
+        return self._has_all()
+
+    async def received(
+        self, patience_seconds: float = PATIENCE_SECONDS, on_progress: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Return whether the client has received all of it.
+
+        Args:
+            patience_seconds: How long to wait while the client acknowledges nothing.
+            on_progress: Called when it has acknowledged a part.
+        """
+        acknowledged, pause = -1, _FIRST_PAUSE_SECONDS
+        now = asyncio.get_running_loop().time
+        until = now() + patience_seconds
+        while now() < until:
+            if self._received is not None:
+                return self._received
+            if not self._is_ending:
+                if self._has_arrived():
+                    return True
+                if (seen := self._look().acknowledged) > acknowledged:
+                    acknowledged, until = seen, now() + patience_seconds
+                    on_progress()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS)
         return False
 
-    @property
-    def _socket(self) -> int:
-        return int(self._transport.get_extra_info("socket").fileno()) if self._transport else -1
+    def _has_arrived(self) -> bool:
+        """Return whether the client's system has all of it, and has not reset the connection."""
+        return self._has_all() and self._look().state != _CLOSED
 
-    def _is_reset(self) -> bool:
-        poll = select.poll()
-        with contextlib.suppress(OSError, ValueError):
-            poll.register(self._socket, 0)
-            return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-        return False
+    def _has_all(self) -> bool:
+        return not self._queued() or self._look().acknowledged >= self._end
 
-    def _unacknowledged(self) -> int:
-        """Return the number of bytes that the client's system has not acknowledged."""
-        with contextlib.suppress(OSError, ValueError):
-            return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        return 0
+    def _queued(self) -> int:
+        """Return how many bytes were written and not acknowledged."""
+        queued = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(queued, sys.byteorder)
+
+    def _look(self) -> _Connection:
+        found: bytes = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        return _Connection(*_TCP_INFO.unpack(found))

@@ -7,6 +7,7 @@ that no turn is long; without it a health request and every new connection would
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -24,7 +25,7 @@ from uvicorn.server import ServerState
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
-from headrace.web.arrival import Arrival
+from headrace.web.arrival import Arrival, taken_by_system
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after
 
@@ -247,28 +248,26 @@ class ClientConnection(HttpToolsProtocol):
             self._waiting = (data,)
             self._slices.wait(self.read_waiting)
 
-    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
-        """Wait until all that was sent is with the operating system; None if the connection was closed before.
+    def eof_received(self) -> None:
+        if self._arrival:
+            self._arrival.client_ends()
 
-        So long a client may take to read it.
-        """
+    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
+        """Wait until the operating system has all that was sent, as long as that; None if the connection was closed."""
         self._patience_seconds = patience_seconds
         if self.transport.is_closing():
             return None
-        # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
-        high = 0 if self.transport.get_extra_info("ssl_object") is None else 1
-        self.transport.set_write_buffer_limits(high, 0)
         try:
-            await self.flow.drain()
+            await taken_by_system(self.transport, self.flow)
         finally:
-            if not self.transport.is_closing():  # else uvloop raises RuntimeError
-                self.transport.set_write_buffer_limits()
             self._patience_seconds = _SLOW_SECONDS
             self._awaited = "", None, 0.0, 0
         if self.transport.is_closing():
             return None
-        self._arrival = Arrival(self.transport, self._running)
-        return self._arrival
+        with contextlib.suppress(OSError, ValueError):  # else it is closed, and that was not reported yet
+            self._arrival = Arrival(self.transport, self._running, self._arrival)
+            return self._arrival
+        return None
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""

@@ -4,14 +4,16 @@ A forwarded request has a header that is signed with `cluster.secret`. It names 
 is never forwarded again, and the principal that this process has authenticated. So it works in every mode of
 `security`, credentials are sent no second time, and limits count once.
 
-A forwarded read has a chunked request body: the number of bytes that the client has got until now. The process that
-has the instance counts records as delivered when that number is what it has sent. If the client or the forwarding
-process disappears before, the connection ends without it, and the records return to the instance.
+A forwarded read has a chunked request body: the number of bytes that were written to the client until now, and once
+the answer is whole, of those that the client has received. The process that has the instance counts records as
+delivered when that number is what it has sent. If the client or the forwarding process disappears before, the
+connection ends without it, and the records return to the instance.
 """
 
 import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
 import hmac
 import ssl
@@ -50,7 +52,9 @@ _HEADER: Final = b"x-headrace-hop"
 _FRESH_SECONDS: Final = 30.0
 """How old a signature may be; clocks of the processes may differ by as much."""
 _CONFIRM_SECONDS: Final = 30.0
-"""Longest time until a client has got what was sent; its own connection ends before that if it does not read."""
+"""Longest time without word of a client that must get what was sent."""
+_UNREAD_END_SECONDS: Final = 10.0
+"""Longest time in which a client acknowledges nothing of the end of its answer."""
 _CONFIRMED_SOON_SECONDS: Final = 2.0
 _MOST_KEPT: Final = 32
 """Unused connections to one process."""
@@ -174,10 +178,11 @@ class Forwarder:
         async def written(limit_seconds: float = _CONFIRM_SECONDS) -> bool:
             settled = self._unconfirmed[key] = asyncio.Event()
             try:
-                async with asyncio.timeout(limit_seconds):
+                async with asyncio.timeout(limit_seconds) as limit:
                     while confirmed < sent:
                         moved.clear()
                         await moved.wait()
+                        limit.reschedule(asyncio.get_running_loop().time() + limit_seconds)
             except TimeoutError:
                 return False
             finally:
@@ -208,44 +213,66 @@ class Forwarder:
             body = b"" if reads else await read_body(receive, headers_of(scope), self._http)
         request = self._head(owner, scope, None if reads else len(body)) + body
         self._in_flight[owner.url] += 1
+        answered = asyncio.Event()
+
+        async def client_left() -> None:
+            await client_closed(receive)
+            if answered.is_set():  # how it has closed the connection tells whether it has the answer
+                await asyncio.Event().wait()
+
         try:
-            answering = self._answer(owner.url, request, scope, send)
+            answering = self._answer(owner.url, request, scope, send, answered)
             if not reads:
                 await answering
-            elif await run_while(answering, first_of(client_closed(receive), self.ending.wait())) is None:
+            elif await run_while(answering, first_of(client_left(), self.ending.wait())) is None:
+                if answered.is_set():
+                    return
                 if not self.ending.is_set():
                     raise ClientGone
                 if STREAMING not in scope["state"]:
                     raise Draining
                 await send({"type": "http.response.body", "body": b""})
         except OSError as cause:
+            if answered.is_set():  # the records are read again
+                return
             self.owners.suspect()
             why = str(cause) or "no answer in time"
             raise OwnerUnavailable(f"the process {owner.url} has the instance and does not answer: {why}") from cause
         finally:
             self._in_flight[owner.url] -= 1
 
-    async def _answer(self, url: str, request: bytes, scope: Scope, send: Send) -> bool:
-        """Answer a request with what another process answers."""
+    async def _answer(self, url: str, request: bytes, scope: Scope, send: Send, answered: asyncio.Event) -> bool:
+        """Answer a request with what another process answers; `answered` is set when the answer is whole."""
         connection = await self._ask(url, request)
         try:
             if connection.status == HopRefused.status and HopRefused.code.encode() in await connection.next_part():
                 raise OwnerUnavailable(f"the process {url} refuses this one: cluster.secret or the clocks differ")
             headers = [(name, value) for name, value in connection.headers if name in _ANSWER_HEADERS]
             await send({"type": "http.response.start", "status": connection.status, "headers": headers})
-            reads, written, count = _is_read(scope), scope["state"].get(WRITTEN), 0
-            if (b"transfer-encoding", b"chunked") in connection.headers:
-                scope["state"][STREAMING] = True
+            streams = (b"transfer-encoding", b"chunked") in connection.headers
+            scope["state"] |= {STREAMING: True} if streams else {}
+            reads, written, arrival = _is_read(scope), scope["state"].get(WRITTEN), None
+            count = confirmed = 0
             while part := await connection.next_part():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 if reads:
-                    if written is not None and not await written()(UNREAD_SECONDS):
+                    if written is not None and not (arrival := await written()(UNREAD_SECONDS)):
                         raise ClientGone
                     count += len(part)
-                    connection.send_chunk(b"%d\n" % count)
-            if reads:
-                connection.send_chunk(b"")
+                    confirmed = confirmed if connection.has_ended else count
+                    connection.send_chunk(b"%d\n" % confirmed)
+            if streams:
+                arrival = None
+            if arrival:
+                arrival.await_close()
+            answered.set()
             await send({"type": "http.response.body", "body": b""})
+            if reads:
+                reading = functools.partial(connection.send_chunk, b"%d\n" % confirmed)
+                if arrival and not await arrival.received(_UNREAD_END_SECONDS, reading):
+                    raise ClientGone
+                connection.send_chunk(b"%d\n" % count)
+                connection.send_chunk(b"")
         except BaseException:
             connection.close()
             raise

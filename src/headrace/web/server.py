@@ -154,7 +154,8 @@ class WebService(Service):
             check_deadlines(self._server.server_state.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
-        allow_open_files(self._settings.max_connections + self._settings.max_readers)
+        files_per_reader = 2 if self._scheme == "https" else 1  # see `Arrival`
+        allow_open_files(self._settings.max_connections + files_per_reader * self._settings.max_readers)
         host, port = self._settings.host, self._settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import re
 import resource
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ import uvloop
 
 from headrace import errors
 from headrace.web.connection import ClientConnection
-from tests.raw_server import until
+from tests.raw_server import Authority, until
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 
@@ -358,25 +361,70 @@ async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> Non
     assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
 
 
+class _TlsClient:
+    """Speaks TLS over a plain socket, so that a test says when what is read and how the connection ends."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw, self._in, self._out = raw, ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self.tls = context.wrap_bio(self._in, self._out)
+        self._do(self.tls.do_handshake)
+
+    def sendall(self, data: bytes) -> None:
+        self._do(lambda: self.tls.write(data))
+
+    def recv(self, size: int) -> bytes:
+        return self._do(lambda: self.tls.read(size))
+
+    def goodbye(self) -> None:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self.tls.unwrap()
+        self.raw.sendall(self._out.read())
+
+    def _do(self, call: Any) -> Any:
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                self._send()
+                self._in.write(self.raw.recv(100_000))
+            finally:
+                self._send()
+
+    def _send(self) -> None:
+        if self._out.pending:
+            self.raw.sendall(self._out.read())
+
+
 @pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("how", ["plain", "tls", "goodbye"])
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_how_a_client_closes_says_whether_it_has_received_the_answer(
-    opened: Any, loop_factory: Any, reads: bool
+    opened: Any, tmp_path: Path, loop_factory: Any, how: str, reads: bool
 ) -> None:
-    """With unread bytes its system resets the connection."""
+    """With unread bytes its system resets the connection, also after a goodbye of TLS, which we answer."""
+    files: dict[str, Any] = {}
+    if how != "plain":
+        Authority(tmp_path).issue("server")
+        files = {"tls": {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}}
 
     async def main() -> None:
-        async with opened() as server:
+        async with opened(**files) as server:
             host, _, port = server.web.url.rpartition("/")[2].partition(":")
             raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
-            await asyncio.to_thread(raw.sendall, b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n")
+            client = await asyncio.to_thread(_TlsClient, raw) if files else raw
+            await asyncio.to_thread(client.sendall, b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n")
             text = b""
             while reads and not text.endswith(b"[]"):
-                text += await asyncio.to_thread(raw.recv, 1000)
+                text += await asyncio.to_thread(client.recv, 1000)
             connections = server.web._server.server_state.connections
             await until(lambda: any(one._arrival for one in connections))
             [arrival] = (one._arrival for one in connections)
             await asyncio.sleep(0.1)
+            if how == "goodbye":
+                client.goodbye()
+                await asyncio.sleep(0.1)  # the server's own end of TLS would arrive meanwhile
             await asyncio.to_thread(raw.close)
             await until(lambda: not connections)
             assert await arrival.received() is reads

@@ -49,6 +49,11 @@ class PeerConnection:
         while not self.status:
             await self._read()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the part that was taken is known to be the last one."""
+        return self._is_complete and not self._parts
+
     async def next_part(self) -> bytes:
         """Return the next bytes of the answer's body; none at its end."""
         while not (self._parts or self._is_complete):

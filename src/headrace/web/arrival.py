@@ -24,7 +24,9 @@ from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-PATIENCE_SECONDS: Final = 0.5
+_PATIENCE_SECONDS: Final = 0.5
+_GOODBYE_SECONDS: Final = 0.05
+"""From the end of TLS to that of the connection, which clients send together."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.01
 """Clients delay acknowledgements by up to 0.04 s."""
@@ -58,13 +60,20 @@ async def taken_by_system(transport: asyncio.Transport, flow: FlowControl) -> No
 
 
 async def _taken_by_tls(transport: asyncio.Transport) -> None:
-    """Wait until the transport below TLS, whose buffer nobody sees, has sent all: the system would take more."""
+    """Wait until the transport below TLS, whose buffer is not to be seen, has sent all: the system would take more."""
     connection, poll, looks = transport.get_extra_info("socket"), select.poll(), 0
     with contextlib.suppress(OSError, ValueError):  # it is closed, and that was not reported yet
         while looks < 2 and not transport.is_closing():  # it may write between two looks
             await asyncio.sleep(_PAUSE_SECONDS if looks < 0 else 0)
             poll.register(connection.fileno(), select.POLLOUT)
             looks = looks + 1 if poll.poll(0) else -1
+
+
+class _Duplicate(socket.socket):
+    """A second descriptor of a connection, which is closed with its last user: a loop that ends reports no end."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Arrival:
@@ -88,7 +97,7 @@ class Arrival:
         else:
             self._socket = transport.get_extra_info("socket")
             if transport.get_extra_info("ssl_object") is not None:  # which closes its own too early
-                self._socket = socket.socket(fileno=os.dup(self._socket.fileno()))
+                self._socket = _Duplicate(fileno=os.dup(self._socket.fileno()))
         self._end = self._look().acknowledged + self._queued()
 
     def await_close(self) -> None:
@@ -100,10 +109,10 @@ class Arrival:
                 self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
 
     def client_ends(self) -> None:
-        """Hold our end of TLS back, for 0.2 s at most: if a client closes without reading it, its system resets."""
-        if isinstance(self._socket, socket.socket):
+        """Hold our end of TLS back for a moment: if a client closes without reading it, its system resets."""
+        if isinstance(self._socket, _Duplicate):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-            self._patience_seconds = PATIENCE_SECONDS
+            self._patience_seconds = _GOODBYE_SECONDS
 
     def ended(self, error: Exception | None) -> None:
         """Keep what the end of the connection says."""
@@ -113,7 +122,7 @@ class Arrival:
         if self._received is None:
             self._patience_seconds -= _PAUSE_SECONDS
             asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self.ended, error)
-        elif isinstance(self._socket, socket.socket):
+        elif isinstance(self._socket, _Duplicate):
             self._socket.close()
 
     def _judge_end(self, error: Exception | None) -> bool | None:
@@ -127,7 +136,7 @@ class Arrival:
         return self._has_all()
 
     async def received(
-        self, patience_seconds: float = PATIENCE_SECONDS, on_progress: Callable[[], object] = lambda: None
+        self, patience_seconds: float = _PATIENCE_SECONDS, on_progress: Callable[[], object] = lambda: None
     ) -> bool:
         """Return whether the client has received all of it.
 

@@ -424,7 +424,7 @@ def test_how_a_client_closes_says_whether_it_has_received_the_answer(
             await asyncio.sleep(0.1)
             if how == "goodbye":
                 client.goodbye()
-                await asyncio.sleep(0.1)  # the server's own end of TLS would arrive meanwhile
+                await asyncio.sleep(0.02)  # the server's own end of TLS would arrive meanwhile
             await asyncio.to_thread(raw.close)
             await until(lambda: not connections)
             assert await arrival.received() is reads

@@ -43,6 +43,7 @@ def test_an_answer_over_tls_is_complete_when_it_is_sent(opened: Any, tmp_path: P
             else:
                 raise AssertionError("the server waits for more")
             writer.close()
+            await writer.wait_closed()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

@@ -11,9 +11,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.active import READ_RECORDS, ActiveTable
 from bench.dead_letters import redrive
 from bench.environment import SOURCE, Bench
-from bench.function import function
+from bench.function import ECHO, function
 from bench.load import NAME
 from bench.measured import Measured, median_of, table
 from bench.produce import produce
@@ -21,6 +22,8 @@ from bench.push import SINGLES, push
 from bench.replay import replay
 
 TARGET = 0.95
+OUTPUTS = 0.3
+"""Share of the records of a run that a function takes which writes each of them."""
 BEFORE, NOW = "before", "now"
 Runs = dict[tuple[str, str], list[Measured]]
 
@@ -42,6 +45,16 @@ def pushing_singles(bench: Bench) -> Measured:
     return push(bench, bench.full(records), records, "single", ordering="none")
 
 
+def reading(bench: Bench) -> Measured:
+    return ActiveTable(bench).read("json", bench.full(READ_RECORDS, "produce-kb"), READ_RECORDS)
+
+
+def writing(bench: Bench, **attributes: str) -> Measured:
+    records = int(bench.records * OUTPUTS)
+    outputs = bench.topic("outputs")
+    return function(bench, bench.full(records), records, 2, ECHO, outputTopic=outputs, **attributes)
+
+
 ROWS: dict[str, Callable[[Bench], Measured]] = {
     "produce": producing("many"),
     "produce-single": producing("one"),
@@ -50,6 +63,9 @@ ROWS: dict[str, Callable[[Bench], Measured]] = {
     "push-single": pushing_singles,
     "function": lambda bench: function(bench, bench.full(bench.records), bench.records),
     "function-2": lambda bench: function(bench, bench.full(bench.records), bench.records, workers=2),
+    "output": writing,
+    "exactly-once": lambda bench: writing(bench, delivery="exactly_once"),
+    "active": reading,
     "redrive": redrive,
     "replay": lambda bench: replay(bench, bench.full(bench.records), bench.records),
 }

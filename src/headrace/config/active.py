@@ -36,7 +36,8 @@ class ActiveConsumersConfig(Section):
     buffer_bytes: Annotated[int, Field(ge=65_536, le=67_108_864), Number] = 2_097_152
     """Fetched bytes that wait in one instance at most, in addition to one record."""
     total_bytes: Annotated[int, Field(ge=1_048_576, le=8_589_934_592), Number] = 67_108_864
-    """Fetched bytes of all instances at most, and bytes of all answers. The more instances, the fewer for a new one."""
+    """Fetched bytes of all instances at most, and bytes of all answers. The more instances, the fewer for a new one.
+    The process needs up to five times as much memory."""
     array_answers: bool = False
     """Whether subscriptions and assignments are answered as arrays, as the light-4j document says."""
     consumer: ConsumerConfig = ConsumerConfig()

@@ -362,13 +362,14 @@ async def send_read(
     """Answer with the records of a read. If they are not written completely, they return to the instance."""
     try:
         texts = fitting(await entries.write(read.records, read.assignments))
-        body = f"[{','.join(texts)}]".encode()
-        with instances.answering(len(body)):
-            head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+        start, end = f"[{','.join(texts)}".encode(), b"]"
+        size = len(start) + len(end)
+        with instances.answering(size):
+            head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
             await send({"type": "http.response.start", "status": 200, "headers": head})
             written, arrival = scope["state"].get(WRITTEN), None
             # With TLS the last byte is only held back while more than so much before it is not sent.
-            for part in (body[:-1], body[-1:]) if len(body) > _UNNOTICED_BYTES else (body,):
+            for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 if written is not None and not (arrival := await written()()):
                     return

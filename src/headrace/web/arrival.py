@@ -27,6 +27,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 _PATIENCE_SECONDS: Final = 0.5
 _GOODBYE_SECONDS: Final = 0.05
 """From the end of TLS to that of the connection, which clients send together."""
+_GOODBYE_BYTES: Final = 31
+"""Of our own end of TLS, at most."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.01
 """Clients delay acknowledgements by up to 0.04 s."""
@@ -43,32 +45,6 @@ class _Connection(NamedTuple):
     """Bytes since it was opened."""
 
 
-async def taken_by_system(transport: asyncio.Transport, flow: FlowControl) -> None:
-    """Wait until the operating system has all that was written, or the connection is closed."""
-    tls = transport.get_extra_info("ssl_object") is not None
-    # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
-    transport.set_write_buffer_limits(1 if tls else 0, 0)
-    try:
-        await flow.drain()
-        if tls:
-            flow.pause_writing()  # so the patience with a client that does not read counts here, too
-            await _taken_by_tls(transport)
-            flow.resume_writing()
-    finally:
-        if not transport.is_closing():  # else uvloop raises RuntimeError
-            transport.set_write_buffer_limits()
-
-
-async def _taken_by_tls(transport: asyncio.Transport) -> None:
-    """Wait until the transport below TLS, whose buffer is not to be seen, has sent all: the system would take more."""
-    connection, poll, looks = transport.get_extra_info("socket"), select.poll(), 0
-    with contextlib.suppress(OSError, ValueError):  # it is closed, and that was not reported yet
-        while looks < 2 and not transport.is_closing():  # it may write between two looks
-            await asyncio.sleep(_PAUSE_SECONDS if looks < 0 else 0)
-            poll.register(connection.fileno(), select.POLLOUT)
-            looks = looks + 1 if poll.poll(0) else -1
-
-
 class _Duplicate(socket.socket):
     """A second descriptor of a connection, which is closed with its last user: a loop that ends reports no end."""
 
@@ -80,7 +56,7 @@ class Arrival:
     """Belongs to one answer, and outlives its connection."""
 
     def __init__(self, transport: asyncio.Transport, cycle: Any, last: Arrival | None) -> None:
-        """Begin once the system has the whole answer.
+        """Begin when an answer is written.
 
         Args:
             transport: That of the connection.
@@ -88,6 +64,7 @@ class Arrival:
             last: The arrival of an earlier answer on the same connection.
         """
         self._cycle = cycle
+        self._end: int | None = None  # bytes of the connection with this answer; None until the system has all of it
         self._patience_seconds = 0.0  # after a goodbye
         self._is_ending = False
         self._received: bool | None = None  # what is known for good
@@ -98,14 +75,52 @@ class Arrival:
             self._socket = transport.get_extra_info("socket")
             if transport.get_extra_info("ssl_object") is not None:  # which closes its own too early
                 self._socket = _Duplicate(fileno=os.dup(self._socket.fileno()))
-        self._end = self._look().acknowledged + self._queued()
+
+    async def taken(self, transport: asyncio.Transport, flow: FlowControl) -> bool:
+        """Wait until the operating system has the answer; return False if the connection was closed before."""
+        tls = isinstance(self._socket, _Duplicate)
+        # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
+        transport.set_write_buffer_limits(1 if tls else 0, 0)
+        try:
+            await flow.drain()
+            if not transport.is_closing():
+                if tls:
+                    await self._taken_by_tls(transport, flow)
+                else:
+                    self._end = self._written()
+        finally:
+            if not transport.is_closing():  # else uvloop raises RuntimeError
+                transport.set_write_buffer_limits()
+        return self._end is not None
+
+    async def _taken_by_tls(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        """Wait until the transport below TLS, whose buffer is not to be seen, has sent all: the system would take more.
+
+        A client that reads the answer and closes at once may be quicker. Then the end of the connection counts.
+        """
+        poll, looks = select.poll(), 0
+        poll.register(self._socket.fileno(), select.POLLOUT)
+        flow.pause_writing()  # so the patience with a client that does not read counts here, too
+        try:
+            while looks < 2:  # it may write between two looks
+                await asyncio.sleep(_PAUSE_SECONDS if looks < 0 else 0)
+                ends = transport.is_closing()
+                if self._is_ending or (ends and self._end is not None):
+                    return
+                self._end = self._written() - (_GOODBYE_BYTES if ends else 0) if poll.poll(0) else None
+                looks = -1 if self._end is None else looks + 1
+        finally:
+            flow.resume_writing()
+
+    def _written(self) -> int:
+        return self._look().acknowledged + self._queued()
 
     def await_close(self) -> None:
         """Leave it to a client to close the connection that it wants to end: how it does so tells the rest."""
         if self._cycle:
             scope = self._cycle.scope
-            asks = dict(scope["headers"]).get(b"connection", b"").lower() == b"close"
-            if asks or scope["http_version"] == "1.0":
+            wishes = dict(scope["headers"]).get(b"connection", b"").lower().split(b",")
+            if b"close" in [word.strip() for word in wishes] or scope["http_version"] == "1.0":
                 self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
 
     def client_ends(self) -> None:
@@ -114,15 +129,23 @@ class Arrival:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             self._patience_seconds = _GOODBYE_SECONDS
 
+    def we_end(self) -> None:
+        """Keep what is known before this side ends the connection: a client that reads no more may reset it then."""
+        self._received = self._has_arrived() or None
+
     def ended(self, error: Exception | None) -> None:
         """Keep what the end of the connection says."""
-        self._cycle, self._is_ending, self._received = None, True, False
-        with contextlib.suppress(OSError, ValueError):
-            self._received = self._judge_end(error)
-        if self._received is None:
+        self._cycle, self._is_ending, found = None, True, self._received
+        if found is None:
+            found = False
+            with contextlib.suppress(OSError, ValueError):
+                found = self._judge_end(error)
+        if found is None:
             self._patience_seconds -= _PAUSE_SECONDS
             asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self.ended, error)
-        elif isinstance(self._socket, _Duplicate):
+            return
+        self._received = found
+        if isinstance(self._socket, _Duplicate):
             self._socket.close()
 
     def _judge_end(self, error: Exception | None) -> bool | None:
@@ -165,7 +188,7 @@ class Arrival:
         return self._has_all() and self._look().state != _CLOSED
 
     def _has_all(self) -> bool:
-        return not self._queued() or self._look().acknowledged >= self._end
+        return self._end is not None and (not self._queued() or self._look().acknowledged >= self._end)
 
     def _queued(self) -> int:
         """Return how many bytes were written and not acknowledged."""

@@ -7,13 +7,12 @@ that no turn is long; without it a health request and every new connection would
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -25,7 +24,7 @@ from uvicorn.server import ServerState
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.telemetry.correlation import new_correlation_id
-from headrace.web.arrival import Arrival, taken_by_system
+from headrace.web.arrival import Arrival
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after
 
@@ -252,22 +251,24 @@ class ClientConnection(HttpToolsProtocol):
         if self._arrival:
             self._arrival.client_ends()
 
+    def timeout_keep_alive_handler(self) -> None:
+        if self._arrival:
+            self._arrival.we_end()
+        super().timeout_keep_alive_handler()
+
     async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
         """Wait until the operating system has all that was sent, as long as that; None if the connection was closed."""
         self._patience_seconds = patience_seconds
         if self.transport.is_closing():
             return None
         try:
-            await taken_by_system(self.transport, self.flow)
+            self._arrival = arrival = Arrival(self.transport, self._running, self._arrival)
+            return arrival if await arrival.taken(self.transport, self.flow) else None
+        except (OSError, ValueError):  # it is closed, and that was not reported yet
+            return None
         finally:
             self._patience_seconds = _SLOW_SECONDS
             self._awaited = "", None, 0.0, 0
-        if self.transport.is_closing():
-            return None
-        with contextlib.suppress(OSError, ValueError):  # else it is closed, and that was not reported yet
-            self._arrival = Arrival(self.transport, self._running, self._arrival)
-            return self._arrival
-        return None
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""
@@ -491,9 +492,3 @@ class ClientConnection(HttpToolsProtocol):
 def _is_one_probe(data: bytes) -> bool:
     """Return whether the bytes are exactly one health request, which is read even in a turn without time."""
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
-
-
-def check_deadlines(connections: Iterable[Any], now: float) -> None:
-    """Close the connections whose clients are too slow, and end requests that take too long."""
-    for connection in list(connections):
-        connection.check_deadlines(now)

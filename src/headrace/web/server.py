@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final
 
 import uvicorn
@@ -24,7 +24,7 @@ from headrace.lifecycle import Clock, Deadline, Service, SystemClock
 from headrace.lifecycle.memory import give_back_memory
 from headrace.web.application import Application
 from headrace.web.asgi import AsgiApp
-from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared, check_deadlines
+from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared
 from headrace.web.hot_path import HotPath
 from headrace.web.routes.produce_stream import StreamProduceRoute
 
@@ -171,6 +171,12 @@ class WebService(Service):
                 raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
             text = f"{cause.strerror or cause}. Correct http.host and http.port"
             raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause
+
+
+def check_deadlines(connections: Iterable[Any], now: float) -> None:
+    """Close the connections whose clients are too slow, and end requests that take too long."""
+    for connection in list(connections):
+        connection.check_deadlines(now)
 
 
 async def serve_alone(application: AsgiApp, host: str, port: int, announce: Callable[[str], None]) -> None:

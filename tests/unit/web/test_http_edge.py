@@ -10,6 +10,7 @@ import re
 import resource
 import socket
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -361,73 +362,114 @@ async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> Non
     assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
 
 
-class _TlsClient:
-    """Speaks TLS over a plain socket, so that a test says when what is read and how the connection ends."""
+READ = b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n"
 
-    def __init__(self, raw: socket.socket) -> None:
-        self.raw, self._in, self._out = raw, ssl.MemoryBIO(), ssl.MemoryBIO()
+
+class Reader:
+    """A client that sends a read. Its goodbye of TLS leaves unread what it has not read."""
+
+    def __init__(self, url: str, tls: bool) -> None:
+        host, _, port = url.rpartition("/")[2].partition(":")
+        self.raw, self._in, self._out = (
+            socket.create_connection((host, int(port)), 60),
+            ssl.MemoryBIO(),
+            ssl.MemoryBIO(),
+        )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        self.tls = context.wrap_bio(self._in, self._out)
-        self._do(self.tls.do_handshake)
+        self._tls = context.wrap_bio(self._in, self._out) if tls else None
+        self._call(self._tls.write if self._tls else self.raw.sendall, READ)
 
-    def sendall(self, data: bytes) -> None:
-        self._do(lambda: self.tls.write(data))
-
-    def recv(self, size: int) -> bytes:
-        return self._do(lambda: self.tls.read(size))
+    def read(self) -> None:
+        text = b""
+        while not text.endswith(b"[]"):
+            text += self._call(self._tls.read if self._tls else self.raw.recv, 1000)
 
     def goodbye(self) -> None:
+        assert self._tls
         with contextlib.suppress(ssl.SSLWantReadError):
-            self.tls.unwrap()
+            self._tls.unwrap()
         self.raw.sendall(self._out.read())
 
-    def _do(self, call: Any) -> Any:
+    def _call(self, method: Any, argument: Any) -> Any:
         while True:
             try:
-                return call()
+                found = method(argument)
+                self.raw.sendall(self._out.read())
+                return found
             except ssl.SSLWantReadError:
-                self._send()
+                self.raw.sendall(self._out.read())
                 self._in.write(self.raw.recv(100_000))
-            finally:
-                self._send()
 
-    def _send(self) -> None:
-        if self._out.pending:
-            self.raw.sendall(self._out.read())
+
+@pytest.fixture
+def with_tls(tmp_path: Path) -> Any:
+    """Settings of a server with a certificate."""
+    Authority(tmp_path).issue("server")
+    return {"tls": {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}}
 
 
 @pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("how", ["plain", "tls", "goodbye"])
+@pytest.mark.parametrize("how", ["plain", "tls", "goodbye", "idle"])
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_how_a_client_closes_says_whether_it_has_received_the_answer(
-    opened: Any, tmp_path: Path, loop_factory: Any, how: str, reads: bool
+    opened: Any, with_tls: Any, loop_factory: Any, how: str, reads: bool
 ) -> None:
     """With unread bytes its system resets the connection, also after a goodbye of TLS, which we answer."""
-    files: dict[str, Any] = {}
-    if how != "plain":
-        Authority(tmp_path).issue("server")
-        files = {"tls": {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}}
 
     async def main() -> None:
-        async with opened(**files) as server:
-            host, _, port = server.web.url.rpartition("/")[2].partition(":")
-            raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
-            client = await asyncio.to_thread(_TlsClient, raw) if files else raw
-            await asyncio.to_thread(client.sendall, b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n")
-            text = b""
-            while reads and not text.endswith(b"[]"):
-                text += await asyncio.to_thread(client.recv, 1000)
+        tls = how != "plain"
+        async with opened(**with_tls if tls else {}) as server:
+            client = await asyncio.to_thread(Reader, server.web.url, tls)
+            if reads:
+                await asyncio.to_thread(client.read)
             connections = server.web._server.server_state.connections
-            await until(lambda: any(one._arrival for one in connections))
-            [arrival] = (one._arrival for one in connections)
+            await until(lambda: any(one._arrival and not one.is_answering for one in connections))
+            (connection,) = connections
+            arrival = connection._arrival
             await asyncio.sleep(0.1)
             if how == "goodbye":
                 client.goodbye()
                 await asyncio.sleep(0.02)  # the server's own end of TLS would arrive meanwhile
-            await asyncio.to_thread(raw.close)
+            if how == "idle":
+                connection.timeout_keep_alive_handler()
+                await asyncio.sleep(0.02)  # the client does not read the server's end
+            await asyncio.to_thread(client.raw.close)
             await until(lambda: not connections)
-            assert await arrival.received() is reads
+            assert await arrival.received() is (reads or how == "idle")
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_closes_at_once_has_received_what_it_has_read(
+    opened: Any, with_tls: Any, monkeypatch: pytest.MonkeyPatch, loop_factory: Any, tls: bool
+) -> None:
+    """It is quicker than a busy server, which has not looked yet whether the system has its answer."""
+    arrivals, written = [], ClientConnection.written
+
+    async def observed(connection: ClientConnection, *patience: float) -> Any:
+        arrivals.append(await written(connection, *patience))
+        return arrivals[-1]
+
+    def read(url: str) -> None:
+        for _ in range(20):
+            client = Reader(url, tls)
+            client.read()
+            client.raw.close()
+
+    monkeypatch.setattr(ClientConnection, "written", observed)
+
+    async def main() -> None:
+        async with opened(**with_tls if tls else {}) as server:
+            reading = asyncio.ensure_future(asyncio.to_thread(read, server.web.url))
+            while not reading.done():
+                time.sleep(0.001)  # noqa: ASYNC251 the server has other work in each turn
+                await asyncio.sleep(0)
+            await until(lambda: len(arrivals) == 20)
+            assert [arrival and await arrival.received() for arrival in arrivals] == [True] * 20
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

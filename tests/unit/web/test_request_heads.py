@@ -12,7 +12,7 @@ import pytest
 from yaml_table import table
 
 from headrace.web.asgi import STREAMING
-from headrace.web.connection import check_deadlines
+from headrace.web.server import check_deadlines
 
 BODY = b'{"records":[{"value":1}]}'
 

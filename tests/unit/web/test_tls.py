@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from cryptography import x509
 
 from headrace.config.http import TlsConfig
@@ -21,32 +20,6 @@ from tests.raw_server import Authority
 
 BODY = b'{"records":[{"value":1}]}'
 POST = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 25\r\n\r\n" + BODY
-
-
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_answer_over_tls_is_complete_when_it_is_sent(opened: Any, tmp_path: Path, loop_factory: Any) -> None:
-    """Records count as delivered although the client sends nothing more on its connection."""
-    authority = Authority(tmp_path)
-    tls = issue(authority)
-
-    async def main() -> None:
-        async with opened(tls=tls) as server:
-            host, port = server.web.url.removeprefix("https://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port), ssl=client(authority))
-            writer.write(b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert (await server.read(reader)).body == b"[]"
-            (connection,) = server.web._server.server_state.connections
-            for _ in range(1000):
-                if not connection.is_answering:
-                    break
-                await asyncio.sleep(0.02)
-            else:
-                raise AssertionError("the server waits for more")
-            writer.close()
-            await writer.wait_closed()
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
 
 
 async def test_a_handshake_that_does_not_go_on_is_ended(

@@ -174,11 +174,6 @@ def live(test: Callable[[Processes], Coroutine[Any, Any, None]]) -> None:
         asyncio.run(main())
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 what is waited for is the work of another task
-        await asyncio.sleep(0.001)
-
-
 async def ask(
     process: ConsumerControl, action: str, offsets: dict[TopicPartition, int], wait_seconds: float = 60
 ) -> Any:

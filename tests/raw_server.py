@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import inspect
 import ipaddress
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -112,9 +114,12 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     uvloop.run(bounded())
 
 
-async def until(met: Callable[[], bool]) -> None:
-    while not met():  # noqa: ASYNC110 what servers saw has no event
-        await asyncio.sleep(0.005)
+async def until(met: Callable[[], object], what: str = "it", seconds: float = 120) -> None:
+    """Wait for what another task, process or server does, which has no event."""
+    end = time.monotonic() + seconds
+    while not (await found if inspect.isawaitable(found := met()) else found):
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        await asyncio.sleep(0.002)
 
 
 async def why_not(client: Client, body: bytes = b"x") -> str:

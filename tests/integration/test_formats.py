@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import urllib.request
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.lifecycle import SystemClock
+from tests.integration.test_produce import post
 
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
@@ -153,18 +153,6 @@ def test_protobuf_is_what_confluent_writes_and_reads(
     assert written == theirs
     # Theirs asks for a descriptor, which this registry cannot make of text that imports; of a descriptor it can.
     assert ProtobufDeserializer(make, {}, confluent)(written, context) == theirs_message
-
-
-def post(url: str, topic: str, body: Any) -> tuple[int, Any]:
-    request = urllib.request.Request(
-        f"{url}/producers/{topic}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return answer.code, json.load(answer)
 
 
 def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(

@@ -20,6 +20,7 @@ from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.testing.secured import kafka_settings
+from tests.raw_server import until
 
 CLOCK = SystemClock()
 PATIENCE_SECONDS = 120.0
@@ -184,13 +185,6 @@ def at_desk(kafka: Any) -> Callable[[Callable[[Desk], Coroutine[Any, Any, None]]
         asyncio.run(whole())
 
     return run
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        await asyncio.sleep(0.02)
 
 
 def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -31,25 +31,13 @@ from headrace.kafka.properties import client_properties
 from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing.secured import kafka_settings
+from tests.raw_server import until
 
 CLOCK = SystemClock()
 
 
 def config(kafka: Any, **settings: Any) -> KafkaConfig:
     return kafka_settings(kafka.bootstrap_servers, **{"request_timeout_seconds": 60, **settings})
-
-
-async def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = Deadline(CLOCK, seconds)
-    while not condition():
-        assert not deadline.passed, "did not happen in time"
-        await asyncio.sleep(0.01)
-
-
-async def until_true(look: Callable[[], Awaitable[object]], seconds: float = 120) -> None:
-    deadline = Deadline(CLOCK, seconds)
-    while not await look():
-        assert not deadline.passed, "did not happen in time"
 
 
 class Collector:
@@ -315,7 +303,7 @@ async def test_what_lies_beside_a_committed_offset_comes_back(kafka: Any, topic:
     await until(lambda: place in collector.assigned)
     first.commit({place: Committed(0, text)})
     admin = Admin(where)
-    await until_true(lambda: admin.committed(f"{name}-g"))
+    await until(lambda: admin.committed(f"{name}-g"))
     await first.drain(Deadline(CLOCK, 100))
     second, after = consumer_of(where, name, f"{name}-g")
     await second.start()
@@ -427,7 +415,7 @@ async def test_a_group_that_begins_at_the_end_skips_nothing_after_its_first_mome
     admin, latest = Admin(where), ReadPolicy(reset="latest")
     consumer, _ = consumer_of(where, name, f"{name}-g", policy=latest)
     await consumer.start()
-    await until_true(lambda: admin.committed(f"{name}-g"))
+    await until(lambda: admin.committed(f"{name}-g"))
     await consumer.stop()
     assert await admin.committed(f"{name}-g") == {TopicPartition(name, 0): 5}
     await asyncio.to_thread(add_partitions, where, name, 2)
@@ -435,7 +423,7 @@ async def test_a_group_that_begins_at_the_end_skips_nothing_after_its_first_mome
     async def added() -> bool:
         return len((await admin.describe_topic(name)).partitions) == 2
 
-    await until_true(added)
+    await until(added)
     await fill(where, name, 3, partition=0)
     await fill(where, name, 4, partition=1)
     again, collector = consumer_of(where, name, f"{name}-g", policy=latest)

@@ -23,6 +23,7 @@ from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Operation, PauseSpan, Seek, Skip, check_pushed
 from headrace.testing.evidence import gather
 from headrace.testing.secured import kafka_settings
+from tests.raw_server import until
 
 CLOCK = SystemClock()
 RECORDS = 400
@@ -33,14 +34,6 @@ IDS = ["cooperative", "eager", "kip-848"]
 PROTOCOLS = pytest.mark.parametrize(
     "membership", [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}], ids=IDS
 )
-
-
-async def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, seconds)
-    while not condition():
-        assert not deadline.passed, f"waited in vain for {what}"
-        await asyncio.sleep(0.01)
 
 
 class Handler:

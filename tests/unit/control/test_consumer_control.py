@@ -16,7 +16,8 @@ from headrace.control.consumer_control import NOT_READ
 from headrace.control.entries import iso_time, key_of, live_settings
 from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
-from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, running, until
+from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, running
+from tests.raw_server import until
 from tests.staged import staged
 
 

@@ -12,7 +12,8 @@ from headrace.control import consumer_control
 from headrace.control.commands import Commands, PartitionsRequest, SettingsRequest
 from headrace.control.entries import Command, key_of
 from headrace.errors import HeadraceError
-from tests.control_world import P0, P1, FakePump, Processes, ask, live, until
+from tests.control_world import P0, P1, FakePump, Processes, ask, live
+from tests.raw_server import until
 from tests.staged import staged
 
 

@@ -377,8 +377,8 @@ class Reader:
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        self._tls = context.wrap_bio(self._in, self._out) if tls else None
-        self._call(self._tls.write if self._tls else self.raw.sendall, READ)
+        self._tls: Any = context.wrap_bio(self._in, self._out) if tls else None
+        self._call(self._tls.write if tls else self.raw.sendall, READ)
 
     def read(self) -> None:
         text = b""
@@ -386,7 +386,6 @@ class Reader:
             text += self._call(self._tls.read if self._tls else self.raw.recv, 1000)
 
     def goodbye(self) -> None:
-        assert self._tls
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.unwrap()
         self.raw.sendall(self._out.read())
@@ -394,12 +393,12 @@ class Reader:
     def _call(self, method: Any, argument: Any) -> Any:
         while True:
             try:
-                found = method(argument)
-                self.raw.sendall(self._out.read())
-                return found
+                return method(argument)
             except ssl.SSLWantReadError:
                 self.raw.sendall(self._out.read())
                 self._in.write(self.raw.recv(100_000))
+            finally:
+                self.raw.sendall(self._out.read())
 
 
 @pytest.fixture
@@ -425,8 +424,7 @@ def test_how_a_client_closes_says_whether_it_has_received_the_answer(
                 await asyncio.to_thread(client.read)
             connections = server.web._server.server_state.connections
             await until(lambda: any(one._arrival and not one.is_answering for one in connections))
-            (connection,) = connections
-            arrival = connection._arrival
+            [(connection, arrival)] = ((one, one._arrival) for one in connections)
             await asyncio.sleep(0.1)
             if how == "goodbye":
                 client.goodbye()
@@ -456,9 +454,8 @@ def test_a_client_that_closes_at_once_has_received_what_it_has_read(
 
     def read(url: str) -> None:
         for _ in range(20):
-            client = Reader(url, tls)
-            client.read()
-            client.raw.close()
+            with contextlib.closing((client := Reader(url, tls)).raw):
+                client.read()
 
     monkeypatch.setattr(ClientConnection, "written", observed)
 

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import errors
 from headrace.records import Produced
+from tests.raw_server import until
 
 LIMIT_SECONDS = 60.0
 
@@ -174,14 +175,6 @@ def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:
     sent: list[tuple[Sequence[Any], Any]] = []
     server.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
     return sent
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 async def still(read: Any) -> Any:

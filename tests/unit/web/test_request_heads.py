@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from yaml_table import table
 
 from headrace.web.asgi import STREAMING
 from headrace.web.server import check_deadlines
+from tests.raw_server import until
 
 BODY = b'{"records":[{"value":1}]}'
 
@@ -199,13 +199,6 @@ SLOW = {
     "half a body": post("Content-Length: 900"),
     "half a chunk": post("Transfer-Encoding: chunked", body=b"5\r\nab"),
 }
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait on the loop, at most a minute."""
-    async with asyncio.timeout(60):
-        while not happened():  # noqa: ASYNC110 the server has no event for what comes over a socket
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("case", SLOW)

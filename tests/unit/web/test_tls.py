@@ -1,4 +1,4 @@
-"""TLS of the listener: handshakes, certificates, and answers whose end counts as received."""
+"""TLS of the listener: handshakes, certificates, and how connections end."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,18 @@ async def until(met: Callable[[], object], what: str = "it", seconds: float = 12
     while not (await found if inspect.isawaitable(found := met()) else found):
         assert time.monotonic() < end, f"waited in vain for {what}"
         await asyncio.sleep(0.002)
+
+
+async def end_all(server: asyncio.Server, tasks: Iterable[Any], ends: Iterable[asyncio.StreamWriter]) -> None:
+    """End what forwards connections: a loop that is closed before warns of each that it leaves, in a later test."""
+    server.close()
+    await asyncio.sleep(0.01)  # what has just been accepted is one of them
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        end.transport.abort()
+    await asyncio.sleep(0.01)
 
 
 async def why_not(client: Client, body: bytes = b"x") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, Retr
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
 from headrace.lifecycle import LoopThread
 from headrace.records import Produced, TopicPartition
+from tests.raw_server import end_all
 
 CONFIG = {"active_consumers": {"auto_offset_reset": "earliest", "wait_seconds": 0.2}}
 
@@ -32,6 +32,7 @@ class CuttingProxy:
         self._cuts: list[tuple[bytes, int]] = []
         self.cuts = 0
         self._connections: list[asyncio.Future[Any]] = []
+        self._ends: list[asyncio.StreamWriter] = []
         self._thread = LoopThread("cutting-proxy")
         self._server: asyncio.Server = self._thread.call(self._listen(), 30)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -41,21 +42,17 @@ class CuttingProxy:
         self._cuts += [(request, after_bytes)] * times
 
     def stop(self) -> None:
-        self._thread.call(self._close(), 30)
+        self._thread.call(end_all(self._server, self._connections, self._ends), 30)
         self._thread.stop()
-
-    async def _close(self) -> None:
-        self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._forward, "127.0.0.1", 0)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.append(asyncio.current_task())  # type: ignore[arg-type]
+        self._ends.append(writer)
         upstream, service = await asyncio.open_connection("127.0.0.1", self._port)
+        self._ends.append(service)
         left: int | None = None
 
         async def requests() -> None:
@@ -91,11 +88,8 @@ class CuttingProxy:
         finally:
             for task in both:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
             for end in (service, writer):
                 end.close()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from raw_server import Authority
+from raw_server import Authority, end_all
 
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.ports import free_ports
@@ -68,39 +68,32 @@ class RoundRobin:
         self.used: Counter[int] = Counter()
         self._ports = itertools.cycle([int(url.rpartition(":")[2]) for url in urls])
         self._many = len(urls)
-        self._connections: set[Any] = set()
+        self._connections: list[Any] = []
+        self._ends: list[asyncio.StreamWriter] = []
         self._thread = LoopThread("round-robin")
         self._server = self._thread.call(asyncio.start_server(self._serve, "127.0.0.1", 0), 30)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
-        async def close() -> None:
-            self._server.close()
-            for task in self._connections:
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
-
-        self._thread.call(close(), 30)
+        self._thread.call(end_all(self._server, self._connections, self._ends), 30)
         self._thread.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        self._connections.add(task)
-        with contextlib.closing(writer):
-            for port in itertools.islice(self._ports, self._many):
-                with contextlib.suppress(OSError):
-                    there, back = await asyncio.open_connection("127.0.0.1", port)
-                    self.used[port] += 1
-                    with contextlib.closing(back):
-                        copies = [self._copy(reader, back), self._copy(there, writer)]
-                        tasks = [asyncio.ensure_future(each) for each in copies]
-                        try:
-                            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                        finally:
-                            for each in tasks:
-                                each.cancel()
-                    break
-        self._connections.discard(task)
+        self._connections.append(asyncio.current_task())
+        self._ends.append(writer)
+        for port in itertools.islice(self._ports, self._many):
+            with contextlib.suppress(OSError):
+                there, back = await asyncio.open_connection("127.0.0.1", port)
+                self._ends.append(back)
+                self.used[port] += 1
+                tasks = [asyncio.ensure_future(each) for each in (self._copy(reader, back), self._copy(there, writer))]
+                self._connections += tasks
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for each in tasks:
+                    each.cancel()
+                back.close()
+                break
+        writer.close()
 
     @staticmethod
     async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

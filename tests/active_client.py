@@ -81,13 +81,9 @@ class Instance:
     def wait_reading(self) -> None:
         """Wait until a read waits. A read of its own could take a record, so the table of instances tells."""
         process, _, path = self.url.partition("/consumers/")
-        group, _, name = path.partition("/instances/")
-
-        def is_reading() -> bool:
-            instances = send("GET", f"{process}/adm/consumers?group={group}").body["consumers"]
-            return any(one["name"] == name and one["isReading"] for one in instances)
-
-        wait_for(is_reading, "the read to wait")
+        table, name = f"{process}/adm/consumers?group={path.partition('/')[0]}", self.created.body["instance_id"]
+        readers = lambda: [one["name"] for one in send("GET", table).body["consumers"] if one["isReading"]]  # noqa: E731
+        wait_for(lambda: name in readers(), "the read to wait")
 
     def first(self, query: str = "") -> list[Any]:
         """Read until there are records, once."""

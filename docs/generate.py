@@ -25,7 +25,7 @@ from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.spec import Duration, FunctionSpec, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
-from headrace.telemetry.metrics import CATALOGUE, OUTCOMES
+from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
 from headrace.web.routes.documents import ENDPOINTS
 
 ROOT = Path(__file__).parents[1]
@@ -48,16 +48,16 @@ _OPEN_FIRST = {
     "formats": "codecs codec registry",
     "functions": "service destination process spec",
     "functions/worker": "loop handler",
-    "jvm": "artifacts",
+    "runtime/jvm": "artifacts",
     "kafka": "consumer poll_thread producer commits compacted_table admin error_map transactions",
-    "lifecycle": "supervisor service threads clock",
+    "runtime": "supervisor service threads clock",
     "pipelines": "runs process spec",
     "pipelines/driver": "sources sinks",
     "security": "authenticator principals",
     "sidecar": "produce produce_request transactions idempotency",
     "sidecar/active": "instance instances",
     "sidecar/reactive": "http_destination client envelope",
-    "telemetry": "metrics audit logs",
+    "runtime/telemetry": "metrics audit logs",
     "testing": "plugin scene push_ledger",
     "web": "server application endpoint hot_path openapi",
     "web/routes": "produce control jobs registrations",

@@ -19,8 +19,8 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
-from headrace.lifecycle import SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import SystemClock
 from headrace.testing import ManualClock
 
 CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})

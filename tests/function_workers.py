@@ -31,8 +31,8 @@ from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 from headrace.kafka import TopicDirectory
-from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import Deadline, Service, SystemClock
 
 Write = Callable[..., Path]
 Run = Callable[..., contextlib.AbstractAsyncContextManager[Any]]

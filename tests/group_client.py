@@ -18,8 +18,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -8,8 +8,8 @@ from typing import Any
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import CompactedTable, InternalTopic
 from headrace.kafka.compacted_table import ValueFormat
-from headrace.lifecycle import SystemClock
 from headrace.records import TopicPartition
+from headrace.runtime import SystemClock
 
 
 class EndOfTopic:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from headrace.config.kafka import KafkaConfig
-from headrace.lifecycle import Deadline, Service
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import Toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
+from headrace.runtime import Deadline, Service
 from headrace.testing import ManualClock
 
 T = TypeVar("T")

@@ -34,14 +34,14 @@ from headrace.errors import HeadraceError, catalogue
 from headrace.formats.codecs import Codecs
 from headrace.functions import load as function_file
 from headrace.functions.load import load_function
-from headrace.lifecycle import SystemClock
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.tasks import load_trial
 from headrace.records import Record
+from headrace.runtime import SystemClock
+from headrace.runtime.telemetry.metrics import BY_NAME
 from headrace.sidecar import produce_answer
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
-from headrace.telemetry.metrics import BY_NAME
 from headrace.testing.secured import SecuredCluster
 from tests.docs.forked_commands import forked_commands
 

@@ -12,7 +12,7 @@ import pytest
 from yaml_table import table
 
 from headrace.kafka import Reachability
-from headrace.lifecycle import SystemClock
+from headrace.runtime import SystemClock
 from tests.faults.ledger import Ledger, Poster
 from tests.faults.push_scene import PushScene
 from tests.function_calls import function_file

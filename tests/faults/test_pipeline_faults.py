@@ -24,10 +24,10 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
 from headrace.kafka import Admin
-from headrace.lifecycle import Deadline, SystemClock
-from headrace.lifecycle.failpoints import VARIABLE
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime import Deadline, SystemClock
+from headrace.runtime.failpoints import VARIABLE
 from headrace.testing.secured import kafka_settings
 from tests.integration.test_pipelines import gone, until
 from tests.postgres_server import PostgresServer, postgres_server

@@ -11,8 +11,8 @@ from pathlib import Path
 from raw_server import OK, Authority, always, client_for, run, served, why_not
 
 from headrace.config.backend import BackendConfig, ClientTls
-from headrace.lifecycle import SystemClock
-from headrace.security import ClientTlsFiles
+from headrace.runtime import SystemClock
+from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import client_of
 
 

@@ -17,8 +17,8 @@ import pytest
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
 from headrace.records import TopicPartition
+from headrace.runtime import SystemClock
 from headrace.testing.scene import Scene
 from headrace.testing.secured import command_environment
 

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
-from headrace.lifecycle import LoopThread
 from headrace.records import Produced, TopicPartition
+from headrace.runtime import LoopThread
 from tests.raw_server import end_all
 
 CONFIG = {"active_consumers": {"auto_offset_reset": "earliest", "wait_seconds": 0.2}}

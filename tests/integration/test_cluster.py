@@ -23,8 +23,8 @@ from raw_server import Authority, end_all
 
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.ports import free_ports
-from headrace.lifecycle import LoopThread
 from headrace.records import OutgoingRecord
+from headrace.runtime import LoopThread
 from headrace.testing.scene import Scene
 
 SECRET = "a secret that is long enough to sign with"

@@ -20,7 +20,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
-from headrace.lifecycle import SystemClock
+from headrace.runtime import SystemClock
 from tests.integration.test_produce import post
 
 DRAFT7 = "http://json-schema.org/draft-07/schema#"

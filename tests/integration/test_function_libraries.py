@@ -14,7 +14,7 @@ from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
-from headrace.lifecycle import run_blocking
+from headrace.runtime import run_blocking
 from headrace.testing.forked import run_command
 
 HANDLER = """

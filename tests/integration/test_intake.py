@@ -17,8 +17,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.config.section import fits_any
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
+from headrace.runtime import Deadline, SystemClock
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
 

@@ -28,8 +28,8 @@ from headrace.control.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, TopicDirectory, read_records
 from headrace.kafka.properties import client_properties
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import Deadline, SystemClock
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
 

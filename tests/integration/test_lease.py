@@ -19,7 +19,7 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
-from headrace.lifecycle import SystemClock
+from headrace.runtime import SystemClock
 from headrace.testing.secured import kafka_section, kafka_settings
 
 pytestmark = pytest.mark.secured

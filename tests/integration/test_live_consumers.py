@@ -18,8 +18,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, TopicPartition
+from headrace.runtime import Deadline, SystemClock
 from headrace.testing import Operation, PauseSpan, Seek, Skip, check_pushed
 from headrace.testing.evidence import gather
 from headrace.testing.secured import kafka_settings

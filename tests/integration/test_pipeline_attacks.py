@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.kafka import KafkaConfig
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.runtime import Deadline, SystemClock
 from tests.integration.test_pipelines import produce, read, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.config.kafka import KafkaConfig
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime import Deadline, SystemClock
 from headrace.testing.pipelines import PipelineRows
 from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 

@@ -15,8 +15,8 @@ import pyspark
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.jvm import find_java
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.runtime import Deadline, SystemClock
+from headrace.runtime.jvm import find_java
 from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

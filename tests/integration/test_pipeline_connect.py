@@ -15,9 +15,9 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.lag import lag_of
-from headrace.jvm import ensure_artifacts, find_java
 from headrace.kafka import Admin
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.runtime import Deadline, SystemClock
+from headrace.runtime.jvm import ensure_artifacts, find_java
 from headrace.testing.secured import SecuredCluster
 from tests.integration.test_pipeline_cluster import free_port, write_steps
 from tests.integration.test_pipelines import SCHEMA, gone, in_group, produce_flights, read, rows, running, until

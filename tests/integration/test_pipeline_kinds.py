@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.runtime import Deadline, SystemClock
 from tests.integration.test_pipelines import produce, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

@@ -20,13 +20,13 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.kafka import Admin, read_records
-from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.pipelines.connector import ConnectorSecurity
 from headrace.pipelines.driver.plan import DriverPlan, FolderInUse
 from headrace.pipelines.process import DriverProcess, find_toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import Record
+from headrace.runtime import Deadline, Service, SystemClock
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from headrace.runtime import Deadline
 from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, two_frames
 
 

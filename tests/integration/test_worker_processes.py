@@ -19,8 +19,8 @@ from yaml_table import table
 
 from headrace.delivery.protocols import ACK
 from headrace.functions.load import load_function
-from headrace.lifecycle import Deadline
-from headrace.telemetry.logs import JsonFormatter
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.logs import JsonFormatter
 from tests.function_workers import PARTITION, Run, Running, Write
 
 HANGING_CALLBACK = table(__file__, "hanging_callback")

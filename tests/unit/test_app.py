@@ -14,7 +14,7 @@ from headrace.app.process import App, _Announcer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
-from headrace.lifecycle import Readiness, Service, Supervisor, SystemClock
+from headrace.runtime import Readiness, Service, Supervisor, SystemClock
 from headrace.testing import ManualClock
 
 

@@ -30,14 +30,14 @@ from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.kafka.topics import TopicDirectory
-from headrace.lifecycle import RestartedServices, Service
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.process import check_heaps
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
-from headrace.security import ClientTlsFiles
+from headrace.runtime import RestartedServices, Service
+from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import ask_offset
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination

@@ -16,9 +16,9 @@ from headrace.control.redrive_spec import Target
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer
-from headrace.lifecycle import Clock, Deadline, Service, Supervisor, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record
-from headrace.telemetry.correlation import caller
+from headrace.runtime import Clock, Deadline, Service, Supervisor, SystemClock
+from headrace.runtime.telemetry.correlation import caller
 from headrace.web.application import Application
 from headrace.web.endpoint import Endpoint
 

@@ -12,13 +12,13 @@ from headrace.delivery.protocols import OnEnded, Outcome, Reply
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
-from headrace.lifecycle import Clock, Service
 from headrace.records import Produce, Record
-from headrace.security import ClientTlsFiles
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Consumption
-from headrace.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
-from headrace.telemetry.metrics import Metrics
+from headrace.runtime import Clock, Service
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.tls import ClientTlsFiles
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
 _LINGER_SECONDS = 0.005

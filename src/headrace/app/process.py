@@ -33,14 +33,15 @@ from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.properties import check_properties
-from headrace.lifecycle import Clock, Service, Signals, Supervisor, SystemClock
-from headrace.lifecycle.gauge_registry import register_gauge
-from headrace.security import Authenticator, ClientTlsFiles, TlsFiles
+from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
+from headrace.runtime.gauge_registry import register_gauge
+from headrace.runtime.telemetry.logs import configure_logging
+from headrace.runtime.tls import ClientTlsFiles, TlsFiles
+from headrace.security import Authenticator
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
-from headrace.telemetry.logs import configure_logging
 from headrace.web.application import Application
 from headrace.web.forwarding import Forwarder
 from headrace.web.function_requests import FunctionRequests

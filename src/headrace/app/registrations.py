@@ -9,7 +9,7 @@ from headrace.app.topic_requirements import topic_requirements
 from headrace.control.consumer_control import ConsumerControl
 from headrace.control.registrations import Registration, RegistrationRules, Registrations
 from headrace.kafka import CompactedTable, TopicCreator
-from headrace.lifecycle import GroupSpec, Service, ServiceGroups
+from headrace.runtime import GroupSpec, Service, ServiceGroups
 from headrace.web.routes.registrations import RegistrationEndpoints
 
 

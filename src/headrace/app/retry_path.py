@@ -10,8 +10,8 @@ from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
-from headrace.lifecycle import Service
 from headrace.records import Offsets, TopicPartition
+from headrace.runtime import Service
 
 
 class RetryPath:

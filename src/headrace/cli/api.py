@@ -28,7 +28,7 @@ from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
-from headrace.lifecycle import LoopThread
+from headrace.runtime import LoopThread
 from headrace.web.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[Comman
     """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved."""
     from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
 
-    for quiet in ("control.jobs", "lifecycle.supervisor"):  # what ends a job is printed
+    for quiet in ("control.jobs", "runtime.supervisor"):  # what ends a job is printed
         logging.getLogger(f"headrace.{quiet}").setLevel(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)

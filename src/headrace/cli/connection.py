@@ -24,7 +24,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.devcluster import HOME, environment
 from headrace.kafka import Admin, Producer
-from headrace.lifecycle import Deadline, SystemClock
+from headrace.runtime import Deadline, SystemClock
 
 DEFAULT_FILE = Path("headrace.yaml")
 ENDPOINTS = HOME / "endpoints.json"

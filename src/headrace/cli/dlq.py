@@ -30,7 +30,7 @@ from headrace.control.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
+from headrace.runtime import SystemClock
 from headrace.web.routes.jobs import JobEndpoints
 
 _BUSY = (LeaseTaken.code, JobConflict.code)

@@ -13,9 +13,9 @@ from headrace.control.doctor import examine
 from headrace.control.preconditions import Finding, TopicRequirement
 from headrace.errors import HeadraceError, KafkaUnauthorized
 from headrace.functions.load import load_function
-from headrace.jvm import find_java
 from headrace.kafka import Admin
-from headrace.lifecycle import SystemClock
+from headrace.runtime import SystemClock
+from headrace.runtime.jvm import find_java
 
 _JAVA = 17
 

@@ -21,8 +21,8 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec, KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import Deadline, SystemClock
 
 _ASK_SECONDS = 3.0
 _DRAIN_SECONDS = 20

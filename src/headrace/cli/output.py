@@ -73,7 +73,7 @@ def install_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the downloads of a first start: a bar on a terminal, a line per step in a file or pipe.
 
     Yields:
-        A `headrace.jvm.Progress`.
+        A `headrace.runtime.jvm.Progress`.
     """
     reported: set[str] = set()
 

@@ -33,7 +33,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.selection import milliseconds
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.kafka import Admin
-from headrace.lifecycle import Deadline, SystemClock, run_blocking
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
 from headrace.pipelines.graph import paths_read, resolved_sql
@@ -43,6 +42,7 @@ from headrace.pipelines.prepare import prepare as prepare_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.tasks import TaskDriver, differences, load_trial
+from headrace.runtime import Deadline, SystemClock, run_blocking
 from headrace.web.endpoint import Endpoint
 from headrace.web.routes.pipelines import PipelineEndpoints
 

@@ -21,8 +21,8 @@ from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequ
 from headrace.formats.codec import JsonCodec
 from headrace.formats.codecs import Codecs, Reader, SchemaChoice
 from headrace.kafka import Admin, Reachability, read_records
-from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import OutgoingRecord, Record
+from headrace.runtime import SystemClock, run_blocking
 
 _CHUNK_BYTES = 1_048_576
 MAX_LINE_BYTES = 16_777_216

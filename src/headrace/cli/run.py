@@ -160,7 +160,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
     from headrace.app.process import App
-    from headrace.lifecycle import SystemClock
+    from headrace.runtime import SystemClock
 
     async def make() -> None:
         App(settings, SystemClock())

@@ -14,8 +14,8 @@ from headrace.control.entries import key_of, live_settings
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.selection import milliseconds, parse_time
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
-from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
+from headrace.runtime import Clock
 
 Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 

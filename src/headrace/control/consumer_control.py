@@ -24,8 +24,8 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, InvalidRequest, RequestError
 from headrace.kafka import CompactedTable
-from headrace.lifecycle import Clock
 from headrace.records import Offsets, TopicPartition
+from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from headrace.control.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.status import PartitionStatus, SettingsInForce
 from headrace.errors import HeadraceError
-from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
+from headrace.runtime import Clock
 
 _MEMBERS_SECONDS = 5.0
 Members = Mapping[TopicPartition, str]

@@ -21,7 +21,7 @@ from headrace.control.selection import Selection, Window
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import InvalidRequest
 from headrace.kafka import check_topic, lease_holder
-from headrace.lifecycle import Deadline
+from headrace.runtime import Deadline
 
 Kind = Literal["redrive", "drop", "quarantine"]
 _LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0

@@ -23,8 +23,8 @@ from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, To
 from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin, read_window
-from headrace.lifecycle import Clock
 from headrace.records import Record, TopicPartition
+from headrace.runtime import Clock
 
 Order = Literal["newest", "oldest"]
 State = Literal["all", "left", "ended"]

@@ -16,7 +16,7 @@ from headrace.control.preconditions import (
 )
 from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Readiness, Service
+from headrace.runtime import Clock, Readiness, Service
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Final
 from headrace.delivery.dead_letter import write_all
 from headrace.errors import LeaseTaken, TopicNotFound
 from headrace.kafka import Admin, InternalTopic, Lease, read_back
-from headrace.lifecycle import Clock
 from headrace.records import Header, Offsets, OutgoingRecord, Produce
+from headrace.runtime import Clock
 
 ENDED_TOPIC: Final = "_headrace-redriven"
 BLOCK_OFFSETS: Final = 8192

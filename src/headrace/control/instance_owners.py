@@ -19,7 +19,7 @@ from headrace.control.reconciler import Entry, Reconciler
 from headrace.errors import HeadraceError, InstanceExists, KafkaUnavailable
 from headrace.kafka import Admin, CompactedTable, Lease
 from headrace.kafka.lease import lease_holder
-from headrace.lifecycle import Clock, Deadline, Readiness
+from headrace.runtime import Clock, Deadline, Readiness
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from headrace.control.reconciler import Reconciler
 from headrace.delivery.dead_letter import iso
 from headrace.errors import HeadraceError, InternalError, InvalidRequest, JobConflict, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
-from headrace.lifecycle import Clock, Deadline
+from headrace.runtime import Clock, Deadline
 
 log = logging.getLogger(__name__)
 

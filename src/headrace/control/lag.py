@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from headrace.errors import HeadraceError, NotFound
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Service
 from headrace.records import TopicPartition
+from headrace.runtime import Clock, Service
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.kafka import CompactedTable
-from headrace.lifecycle import Clock, Service
-from headrace.lifecycle.supervisor import first_of
+from headrace.runtime import Clock, Service
+from headrace.runtime.supervisor import first_of
 
 Entry = Mapping[str, Any]
 

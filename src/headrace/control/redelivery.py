@@ -26,8 +26,8 @@ from headrace.delivery.limit import SharedSlots
 from headrace.delivery.policy import judge, last_error
 from headrace.delivery.protocols import DeadLetter, Delivery, Outcome, Reply
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock
 from headrace.records import Produce, Record, TopicPartition
+from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from headrace.delivery.dead_letter import REFUSALS, origin_of, redriven_count, r
 from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
-from headrace.lifecycle import Clock
-from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Header, Offsets, OutgoingRecord, Produce, Record
+from headrace.runtime import Clock
+from headrace.runtime.failpoints import reach
 
 REPEATS_AT_MOST = 2000
 """Dead letters that a killed run sends again; with a rate, those of one second if they are fewer."""

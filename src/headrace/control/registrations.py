@@ -19,7 +19,7 @@ from headrace.control.preconditions import TopicRequirement
 from headrace.control.reconciler import Reconciler
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
 from headrace.kafka import CompactedTable
-from headrace.lifecycle import Clock, Deadline
+from headrace.runtime import Clock, Deadline
 from headrace.security.principals import READ, Principal
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from headrace.delivery.protocols import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable, InvalidRequest
 from headrace.kafka import Admin, Lease, read_records
-from headrace.lifecycle import Clock
-from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Produce, Record, TopicPartition
+from headrace.runtime import Clock
+from headrace.runtime.failpoints import reach
 
 TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))

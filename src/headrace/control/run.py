@@ -14,9 +14,9 @@ from typing import NamedTuple
 from headrace.config.consumers import FlowControl
 from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError
-from headrace.lifecycle import Clock, Deadline, Service
-from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Offsets, Record, TopicPartition
+from headrace.runtime import Clock, Deadline, Service
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

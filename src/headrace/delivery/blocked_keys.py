@@ -24,8 +24,8 @@ import msgspec
 from headrace.delivery.lane import Lane
 from headrace.delivery.protocols import DELEGATED, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
-from headrace.lifecycle import Clock, Service
 from headrace.records import Offsets, Record, TopicPartition
+from headrace.runtime import Clock, Service
 
 log = logging.getLogger(__name__)
 

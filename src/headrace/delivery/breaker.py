@@ -29,8 +29,8 @@ from typing import Literal, NamedTuple
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.policy import ceiling_seconds
-from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
+from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
 

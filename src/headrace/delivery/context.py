@@ -10,8 +10,8 @@ from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.protocols import DeadLetter, DelayedRecord, OnEnded, Outcome
-from headrace.lifecycle import Clock, Deadline
 from headrace.records import Record, RecordBatch, TopicPartition
+from headrace.runtime import Clock, Deadline
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",

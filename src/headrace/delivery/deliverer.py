@@ -28,8 +28,8 @@ from headrace.delivery.protocols import (
     Reply,
 )
 from headrace.errors import DeadLetterFailed, DeliveryError
-from headrace.lifecycle.failpoints import reach
 from headrace.records import Record, RecordBatch
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

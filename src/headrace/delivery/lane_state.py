@@ -15,7 +15,7 @@ FENCED       do not begin    the seek that waits for its commit; results of deli
 import enum
 import logging
 
-from headrace.lifecycle import Clock
+from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
 

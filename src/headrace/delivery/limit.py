@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Protocol
 
-from headrace.lifecycle import Clock
-from headrace.lifecycle.clock import TokenBucket
+from headrace.runtime import Clock
+from headrace.runtime.clock import TokenBucket
 
 _BURST_SECONDS = 0.1
 """What was not used is kept for so long, so that late timers do not lower the rate."""

@@ -11,9 +11,9 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import Membership, Outcome, Reply
 from headrace.errors import DeadLetterFailed, InvalidRequest, OffsetsKeptElsewhere
-from headrace.lifecycle import Deadline
-from headrace.lifecycle.failpoints import reach
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

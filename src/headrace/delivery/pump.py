@@ -16,9 +16,9 @@ from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.moves import Moves
 from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
 from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
-from headrace.lifecycle import Clock, Deadline, Readiness, Service
-from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
+from headrace.runtime import Clock, Deadline, Readiness, Service
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from headrace.delivery.protocols import (
     no_epoch,
 )
 from headrace.errors import DeadLetterFailed, HeadraceError
-from headrace.lifecycle import Clock
 from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
+from headrace.runtime import Clock
 
 PREFIX = "headrace.retry."
 _NAMES = tuple(

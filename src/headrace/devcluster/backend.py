@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from headrace.errors import EnvironmentProblem
-from headrace.lifecycle import LoopThread
+from headrace.runtime import LoopThread
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -14,7 +14,7 @@ from headrace.devcluster.properties import NodePorts, format_data_folder, make_c
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
-from headrace.jvm import Progress, ensure_artifacts, find_java
+from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SETTLE_SECONDS = 60.0

@@ -12,8 +12,8 @@ from headrace.devcluster.group import ServerGroup, start_together
 from headrace.devcluster.registry import Registry
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
-from headrace.jvm import Progress
-from headrace.jvm.cache import disk_problems, file_lock, write_atomically
+from headrace.runtime.jvm import Progress
+from headrace.runtime.jvm.cache import disk_problems, file_lock, write_atomically
 
 HOME = Path(".headrace/dev")
 """Folder of the dev cluster of a working folder."""

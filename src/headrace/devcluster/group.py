@@ -14,8 +14,8 @@ from headrace.devcluster.program import JavaProgram
 from headrace.devcluster.properties import new_id
 from headrace.devcluster.server import Server, ServerId
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.jvm import Progress
-from headrace.jvm.cache import disk_problems, write_atomically
+from headrace.runtime.jvm import Progress
+from headrace.runtime.jvm.cache import disk_problems, write_atomically
 
 
 class ServerGroup(ABC):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import EnvironmentProblem
-from headrace.lifecycle import run_program
+from headrace.runtime import run_program
 
 
 class NodePorts(NamedTuple):

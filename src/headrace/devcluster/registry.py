@@ -8,7 +8,7 @@ from headrace.devcluster.group import JavaGroup
 from headrace.devcluster.program import JavaProgram
 from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
-from headrace.jvm import Progress, ensure_artifacts, find_java
+from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 
 _API = "/apis/ccompat/v7"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.lifecycle import start_child
+from headrace.runtime import start_child
 
 _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
 _TRACE_LINES = 300

@@ -28,7 +28,7 @@ from headrace.devcluster.certificates import SERVER_NAME
 from headrace.devcluster.group import ServerGroup
 from headrace.devcluster.security import AUDIENCE, ISSUER, ClusterSecurity
 from headrace.devcluster.server import Server
-from headrace.jvm import Progress
+from headrace.runtime.jvm import Progress
 
 _LIMIT_SECONDS = 30.0
 

@@ -20,7 +20,7 @@ from cachetools import LRUCache
 from headrace.config.backend import connection_problem
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
-from headrace.lifecycle import Clock, Readiness, Service
+from headrace.runtime import Clock, Readiness, Service
 
 _CACHE_BYTES = 16_777_216
 _ENTRY_BYTES = 8192

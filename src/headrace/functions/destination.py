@@ -21,8 +21,8 @@ from headrace.functions.spec import AnyTrigger
 from headrace.functions.suspects import Suspects
 from headrace.functions.worker_log import FailureLog
 from headrace.kafka import TopicDirectory
-from headrace.lifecycle import Clock, Deadline
 from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
+from headrace.runtime import Clock, Deadline
 
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1

@@ -21,8 +21,8 @@ from headrace.delivery.pump import Pump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions
-from headrace.lifecycle import Deadline, Readiness
 from headrace.records import CommitOffsets, Committed, Epochs, OutgoingRecord, Record, RecordBatch, TopicPartition
+from headrace.runtime import Deadline, Readiness
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from headrace.functions.sdk import print_line
 from headrace.functions.service import FunctionService
 from headrace.functions.worker.handler import Unusable, context_of
 from headrace.functions.worker.loop import prepare
-from headrace.lifecycle import run_blocking
 from headrace.records import TopicPartition
+from headrace.runtime import run_blocking
 
 
 class ForegroundFunction(FunctionService):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lifecycle import run_program
+from headrace.runtime import run_program
 
 _FILE = "requirements.txt"
 _LIMIT_SECONDS = 900.0
@@ -32,7 +32,7 @@ class Libraries(NamedTuple):
         """Install them, unless another worker or process has, or end pip once stopped; return why that failed."""
         if self.folder.is_dir():
             return ""
-        from headrace.jvm.cache import file_lock  # here, because few functions need it
+        from headrace.runtime.jvm.cache import file_lock  # here, because few functions need it
 
         with file_lock(self.folder.with_suffix(".lock")):
             partial = self.folder.with_suffix(".partial")

@@ -9,8 +9,8 @@ from copy import copy
 from functools import partial
 
 from headrace.functions.spec import AnyTrigger, FunctionSpec
-from headrace.lifecycle import Service
-from headrace.lifecycle.gauge_registry import DurationHistogram, Measured
+from headrace.runtime import Service
+from headrace.runtime.gauge_registry import DurationHistogram, Measured
 
 _Labels = Mapping[str, str]
 _NUCLIO = "nuclio_processor_"

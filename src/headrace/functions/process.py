@@ -16,9 +16,9 @@ from headrace.errors import WorkerLost
 from headrace.functions import wire
 from headrace.functions.frames import Answer, Frame, FramesInFlight, open_shared_page
 from headrace.functions.worker_log import WorkerOutput
-from headrace.lifecycle import ChildProcess, Deadline, Service
-from headrace.lifecycle.memory import memory_bytes
 from headrace.records import TopicPartition
+from headrace.runtime import ChildProcess, Deadline, Service
+from headrace.runtime.memory import memory_bytes
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid, HeadraceError
 from headrace.functions.load import load_function
 from headrace.functions.service import FunctionService
-from headrace.lifecycle import Clock, Service, run_blocking
+from headrace.runtime import Clock, Service, run_blocking
 
 log = logging.getLogger(__name__)
 

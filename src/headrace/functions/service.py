@@ -15,8 +15,8 @@ from headrace.functions.metrics import WorkerMetrics
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker_log import logger_of
-from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket, run_blocking
 from headrace.records import TopicPartition
+from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket, run_blocking
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import msgspec
 
 from headrace.functions import wire
 from headrace.functions.wire import LOG_MARK
-from headrace.lifecycle import Clock
 from headrace.records import Record
+from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
 

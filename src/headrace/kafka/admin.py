@@ -19,8 +19,8 @@ from headrace.kafka.producer_limits import BatchLimits
 from headrace.kafka.properties import client_properties
 from headrace.kafka.reachability import Reachability
 from headrace.kafka.renewal import ClientSecurity
-from headrace.lifecycle import SystemClock, run_blocking
 from headrace.records import Offsets, TopicPartition
+from headrace.runtime import SystemClock, run_blocking
 
 T = TypeVar("T")
 _MOVE_PAUSE_SECONDS = 0.1

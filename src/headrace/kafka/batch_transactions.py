@@ -22,7 +22,7 @@ from headrace.kafka.access import Right
 from headrace.kafka.error_map import ClientErrors, to_error, write_error
 from headrace.kafka.properties import client_properties, producer_properties
 from headrace.kafka.transaction_guard import TransactionGuard
-from headrace.lifecycle.failpoints import reach
+from headrace.runtime.failpoints import reach
 
 _LIMIT_SECONDS: Final = 30.0
 _ANSWER_SECONDS: Final = 10.0

@@ -11,9 +11,9 @@ from headrace.errors import HeadraceError
 from headrace.kafka.access import is_refused
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import from_client, to_client
-from headrace.lifecycle import Clock
-from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
+from headrace.runtime import Clock
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

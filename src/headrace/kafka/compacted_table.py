@@ -15,8 +15,8 @@ from headrace.errors import HeadraceError, KafkaError, KafkaTimeout, KafkaUnauth
 from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records, read_window
 from headrace.kafka.topics import InternalTopic
-from headrace.lifecycle import Clock, Readiness, Service
 from headrace.records import OutgoingRecord, Produce, Record, TopicPartition
+from headrace.runtime import Clock, Readiness, Service
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from headrace.kafka.positions import PositionResolver, ReadPolicy
 from headrace.kafka.properties import member_properties
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_job import GroupOffsets, metadata_in
-from headrace.lifecycle import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
+from headrace.runtime import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from headrace.kafka.consumer import Consumer
 from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.topics import InternalTopic
-from headrace.lifecycle import Clock, Deadline
 from headrace.records import CommitOffsets, Epochs, TopicPartition
+from headrace.runtime import Clock, Deadline
 
 _GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"

@@ -11,8 +11,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace.kafka.access import Right, is_refused
 from headrace.kafka.error_map import to_error
-from headrace.lifecycle import Deadline, LoopBridge, Service
 from headrace.records import CommitOffsets, Epochs, Record, TopicPartition
+from headrace.runtime import Deadline, LoopBridge, Service
 
 log = logging.getLogger(__name__)
 

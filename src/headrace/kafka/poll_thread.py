@@ -23,9 +23,9 @@ from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, St
 from headrace.kafka.reader import to_batches
 from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.transaction_job import metadata_in
-from headrace.lifecycle import Clock, Deadline
-from headrace.lifecycle.failpoints import reach
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
+from headrace.runtime import Clock, Deadline
+from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 

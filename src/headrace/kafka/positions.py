@@ -14,8 +14,8 @@ import confluent_kafka
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, OffsetNotCommitted
 from headrace.kafka.loop_proxy import ConsumerProblems
-from headrace.lifecycle import Clock, Deadline
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
+from headrace.runtime import Clock, Deadline
 
 _LIMIT_SECONDS = 3.0
 """The thread does not poll meanwhile, and other partitions wait for it."""

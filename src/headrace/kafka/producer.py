@@ -26,8 +26,8 @@ from headrace.kafka.producer_limits import SEVERAL, ByteBudget, key_of_request
 from headrace.kafka.properties import client_log, producer_properties
 from headrace.kafka.renewal import ClientReplacement
 from headrace.kafka.sent_request import Callbacks, Done, ProduceResult, Request, Results
-from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice
 
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02

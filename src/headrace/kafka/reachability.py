@@ -19,7 +19,7 @@ from headrace.errors import KafkaUnavailable
 from headrace.kafka.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import SecurityFiles
-from headrace.lifecycle import Clock, OwnedThread, Readiness, Service
+from headrace.runtime import Clock, OwnedThread, Readiness, Service
 
 log = logging.getLogger(__name__)
 

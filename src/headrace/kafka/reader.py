@@ -16,8 +16,8 @@ from headrace.kafka.access import Right
 from headrace.kafka.error_map import to_error
 from headrace.kafka.properties import client_properties
 from headrace.kafka.renewal import ClientSecurity
-from headrace.lifecycle import run_blocking
 from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
+from headrace.runtime import run_blocking
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2

@@ -15,7 +15,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import FileProblem, KafkaSecurity
 from headrace.config.references import FileChanges, ReferenceProblem
 from headrace.errors import HeadraceError
-from headrace.lifecycle import Clock, LoopBridge
+from headrace.runtime import Clock, LoopBridge
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from cachetools import TTLCache
 from headrace.errors import HeadraceError, KafkaUnavailable, TopicNotFound
 from headrace.kafka.admin import Admin
 from headrace.kafka.names import check_topic
-from headrace.lifecycle import Clock, Readiness, Service
+from headrace.runtime import Clock, Readiness, Service
 
 log = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.sent_request import ProduceResult
 from headrace.kafka.transaction_guard import TransactionGuard
 from headrace.kafka.transaction_job import GroupOffsets, LastRecord, TransactionJob
-from headrace.lifecycle import Deadline, LoopBridge, OwnedThread, Service
-from headrace.lifecycle.gauge_registry import register_gauge, unregister_gauge
 from headrace.records import OutgoingRecord, TopicPartition
+from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service
+from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import EnvironmentProblem
-from headrace.jvm import Progress
-from headrace.lifecycle import Deadline, Service, SystemClock
 from headrace.pipelines.connector import ConnectorSecurity
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime import Deadline, Service, SystemClock
+from headrace.runtime.jvm import Progress
 
 _END_SECONDS = 120.0
 # Typical work, so that its classes are in the archive: JSON of a topic, an aggregate with state, a streaming query.

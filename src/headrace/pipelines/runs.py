@@ -15,8 +15,6 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
-from headrace.lifecycle import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
-from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.connector import (
     ConnectorSecurity,
     connector_options,
@@ -31,6 +29,8 @@ from headrace.pipelines.graph import require_cores, topics_written
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
+from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
+from headrace.runtime.gauge_registry import register_gauge
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Final, Literal
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.lifecycle import Clock
-from headrace.lifecycle.gauge_registry import register_gauge
 from headrace.pipelines.driver import plan as wire
 from headrace.records import TopicPartition
+from headrace.runtime import Clock
+from headrace.runtime.gauge_registry import register_gauge
 
 log = logging.getLogger(__name__)
 

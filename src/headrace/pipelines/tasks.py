@@ -15,13 +15,13 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.section import Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
-from headrace.lifecycle import Service, run_blocking
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.load import sql_files_of
 from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.sql import in_plain_words, reported_position
+from headrace.runtime import Service, run_blocking
 
 _QUICK = ("-XX:TieredStopAtLevel=1",)
 """A task is over before code that is compiled well has paid."""

@@ -3,4 +3,3 @@
 from headrace.security.authenticator import Authenticator
 from headrace.security.principals import Principal
 from headrace.security.rate_limit import RateLimit
-from headrace.security.tls import ClientTlsFiles, TlsFiles

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import errors
 from headrace.config.http import JwtConfig, SecurityConfig
-from headrace.lifecycle import Clock, Service
+from headrace.runtime import Clock, Service
 from headrace.security.principals import Principal, TokenExpired, TokenRefused
 from headrace.security.rate_limit import FailureDelay, InFlight, RateLimit
 

@@ -16,7 +16,7 @@ from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
 from headrace.config.http import JwtConfig
 from headrace.errors import KeysUnavailable
-from headrace.lifecycle import Clock, Readiness, Service
+from headrace.runtime import Clock, Readiness, Service
 
 log = logging.getLogger(__name__)
 

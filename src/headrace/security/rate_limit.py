@@ -4,7 +4,7 @@ import functools
 from collections import Counter
 
 from headrace.errors import TooManyRequests
-from headrace.lifecycle import Clock, TokenBucket
+from headrace.runtime import Clock, TokenBucket
 
 _MAX_KEYS = 10_000
 """The key that was used longest ago is forgotten first: its bucket is full again soonest."""

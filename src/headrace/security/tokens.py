@@ -10,7 +10,7 @@ from joserfc.errors import ExpiredTokenError, JoseError, UnsupportedAlgorithmErr
 from joserfc.jwt import JWTClaimsRegistry
 
 from headrace.config.http import JwtConfig
-from headrace.lifecycle import Clock
+from headrace.runtime import Clock
 from headrace.security.keys import ALGORITHMS, Keys
 from headrace.security.principals import Principal, TokenExpired, TokenRefused
 

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from headrace import errors
 from headrace.config.producer import IdempotencyConfig
 from headrace.kafka import Admin, InternalTopic, read_back
-from headrace.lifecycle import Clock, Service
 from headrace.records import OutgoingRecord, Produced, Record
+from headrace.runtime import Clock, Service
+from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
-from headrace.telemetry.correlation import caller
 
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")

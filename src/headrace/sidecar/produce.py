@@ -14,8 +14,10 @@ from headrace.config.producer import ProducerConfig
 from headrace.formats.codec import Codec, JsonCodec
 from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
 from headrace.kafka import Producer, TopicDirectory
-from headrace.lifecycle import next_slice
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, is_reserved
+from headrace.runtime import next_slice
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.correlation import new_correlation_ids
 from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, Result, answer_of
 from headrace.sidecar.produce_request import (
     SHORT_RECORDS,
@@ -28,8 +30,6 @@ from headrace.sidecar.produce_request import (
     parse_request,
     slices_of,
 )
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.correlation import new_correlation_ids
 
 _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())

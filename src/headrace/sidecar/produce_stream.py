@@ -15,8 +15,8 @@ import msgspec
 
 from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.lifecycle import Clock, Deadline, next_slice
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime import Clock, Deadline, next_slice
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import Prepared, Result, failure_of
 from headrace.sidecar.produce_request import (

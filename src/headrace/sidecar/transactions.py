@@ -13,6 +13,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
 from headrace.kafka.transaction_job import LastRecord
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime.telemetry.audit import Audit
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.requests import Position
 from headrace.sidecar.produce import ProduceService, RequestIds
@@ -28,7 +29,6 @@ from headrace.sidecar.produce_answer import (
     with_reason,
 )
 from headrace.sidecar.produce_request import CountedRecord, ProduceRequest, check_present, explained, parse_counted
-from headrace.telemetry.audit import Audit
 
 _GRACE_SECONDS: Final = 1.0
 """Added to the limit of a request, so that a transaction that was not begun ends as such first."""

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import headrace.cli
 from headrace.devcluster import HeadraceProcess
-from headrace.lifecycle import failpoints
+from headrace.runtime import failpoints
 
 _PRELOADED = [
     "__main__",

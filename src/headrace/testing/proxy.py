@@ -10,7 +10,7 @@ import struct
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from headrace.lifecycle import LoopThread
+from headrace.runtime import LoopThread
 
 OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, END_TRANSACTION = 8, 11, 12, 26
 """Numbers of requests in Kafka's protocol, for `hold`."""

@@ -16,11 +16,11 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
-from headrace.lifecycle import Deadline
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.security import Authenticator, Principal
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
-from headrace.telemetry.metrics import Metrics
 from headrace.web.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.web.exchange import CORRELATION, JSON, TRACEABILITY, answer_error, given_id

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
-from headrace.telemetry.correlation import new_correlation_id
+from headrace.runtime.telemetry.correlation import new_correlation_id
 from headrace.web.arrival import Arrival
 from headrace.web.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
 from headrace.web.exchange import retry_after

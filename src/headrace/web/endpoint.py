@@ -15,14 +15,14 @@ from urllib.parse import quote, urlencode
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
+from headrace.runtime.telemetry.correlation import caller
 from headrace.security import Principal
 from headrace.security.principals import ADMIN, CHANGE_OWN, SEE_OWN
-from headrace.telemetry.correlation import caller
 from headrace.web.asgi import AsgiApp, Receive, Scope, Send, headers_of
 from headrace.web.exchange import HttpResponse, decode_body, decode_query, query_of, read_json
 
 if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
-    from headrace.telemetry.audit import Audit
+    from headrace.runtime.telemetry.audit import Audit
 
 Body = TypeVar("Body")
 Query = TypeVar("Query")

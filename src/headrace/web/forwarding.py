@@ -26,11 +26,11 @@ from headrace.config.cluster import ClusterConfig
 from headrace.config.http import HttpConfig
 from headrace.control.instance_owners import InstanceOwner, InstanceOwners
 from headrace.errors import Draining, HopRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
-from headrace.lifecycle import Clock, run_while
-from headrace.lifecycle.supervisor import first_of
+from headrace.runtime import Clock, run_while
+from headrace.runtime.supervisor import first_of
+from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.security import Principal
 from headrace.sidecar.active.peer_connection import PeerConnection
-from headrace.telemetry.correlation import caller, correlation_id
 from headrace.web.asgi import (
     STREAMING,
     UNREAD_SECONDS,

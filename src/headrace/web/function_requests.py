@@ -13,8 +13,8 @@ from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.service import FunctionService
 from headrace.functions.spec import HttpTrigger
+from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.security.principals import WRITE
-from headrace.telemetry.correlation import correlation_id
 from headrace.web.application import Router
 from headrace.web.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_closed, headers_of
 from headrace.web.endpoint import OPEN, PRINCIPAL, Endpoint, Rule

@@ -18,12 +18,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, KafkaUnavailable, ProducerQueueFull
+from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.security import Authenticator, Principal
 from headrace.security.principals import ADMIN
 from headrace.sidecar.produce import ProduceService, RequestIds
 from headrace.sidecar.produce_answer import Prepared, ProduceAnswer, Result
-from headrace.telemetry.correlation import caller, correlation_id, new_correlation_id
-from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Gate, error_of
 from headrace.web.connection import ClientConnection
 from headrace.web.exchange import JSON, media_type, retry_after

@@ -20,8 +20,8 @@ import uvicorn
 
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.lifecycle import Clock, Deadline, Service, SystemClock
-from headrace.lifecycle.memory import give_back_memory
+from headrace.runtime import Clock, Deadline, Service, SystemClock
+from headrace.runtime.memory import give_back_memory
 from headrace.web.application import Application
 from headrace.web.asgi import AsgiApp
 from headrace.web.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared

@@ -42,7 +42,7 @@ DOORS = {
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines"},
     "psycopg": {"pipelines"},
-    "prometheus_client": {"telemetry"},
+    "prometheus_client": {"runtime"},
     "click": {"cli"},
     "rich": {"cli"},
     "fastavro": {"formats"},
@@ -50,7 +50,7 @@ DOORS = {
     "jsonschema_rs": {"formats"},
     "google": {"formats"},
     "grpc_tools": {"formats"},
-    "jgo": {"jvm"},
+    "jgo": {"runtime"},
     "openapi_ui_bundles": {"web"},
     "pytest": {"testing"},
 }
@@ -76,25 +76,25 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def test_tasks_threads_and_processes_are_born_only_in_lifecycle() -> None:
+def test_tasks_threads_and_processes_are_born_only_in_runtime() -> None:
     """Everything that lives has an owner; so it is started in one place."""
     found = [
         f"{path.relative_to(SRC)}:{node.lineno} {name}"
         for path, tree in trees().items()
-        if room(path) != "lifecycle"
+        if room(path) != "runtime"
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in BIRTHS
     ]
     assert found == []
 
 
-def test_no_room_but_lifecycle_imports_what_makes_threads_or_processes() -> None:
+def test_no_room_but_runtime_imports_what_makes_threads_or_processes() -> None:
     """`subprocess`, `multiprocessing` and `concurrent.futures` stay behind one door."""
     behind = {"subprocess", "multiprocessing", "concurrent"}
     found = [
         f"{path.relative_to(SRC)}: {name}"
         for path, tree in trees().items()
-        if room(path) not in ("lifecycle", "testing")  # the test tools run commands as a user does
+        if room(path) not in ("runtime", "testing")  # the test tools run commands as a user does
         for name in imports(tree)
         if name.split(".")[0] in behind
     ]

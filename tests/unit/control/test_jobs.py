@@ -13,7 +13,7 @@ from headrace.control.jobs import Job, Jobs, SaveProgress
 from headrace.delivery.dead_letter import iso
 from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
 from headrace.kafka import JSON_OBJECTS
-from headrace.lifecycle import Deadline
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 from tests.control_world import Log
 from tests.memory_table import memory_table

@@ -16,7 +16,7 @@ from headrace.config.registrations import RegistrationsConfig
 from headrace.control.preconditions import TopicRequirement
 from headrace.control.registrations import PREFIX, Registration, RegistrationRules, Registrations
 from headrace.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
-from headrace.lifecycle.gauge_registry import GaugeKey, gauges
+from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.security import Principal
 from headrace.testing import ManualClock
 

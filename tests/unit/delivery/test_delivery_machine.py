@@ -19,8 +19,8 @@ from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing.bed import P0, P1, Bed
 
 PARTITIONS = [P0, P1]

@@ -15,8 +15,8 @@ from headrace.delivery import tracker as trackers
 from headrace.delivery.offset_map import decode
 from headrace.delivery.protocols import ACK, HELD, DeadLetter, Delivery, Reply
 from headrace.delivery.tracker import AckTracker
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing.bed import BURY, P0, P1, RETRY, Bed
 
 SPAN = 12

@@ -6,8 +6,8 @@ import asyncio
 
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import HELD, NOT_BEGUN
-from headrace.lifecycle import Deadline
 from headrace.records import Committed
+from headrace.runtime import Deadline
 from headrace.testing.bed import P0, Bed, running
 
 

@@ -15,8 +15,8 @@ from headrace.delivery.protocols import DelayedRecord
 from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
 
 # Hold ----------------------------------------------------------------------------------------------------------------

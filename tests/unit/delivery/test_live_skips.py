@@ -10,8 +10,8 @@ import pytest
 
 from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing.bed import BURY, P0, P1, Bed, running
 
 

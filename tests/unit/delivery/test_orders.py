@@ -13,8 +13,8 @@ from headrace.delivery.limit import AdaptiveLimit, SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing.bed import P0, P1, RETRY, Bed, running
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.protocols import HELD
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 from headrace.testing.bed import BURY, P0, P1, Bed, running
 

@@ -23,8 +23,8 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import RAW_BYTES
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 

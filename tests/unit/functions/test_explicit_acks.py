@@ -10,8 +10,8 @@ from yaml_table import table
 
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
-from headrace.lifecycle import Deadline
 from headrace.records import Record, TopicPartition
+from headrace.runtime import Deadline
 from tests.function_workers import Run, Write, acknowledged
 
 P = TopicPartition("flights", 3)

@@ -26,7 +26,7 @@ from headrace.functions import wire
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
-from headrace.telemetry.logs import JsonFormatter
+from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.testing import ManualClock
 from headrace.testing.bed import kind_of
 

@@ -15,10 +15,10 @@ from yaml_table import table
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
-from headrace.lifecycle import Deadline
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.logs import JsonFormatter
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.security import Authenticator
-from headrace.telemetry.logs import JsonFormatter
-from headrace.telemetry.metrics import Metrics
 from headrace.web.application import Application
 from headrace.web.function_requests import FunctionRequests
 from headrace.web.server import WebService

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import DestinationUnavailable
-from headrace.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.metrics import Metrics
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> list[float]:

@@ -19,8 +19,8 @@ from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.kafka import Consumer
 from headrace.kafka.transaction_job import metadata_in
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

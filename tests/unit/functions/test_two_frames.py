@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.delivery.protocols import ACK
-from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from headrace.runtime import Deadline
 from tests.function_workers import WAITS, Run, Write, called, calls, two_frames
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers

@@ -15,8 +15,8 @@ from headrace.functions import wire
 from headrace.functions.process import WorkerProcess
 from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
-from headrace.lifecycle import Deadline
 from headrace.records import TopicPartition
+from headrace.runtime import Deadline
 from tests.function_workers import Run, Write
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers

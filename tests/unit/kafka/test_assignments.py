@@ -20,8 +20,8 @@ from headrace.errors import DestinationUnavailable
 from headrace.kafka import hanging_consumers
 from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
-from headrace.lifecycle import Deadline
 from headrace.records import Committed, TopicPartition
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 from tests.staged import staged
 

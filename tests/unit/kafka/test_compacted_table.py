@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
-from headrace.lifecycle import Clock, SystemClock
-from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runtime import Clock, SystemClock
+from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
 

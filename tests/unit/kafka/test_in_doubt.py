@@ -13,8 +13,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
 from headrace.kafka import Admin, transactions
 from headrace.kafka.transaction_job import TransactionJob
-from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime.gauge_registry import GaugeKey, gauges
 
 RECORD = OutgoingRecord("t", None, b"1")
 

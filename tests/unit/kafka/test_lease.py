@@ -4,7 +4,7 @@ from typing import Any
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
-from headrace.lifecycle import Deadline
+from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 
 

@@ -20,8 +20,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.producer import Producer
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime import Deadline, SystemClock
 
 REASONS = ClientError.INVALID_RECORD, ClientError.INVALID_TIMESTAMP, ClientError.MSG_SIZE_TOO_LARGE
 

@@ -17,8 +17,8 @@ from headrace.kafka import Admin
 from headrace.kafka.producer import Producer
 from headrace.kafka.producer_limits import BatchLimits, key_of_request
 from headrace.kafka.sent_request import Request
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
+from headrace.runtime import Deadline, SystemClock
 
 
 def result_of(offset: int, *, acked: bool) -> object:

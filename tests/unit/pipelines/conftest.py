@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.jvm import ClassArchive, Java
 from headrace.pipelines import runs
 from headrace.pipelines.process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime.jvm import ClassArchive, Java
 from tests.pipeline_bench import Bench, Started
 
 

@@ -16,7 +16,6 @@ from yaml_table import table
 
 import headrace.pipelines.driver.__main__ as program
 from headrace.errors import CheckpointUnusable, PipelineInvalid
-from headrace.jvm import ClassArchive, Java
 from headrace.pipelines.driver import views
 from headrace.pipelines.driver.failures import PartFailed, failure_event
 from headrace.pipelines.driver.plan import DriverPlan, FlowFailed, FlowFinished, FlowProgress
@@ -26,6 +25,7 @@ from headrace.pipelines.driver.sources import kafka_options
 from headrace.pipelines.graph import problems_of
 from headrace.pipelines.process import DriverProcess, Toolchain
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
+from headrace.runtime.jvm import ClassArchive, Java
 from tests.integration.test_pipeline_cluster import write_steps
 
 
@@ -69,7 +69,7 @@ def test_the_driver_meets_nothing_of_its_parent() -> None:
     """The process that runs Spark loads neither the loop's rooms nor the Kafka client."""
     code = (
         "import sys, headrace.pipelines.driver.__main__\n"
-        "print([name for name in sys.modules if name.startswith(('headrace.lifecycle', 'headrace.kafka', "
+        "print([name for name in sys.modules if name.startswith(('headrace.runtime', 'headrace.kafka', "
         "'headrace.delivery', 'headrace.web', 'confluent_kafka', 'asyncio'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

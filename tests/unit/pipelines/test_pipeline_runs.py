@@ -13,7 +13,6 @@ from pydantic import SecretStr
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
-from headrace.lifecycle import Deadline
 from headrace.pipelines import process
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.graph import require_cores
@@ -21,7 +20,8 @@ from headrace.pipelines.process import check_heaps, require_spark
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
-from headrace.telemetry.metrics import Metrics
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
 from tests.pipeline_bench import READY, SPEC, Bench, FakeDriver, Started, progress
 

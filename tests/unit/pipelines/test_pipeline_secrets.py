@@ -12,11 +12,11 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import Authority
-from headrace.lifecycle import Deadline, Service
 from headrace.pipelines import runs
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.process import Toolchain
+from headrace.runtime import Deadline, Service
 from tests.pipeline_bench import READY, Started
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import DriverLost, PipelineInvalid
-from headrace.jvm import ClassArchive, Java
 from headrace.pipelines import tasks
 from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver import tasks as answering
 from headrace.pipelines.process import Toolchain
+from headrace.runtime.jvm import ClassArchive, Java
 from tests.pipeline_bench import SPEC, FakeDriver
 
 FILE = "name: delays\nsources: {}\nflows: {}\n"

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config.backend import ClientTls
 from headrace.errors import ConfigError
-from headrace.security import ClientTlsFiles
+from headrace.runtime.tls import ClientTlsFiles
 from headrace.testing import ManualClock
 
 

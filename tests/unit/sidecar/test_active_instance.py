@@ -25,9 +25,9 @@ from headrace.errors import (
     TooManyRequests,
 )
 from headrace.kafka.positions import ReadPolicy
-from headrace.lifecycle import Deadline
-from headrace.lifecycle.gauge_registry import GaugeKey, gauges
 from headrace.records import Committed, TopicPartition
+from headrace.runtime import Deadline
+from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.spec import Topics
 from headrace.web.routes import active_stream

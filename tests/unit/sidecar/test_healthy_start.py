@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Deadline, Readiness, Service
+from headrace.runtime import Deadline, Readiness, Service
 from headrace.sidecar.reactive.connection import HttpAnswer
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.testing import ManualClock

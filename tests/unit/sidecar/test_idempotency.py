@@ -13,12 +13,12 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.records import OutgoingRecord, Produced, Record
+from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar import idempotency
 from headrace.sidecar.idempotency import Idempotency, RememberedRequests
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_answer import Prepared
 from headrace.sidecar.transactions import PreparedTransaction, Transactions
-from headrace.telemetry.correlation import caller
 from headrace.testing import ManualClock
 
 RECORD = OutgoingRecord("t", None, b"1")

@@ -30,15 +30,16 @@ from headrace.delivery.status import SettingsInForce
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import check_topic
-from headrace.lifecycle import Readiness, SystemClock
 from headrace.pipelines.status import FlowStatus, PipelineStatus
 from headrace.records import OutgoingRecord, Produced, TopicPartition
-from headrace.security import Authenticator, TlsFiles
+from headrace.runtime import Readiness, SystemClock
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.tls import TlsFiles
+from headrace.security import Authenticator
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.idempotency import Idempotency
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.transactions import Transactions
-from headrace.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
 from headrace.web.application import Application
 from headrace.web.hot_path import HotPath

@@ -12,10 +12,10 @@ import pytest
 from headrace.config.audit import AuditConfig
 from headrace.config.http import HttpConfig
 from headrace.errors import AuditNotTaken, HeadraceError, ProducerQueueFull, TooManyRecords
-from headrace.lifecycle import Deadline
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Line
-from headrace.telemetry.metrics import Metrics
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Line
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.testing import ManualClock
 from headrace.web.endpoint import served
 from headrace.web.routes.audit import AuditEndpoints

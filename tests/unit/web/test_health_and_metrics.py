@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.lifecycle import Deadline, Readiness, SystemClock
+from headrace.runtime import Deadline, Readiness, SystemClock
 
 
 def post(body: bytes, path: str = "/producers/t") -> bytes:

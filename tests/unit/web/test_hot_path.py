@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.lifecycle import Deadline, SystemClock
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime import Deadline, SystemClock
 from headrace.sidecar.produce_answer import ProduceAnswer
 from headrace.web.hot_path import Exchange
 

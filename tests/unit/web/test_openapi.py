@@ -16,7 +16,7 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 import headrace
 from headrace import errors
-from headrace.lifecycle import Readiness
+from headrace.runtime import Readiness
 from headrace.web.endpoint import JSON_BODY, endpoints_of
 from headrace.web.openapi import document, errors_of
 from headrace.web.routes import health

@@ -14,7 +14,7 @@ from cryptography import x509
 
 from headrace.config.http import TlsConfig
 from headrace.errors import ConfigError
-from headrace.security import TlsFiles
+from headrace.runtime.tls import TlsFiles
 from headrace.testing import ManualClock
 from tests.raw_server import Authority
 

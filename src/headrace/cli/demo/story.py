@@ -20,7 +20,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import run_blocking
+from headrace.runtime import run_blocking
 from headrace.web.routes.jobs import JobEndpoints
 
 FILES = Path(__file__).with_name("files")

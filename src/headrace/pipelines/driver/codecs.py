@@ -27,12 +27,12 @@ from headrace.formats.sql_types import sql_columns
 from headrace.functions import wire
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import to_json
-from headrace.lifecycle import SystemClock
 from headrace.pipelines.driver.plan import REGISTRY, DriverPlan, secret
 from headrace.pipelines.driver.records import FAILED
 from headrace.pipelines.sinks import KafkaSink
 from headrace.records import Header, Record
-from headrace.security.tls import ClientTlsFiles
+from headrace.runtime import SystemClock
+from headrace.runtime.tls import ClientTlsFiles
 
 T = TypeVar("T")
 Row = tuple[str | None, bytes | None, bytes | None, Sequence[Header] | None, bool]

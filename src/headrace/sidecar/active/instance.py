@@ -16,8 +16,8 @@ from headrace.config.consumers import FlowControl
 from headrace.kafka import Admin, Consumer, GroupOffsets, Subscription
 from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.names import names_of
-from headrace.lifecycle import Clock, Deadline, Service
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
+from headrace.runtime import Clock, Deadline, Service
 from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.holdings import GONE, Holding, Holdings, Processed, newest

@@ -17,12 +17,12 @@ from headrace.errors import (
 )
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Deadline, Service
+from headrace.runtime import Clock, Deadline, Service
+from headrace.runtime.telemetry.audit import Audit
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.monitor import ReadMonitor
 from headrace.sidecar.active.spec import InstanceSpec
-from headrace.telemetry.audit import Audit
 
 log = logging.getLogger(__name__)
 

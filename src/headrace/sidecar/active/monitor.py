@@ -9,11 +9,11 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.kafka import Admin
-from headrace.lifecycle import Clock, Service, next_slice
 from headrace.records import Record, TopicPartition
+from headrace.runtime import Clock, Service, next_slice
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Consumption
 from headrace.sidecar.active.instance import ActiveInstance
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Consumption
 
 _LAG_SECONDS: Final = 10.0
 _MOST_LAGS: Final = 1000

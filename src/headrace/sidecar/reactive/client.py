@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connection_problem, forbidden_address
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Clock
 from headrace.records import TopicPartition
+from headrace.runtime import Clock
 from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Broken, Connection, HttpAnswer
 from headrace.sidecar.reactive.token import Token, token_headers
 

@@ -4,7 +4,7 @@ import logging
 
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Clock, Deadline, Readiness, Service
+from headrace.runtime import Clock, Deadline, Readiness, Service
 from headrace.sidecar.reactive.client import Client
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
-from headrace.lifecycle import Clock, Service
 from headrace.records import RecordBatch, TopicPartition
+from headrace.runtime import Clock, Service
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.client import client_of
 from headrace.sidecar.reactive.connection import HttpAnswer

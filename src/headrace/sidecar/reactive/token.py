@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
-from headrace.lifecycle import Clock
+from headrace.runtime import Clock
 from headrace.sidecar.reactive.connection import HttpAnswer
 
 _MARGIN_SECONDS: Final = 30.0

@@ -18,8 +18,8 @@ from headrace.errors import InstanceInvalid, InvalidRequest
 from headrace.formats.codecs import format_name
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
-from headrace.lifecycle import run_while
 from headrace.records import CommitOffsets, TopicPartition
+from headrace.runtime import run_while
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.entries import EntryWriter, fitting

@@ -22,8 +22,8 @@ from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.formats.codecs import Codecs, SchemaChoice
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
-from headrace.lifecycle import next_slice, run_while
 from headrace.records import Header, OutgoingRecord, Produce, Produced, Record, TopicPartition, is_reserved
+from headrace.runtime import next_slice, run_while
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances

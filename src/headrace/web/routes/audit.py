@@ -8,10 +8,10 @@ from msgspec import Meta
 
 from headrace import errors
 from headrace.errors import AuditNotTaken
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import AuditNote, ClientReport
 from headrace.security.principals import READ, WRITE
 from headrace.sidecar.produce_request import check_count
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import AuditNote, ClientReport
 from headrace.web.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
 
 Id = Annotated[str, Meta(max_length=1000)]

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 from openapi_ui_bundles import swagger_ui
 
-from headrace.lifecycle import run_blocking
+from headrace.runtime import run_blocking
 from headrace.web.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint, endpoints_of
 from headrace.web.exchange import HttpResponse
 from headrace.web.openapi import document, older

@@ -8,9 +8,9 @@ import msgspec
 
 from headrace.errors import PathNotFound
 from headrace.kafka import hanging_consumers
-from headrace.lifecycle import Readiness
+from headrace.runtime import Readiness
+from headrace.runtime.telemetry.metrics import CONTENT_TYPE, Metrics
 from headrace.security.principals import ADMIN, METRICS
-from headrace.telemetry.metrics import CONTENT_TYPE, Metrics
 from headrace.web.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
 from headrace.web.exchange import HttpResponse
 

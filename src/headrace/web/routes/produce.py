@@ -10,12 +10,12 @@ from typing import Final
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.records import Header, OutgoingRecord
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.security.principals import WRITE
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_answer import Prepared, ProduceResponse
 from headrace.sidecar.produce_request import ProduceRequest
-from headrace.telemetry.metrics import Metrics
 from headrace.web import endpoint
 from headrace.web.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import Endpoint, Rule, is_admin

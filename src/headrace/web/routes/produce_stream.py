@@ -14,12 +14,12 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
-from headrace.lifecycle import Clock, SystemClock
+from headrace.runtime import Clock, SystemClock
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce import ProduceService
 from headrace.sidecar.produce_request import SchemaChoices
 from headrace.sidecar.produce_stream import ProduceStream
-from headrace.telemetry.metrics import Metrics
 from headrace.web.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
 from headrace.web.endpoint import expires_at
 from headrace.web.exchange import encoding_refused, unknown_name

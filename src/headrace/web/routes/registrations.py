@@ -10,7 +10,7 @@ from headrace import errors
 from headrace.config.registered import check_size, shown
 from headrace.control.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
-from headrace.lifecycle import Readiness
+from headrace.runtime import Readiness
 from headrace.security.principals import ADMIN, CHANGE_OWN
 from headrace.web.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallNote, Endpoint, Rule, caller_name, principal_of
 from headrace.web.exchange import HttpResponse

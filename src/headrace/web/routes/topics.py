@@ -16,12 +16,12 @@ from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin, read_slice
 from headrace.kafka.names import check_topic
 from headrace.records import Record, TopicPartition
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.correlation import caller
 from headrace.security.principals import READ
 from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
-from headrace.telemetry.audit import Audit
-from headrace.telemetry.audit_notes import Consumption
-from headrace.telemetry.correlation import caller
 from headrace.web.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.web.exchange import HttpResponse
 

@@ -6,7 +6,9 @@ from typing import Final
 
 from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.lifecycle import next_slice
+from headrace.runtime import next_slice
+from headrace.runtime.telemetry.correlation import correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
 from headrace.security.principals import WRITE
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.idempotency import IDEMPOTENCY_KEY, Idempotency
@@ -19,8 +21,6 @@ from headrace.sidecar.transactions import (
     Transactions,
     parse_transaction,
 )
-from headrace.telemetry.correlation import correlation_id
-from headrace.telemetry.metrics import Metrics
 from headrace.web.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.web.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.web.exchange import (

@@ -1,0 +1,128 @@
+"""Service groups that start and stop at run time. A crash in one group does not stop the others."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from headrace.errors import HeadraceError, ServiceDied
+from headrace.runtime.clock import Clock, Deadline, RestartPauses
+from headrace.runtime.service import Readiness, Service
+from headrace.runtime.supervisor import Signals, Supervisor, first_of
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+
+
+class GroupSpec(NamedTuple):
+    """Required services of one name."""
+
+    version: int
+    """A group of another version is drained, and then this one starts."""
+    make: Callable[[], Sequence[Service]]
+    """Makes the services, downstream first; called at each start."""
+    on_stopped: Callable[[], None]
+    """Undoes the side effects of `make`; called after the services have stopped."""
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.required: GroupSpec | None = None
+        self.changed = asyncio.Event()
+        self.signals = Signals()
+        self.supervisor: Supervisor | None = None
+        self.why = ""
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int | None:
+        return self.required and self.required.version
+
+
+class ServiceGroups(Service):
+    """Starts, drains and stops groups of services on demand.
+
+    If a service of a group dies, or the group cannot be made, the group is drained and started again after a pause.
+    The pause doubles from a second to a minute. `readiness_of`, a gauge and the log report it.
+    """
+
+    def __init__(self, name: str, clock: Clock, drain_seconds: float) -> None:
+        super().__init__(name)
+        self._clock = clock
+        self._drain_seconds = drain_seconds
+        self._groups: dict[str, _Group] = {}
+
+    async def start(self) -> None:
+        groups = self._groups
+        self.publish("headrace_running_registrations", lambda: sum(bool(each.supervisor) for each in groups.values()))
+        self.publish("headrace_failing_registrations", lambda: sum(bool(each.why) for each in groups.values()))
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.apply({})
+        await self._ended(deadline.remaining_seconds)
+
+    async def stop(self) -> None:
+        self.apply({})
+        for group in self._groups.values():
+            group.signals.notice()  # the second one: stop now
+        await self._ended(None)
+        await super().stop()
+
+    def apply(self, required: Mapping[str, GroupSpec]) -> None:
+        """Run these groups from now on, and no others; a removed or replaced group drains first."""
+        for name in [*self._groups, *required]:
+            group, spec = self._groups.get(name), required.get(name)
+            if group is None:
+                group = self._groups[name] = _Group()
+                group.required = spec
+                group.task = self.spawn(self._keep_running(name, group), name)
+            elif group.version != (spec and spec.version):
+                group.required = spec
+                group.changed.set()
+                if not group.signals.drain_requested.is_set():
+                    group.signals.notice()
+
+    def readiness_of(self, name: str) -> Readiness:
+        """Return whether every service of a group is ready, and if not, why."""
+        group = self._groups.get(name)
+        if group is None or group.supervisor is None:
+            return Readiness(False, (group and group.why) or "not started yet")
+        reasons = [text for ready, text in group.supervisor.readiness().values() if not ready]
+        return Readiness(not reasons, "; ".join(reasons))
+
+    async def _ended(self, timeout_seconds: float | None) -> None:
+        if tasks := [group.task for group in self._groups.values() if group.task]:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+
+    async def _keep_running(self, name: str, group: _Group) -> None:
+        pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while group.required:
+            group.changed.clear()
+            group.signals = Signals()
+            pauses.started()
+            group.why = await self._run_once(group, group.required)
+            if not group.why or pauses.steady:
+                pauses.failures = 0
+            if group.why:
+                pause = pauses.failed()
+                log.error("%s %s: %s; it starts again in %g s", self.name, name, group.why, pause)
+                await first_of(self._clock.sleep(pause), group.changed.wait())
+        del self._groups[name]
+
+    async def _run_once(self, group: _Group, spec: GroupSpec) -> str:
+        """Run a group until it is removed, is replaced, or dies. Returns why it died."""
+        try:
+            supervisor = Supervisor(spec.make(), self._clock, self._drain_seconds)
+            await supervisor.start()
+            group.supervisor, group.why = supervisor, ""
+            await supervisor.run(group.signals)
+        except ServiceDied as death:
+            return death.description
+        except Exception as cause:  # noqa: BLE001 boundary: only the status of this group shows why it cannot start
+            return cause.description if isinstance(cause, HeadraceError) else f"{type(cause).__name__}: {cause}"
+        finally:
+            group.supervisor = None
+            spec.on_stopped()
+        return ""

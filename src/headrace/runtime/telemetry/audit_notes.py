@@ -1,0 +1,254 @@
+"""Notes of the audit: their fields, and how the notes of many records are made."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
+from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, Record, RecordBatch
+from headrace.runtime.telemetry.correlation import new_correlation_id, new_correlation_ids
+
+Line = tuple[bytes, bytes]
+"""A note as it is written: its correlation id, and its JSON text."""
+KeyText = Callable[[bytes | None], str | None]
+"""Returns a record's key as the notes show it."""
+
+_REDRIVE_OF: Final = "headrace.redrive.of"
+_UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
+_MOST_RANGES: Final = 100
+"""Ranges of one note: more could exceed the size of a record."""
+_NO_DETAILS: Final[Mapping[str, str]] = {}
+_encode_json = msgspec.json.Encoder().encode
+
+
+class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """One note, with the field names of the light-4j kafka-sidecar; empty fields are left out."""
+
+    id: str = ""
+    service_id: str
+    audit_type: str
+    audit_status: str
+    timestamp: int
+    caller: str = ""
+    group: str = ""
+    replay: str = ""
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    key: str | None = None
+    correlation_id: str = ""
+    traceability_id: str = ""
+    redrive_of: str = ""
+    action: str = ""
+    target: str = ""
+    reason: str = ""
+    address: str = ""
+    count: int = 0
+    stacktrace: str = ""
+
+    @property
+    def line(self) -> Line:
+        """The note as it is written."""
+        return self.correlation_id.encode(), _encode_json(self)
+
+
+class OffsetRange(msgspec.Struct, rename="camel", gc=False):
+    """Records of one partition, between two offsets."""
+
+    topic: str
+    partition: int
+    offset: int
+    last_offset: int
+    count: int
+
+
+class RangeNote(AuditNote, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """A note that may stand for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
+
+    last_offset: int | None = None
+    ranges: list[OffsetRange] | None = None
+
+
+class RecordEnd(Protocol):
+    """The report of a destination on a record that did not end well."""
+
+    @property
+    def error(self) -> str:
+        """Class of the failure."""
+
+    @property
+    def details(self) -> tuple[tuple[str, str], ...]:
+        """Further details of the answer, by name."""
+
+
+class Consumption(NamedTuple):
+    """The consumer of records."""
+
+    audit_type: str
+    """`REACTIVE_CONSUMER`, `STREAMING_CONSUMER` or `ACTIVE_CONSUMER`."""
+    group: str
+    replay: str = ""
+    """Id of the job that delivered them once more."""
+    caller: str = ""
+    """Who requested them, of an active consumer."""
+    action: str = ""
+    """`read` of records that a client received."""
+
+
+class ClientReport(NamedTuple):
+    """The report of a client on a record that it fetched."""
+
+    topic: str
+    partition: int
+    offset: int
+    processed: bool
+    key: str | None
+    correlation_id: str
+    traceability_id: str
+    timestamp: int | None
+
+
+def key_text(how: str) -> KeyText:
+    """Return what shows a record's key in the way that `audit.keys` says."""
+    if how == "none":
+        return lambda key: None
+    if how == "text":
+        return lambda key: None if key is None else _text(key)
+    return lambda key: None if key is None else hashlib.sha256(key).hexdigest()[:32]
+
+
+def produced_notes(
+    common: RangeNote,
+    key_of: KeyText,
+    records: Sequence[OutgoingRecord],
+    results: Sequence[Produced | HeadraceError],
+    *,
+    failed: bool = False,
+) -> Iterator[RangeNote]:
+    """Yield a note for each record that was written; with `failed` for each other one, which may be written or not."""
+    for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
+        if isinstance(result, HeadraceError) is not failed:
+            continue
+        correlation, traceability, _ = _ids_of(record.headers)
+        note = replace(
+            common,
+            id=identity.decode(),
+            topic=record.topic,
+            key=key_of(record.key),
+            correlation_id=correlation or identity.decode(),
+            traceability_id=traceability,
+        )
+        if isinstance(result, HeadraceError):
+            note.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
+            note.partition, note.offset, note.stacktrace = record.partition or 0, 0, reason_of(result)
+        else:
+            note.partition, note.offset = result.partition, result.offset
+        yield note
+
+
+def written_ranges(
+    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+) -> list[RangeNote]:
+    """Return a note for the records that one request wrote, or a few; arguments as of `produced_notes`."""
+    if len(records) == 1:
+        return list(produced_notes(common, key_of, records, results))
+    offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for record, result in zip(records, results, strict=True):
+        if type(result) is Produced:
+            offsets[record.topic, result.partition].append(result.offset)
+    return _range_notes(common, offsets, (record.headers for record in records))
+
+
+def consumed_notes(
+    common: RangeNote, key_of: KeyText, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
+) -> Iterator[RangeNote]:
+    """Yield a note for each record that ended; `ends` has what was reported of each that did not end well."""
+    for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
+        correlation, traceability, redrive_of = _ids_of(record.read_headers())
+        details = dict(ends[index].details) if ends else _NO_DETAILS
+        # As in a delivery: a record without an id of its own has that of its delivery.
+        correlation = correlation or details.get("correlation_id", "")
+        position = redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
+        yield replace(
+            common,
+            id=identity.decode(),
+            timestamp=int(details.get("result_timestamp", common.timestamp)),
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            key=key_of(record.key),
+            correlation_id=correlation or f"{common.group}:{position}",
+            traceability_id=traceability or details.get("traceability_id", ""),
+            redrive_of=redrive_of,
+            reason=f"{common.reason}: {ends[index].error}" if ends and ends[index].error else common.reason,
+        )
+
+
+def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record]) -> list[RangeNote]:
+    """Return a note for delivered records, or a few; arguments as of `consumed_notes`."""
+    if len(records) == 1:
+        return list(consumed_notes(common, key_of, records))
+    if isinstance(records, RecordBatch):
+        return _range_notes(common, {records.topic_partition: records.offsets}, records.headers or [None])
+    offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for record in records:
+        offsets[record.topic, record.partition].append(record.offset)
+    return _range_notes(common, offsets, (record.read_headers() for record in records))
+
+
+def reason_of(error: HeadraceError) -> str:
+    """Return an error as a note shows it."""
+    return f"{error.code} {error.message}: {error.description}"
+
+
+def _range_notes(
+    common: RangeNote, offsets: Mapping[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
+) -> list[RangeNote]:
+    """Return the notes of several records; they have a correlation id if all records have the same."""
+    shared = _shared_correlation(headers)
+    found = [OffsetRange(*at, min(numbers), max(numbers), len(numbers)) for at, numbers in offsets.items()]
+    notes = []
+    for first in range(0, len(found), _MOST_RANGES):
+        ranges = found[first : first + _MOST_RANGES]
+        count = sum([one.count for one in ranges])
+        note = replace(common, id=new_correlation_id().decode(), correlation_id=shared, count=count)
+        if len(ranges) > 1:
+            note.ranges = ranges
+        else:
+            note.topic, note.partition = ranges[0].topic, ranges[0].partition
+            note.offset, note.last_offset = ranges[0].offset, ranges[0].last_offset
+        notes.append(note)
+    return notes
+
+
+def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
+    shared, before = b"", None
+    for headers in all_headers:
+        if headers and headers == before:
+            continue
+        own = next((value for name, value in headers or () if name == CORRELATION_ID), None)
+        if not own or (shared and own != shared):
+            return ""
+        shared, before = own, headers
+    return _text(shared)
+
+
+def _ids_of(headers: Sequence[Header] | None) -> tuple[str, str, str]:
+    """Return correlation id, traceability id and first position of a record; each empty where no header has it."""
+    correlation = traceability = redrive_of = ""
+    for name, value in headers or ():
+        if name == CORRELATION_ID:
+            correlation = _text(value or b"")
+        elif name == TRACEABILITY_ID:
+            traceability = _text(value or b"")
+        elif name == _REDRIVE_OF:
+            redrive_of = _text(value or b"")
+    return correlation, traceability, redrive_of
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

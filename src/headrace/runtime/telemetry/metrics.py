@@ -1,0 +1,160 @@
+"""The metrics: their catalogue, and the numbers of one process.
+
+Requests and audit notes are counters and a histogram of the metrics library. Pumps, queues and flows have counts of
+their own, which are read when `/metrics` is read.
+"""
+
+import csv
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UntypedMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from headrace.records import TopicPartition
+from headrace.runtime import gauges
+from headrace.runtime.gauge_registry import BUCKET_SECONDS, DurationHistogram, Measured
+
+
+class MetricSpec(NamedTuple):
+    """Name and meaning of a metric."""
+
+    name: str
+    """As Prometheus shows it: a counter ends in `_total`."""
+    type: str
+    """`counter`, `gauge`, `histogram`, or `untyped`: a counter that does not end in `_total`."""
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+_METRICS, _OUTCOMES = _table("metrics.csv"), _table("outcomes.csv")
+CATALOGUE: Final = tuple(
+    MetricSpec(row["name"], row["type"], row["unit"], tuple(row["labels"].split()), row["help"]) for row in _METRICS
+)
+"""Every metric. `docs/reference/metrics.md` is made from it."""
+BY_NAME: Final = {spec.name: spec for spec in CATALOGUE}
+
+OUTCOMES: Final = {row["outcome"]: row["meaning"] for row in _OUTCOMES}
+"""Values of the label `outcome` of `headrace_ended_records_total`."""
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+"""Media type of `Metrics.render`."""
+
+_FAMILIES: Final[Mapping[str, Callable[..., Metric]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "untyped": UntypedMetricFamily,
+}
+_Labels = tuple[str, ...]
+_ENDED: Final = "headrace_ended_records_total"
+_BREAKER: Final = "headrace_breaker_open"
+
+DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
+    **{count: (row["name"], ()) for row in _METRICS for count in row["counts"].split()},
+    **{row["count"]: (_ENDED, (row["outcome"],)) for row in _OUTCOMES},
+}
+"""The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the time of each first sample
+
+
+class Metrics(Collector):
+    """The numbers of one process; call its methods on the loop, once per batch."""
+
+    def __init__(self) -> None:
+        self._requested_records = self._acknowledged_records = 0  # plain numbers: a counter costs eight times as much
+        spec = BY_NAME["headrace_audit_notes_total"]
+        self._audit_notes = Counter(spec.name, spec.help, spec.labels, registry=None)
+        spec = BY_NAME["headrace_http_request_seconds"]
+        self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=BUCKET_SECONDS)
+        self._requests_of = functools.cache(self._requests.labels)
+        self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
+        self.lag_of: Callable[[], Iterable[tuple[str, TopicPartition, int]]] = tuple
+        """Returns group, partition and lag in records, as far as it is known; called when `/metrics` is read."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def produced(self, requested_records: int, acknowledged_records: int) -> None:
+        """Count the records of a produce request, and those of them that Kafka acknowledged."""
+        self._requested_records += requested_records
+        self._acknowledged_records += acknowledged_records
+
+    def audit_notes(self, outcome: str, notes: int) -> None:
+        """Count notes of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
+        self._audit_notes.labels(outcome).inc(notes)
+
+    def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Show the counts of a pump or a flow, read for each `/metrics`; several of one consumer are added up."""
+        self._deliveries[kind, consumer].append(read)
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request; `route` is a pattern, never a path with names in it."""
+        self._requests_of(route, status).observe(seconds)
+
+    def forget_deliveries(self, kind: str, consumer: str) -> None:
+        """Show the counts of a consumer no longer."""
+        self._deliveries.pop((kind, consumer), None)
+
+    def render(self) -> bytes:
+        """Return every number in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        families = {family.name: family for own in (self._audit_notes, self._requests) for family in own.collect()}
+        samples = self._samples()
+        for spec in CATALOGUE:
+            name = spec.name.removesuffix("_total")
+            if name not in families:
+                family: Any = _FAMILIES[spec.type](name, spec.help, labels=spec.labels)
+                families[name] = family
+                for labels, value in samples[spec.name].items():
+                    family.add_metric(labels, *(_buckets(value) if isinstance(value, DurationHistogram) else (value,)))
+            yield families[name]
+
+    def _samples(self) -> Mapping[str, Mapping[_Labels, Measured]]:
+        """Return the present numbers: metric to label values to number."""
+        found: dict[str, dict[_Labels, Any]] = defaultdict(dict)
+        for key, value in gauges().items():
+            labels = dict(key.labels)
+            found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
+        found["headrace_produce_requested_records_total"][()] = self._requested_records
+        found["headrace_produce_acknowledged_records_total"][()] = self._acknowledged_records
+        found["headrace_consumer_lag_records"] |= {
+            (group, at.topic, str(at.partition)): records for group, at, records in self.lag_of()
+        }
+        for consumer, reads in self._deliveries.items():
+            for counts in (read() for read in reads):
+                for name, count in counts.items():
+                    metric, more = DELIVERY_COUNTS[name]
+                    earlier = found[metric].get((*consumer, *more), 0)
+                    # Pumps of one consumer share its breaker.
+                    value = max(earlier, count) if metric == _BREAKER else earlier + count
+                    found[metric][(*consumer, *more)] = value
+        return found
+
+
+def _buckets(histogram: DurationHistogram) -> tuple[list[tuple[str, float]], float]:
+    bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
+    return [*zip(bounds, itertools.accumulate(histogram.counts), strict=True)], histogram.seconds

@@ -1,0 +1,110 @@
+"""TLS 1.2 or newer for the listener and for HTTP clients; changed files are read again."""
+
+import logging
+import ssl
+from pathlib import Path
+
+from headrace.config.backend import ClientTls
+from headrace.config.http import TlsConfig
+from headrace.config.references import FileChanges
+from headrace.errors import ConfigError
+from headrace.runtime import Clock, Service
+
+log = logging.getLogger(__name__)
+
+
+class _WatchedContext(Service):
+    """A TLS context; new connections use the files as they are then."""
+
+    _protocol: ssl._SSLMethod
+
+    def __init__(self, setting: str, files: tuple[Path | None, ...], clock: Clock) -> None:
+        super().__init__(f"tls files of {setting}")
+        self._setting = setting
+        self._files = files
+        self._clock = clock
+        self._changes = FileChanges(files)
+        try:
+            self.context = self._fill(self._new())
+        except (OSError, ssl.SSLError) as cause:
+            raise ConfigError(f"{setting}: {self._problem(cause)}") from cause
+
+    def look(self) -> None:
+        """Load changed files if they fit together; otherwise the old ones stay in use."""
+        if not self._changes.found():
+            return
+        try:
+            # Certificate and key are two files, written one after the other: a new context shows whether they match.
+            self._fill(self._new())
+            self._fill(self.context)
+            log.info("the certificates of %s were read again", self._setting)
+        except (OSError, ssl.SSLError) as cause:
+            log.warning("%s: %s. The files read before stay in use", self._setting, self._problem(cause))
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(FileChanges.LOOK_SECONDS)
+            self.look()
+
+    def _new(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(self._protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        return context
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def _problem(self, cause: OSError) -> str:
+        files = ", ".join(str(path) for path in self._files if path)
+        return (
+            f"the files {files} are no certificate, key and authorities that fit together ({cause.strerror or cause})"
+        )
+
+
+class TlsFiles(_WatchedContext):
+    """The listener's TLS context."""
+
+    _protocol = ssl.PROTOCOL_TLS_SERVER
+
+    def __init__(self, settings: TlsConfig, clock: Clock) -> None:
+        """Read the files.
+
+        Raises:
+            ConfigError: They do not fit together or are no certificates.
+        """
+        self._settings = settings
+        super().__init__("http.tls", (settings.certificate, settings.key, settings.client_ca), clock)
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        # An empty password makes an encrypted key an error instead of a prompt at the terminal.
+        context.load_cert_chain(str(self._settings.certificate), str(self._settings.key), password=lambda: "")
+        if self._settings.client_ca:
+            context.load_verify_locations(str(self._settings.client_ca))
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class ClientTlsFiles(_WatchedContext):
+    """The TLS context of an HTTP client; name and certificate of the server are always checked."""
+
+    _protocol = ssl.PROTOCOL_TLS_CLIENT
+
+    def __init__(self, setting: str, settings: ClientTls, clock: Clock) -> None:
+        """Read the files; `setting` is their section of the configuration.
+
+        Raises:
+            ConfigError: They do not fit together or are no certificates.
+        """
+        self._settings = settings
+        super().__init__(setting, (settings.certificate, settings.key, settings.ca), clock)
+
+    def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        settings = self._settings
+        if settings.certificate and settings.key:
+            context.load_cert_chain(settings.certificate, settings.key, settings.key_password.get_secret_value)
+        if settings.ca:
+            context.load_verify_locations(settings.ca)
+        else:
+            context.load_default_certs()
+        return context

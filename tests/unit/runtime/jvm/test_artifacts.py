@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import EnvironmentProblem
+from headrace.runtime.jvm import artifacts, ensure_artifacts
+from headrace.runtime.jvm.artifacts import Artifact, Lock, lock_path, read_lock
+
+GOOD = b"a jar, for all we know" * 1000
+
+
+class Maven:
+    """A Maven repository on loopback."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        maven = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                maven.asked.append(self.path)
+                data = maven.files.get(self.path)
+                self.send_response(200 if data is not None else 404)
+                cut = data is not None and data.startswith(b"CUT")
+                self.send_header("Content-Length", str(len(data or b"") + (100 if cut else 0)))
+                self.end_headers()
+                self.wfile.write(data or b"")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def downloads(self) -> list[str]:
+        """Paths asked for, checksum files apart."""
+        return [path for path in self.asked if not path.endswith(".sha1")]
+
+
+@pytest.fixture
+def maven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Maven]:
+    """A repository that the mirror variable names, and an empty cache."""
+    maven = Maven()
+    thread = threading.Thread(target=maven.server.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.setenv("HEADRACE_MAVEN_REPOSITORY", maven.url + "/")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield maven
+    maven.server.shutdown()
+    thread.join()
+    maven.server.server_close()
+
+
+def _pin(monkeypatch: pytest.MonkeyPatch, *pinned: tuple[str, bytes], packaging: str = "") -> None:
+    pins = [
+        Artifact(f"org.example:{name}:1.0{packaging}", len(data), hashlib.sha256(data).hexdigest())
+        for name, data in pinned
+    ]
+    monkeypatch.setattr(artifacts, "read_lock", lambda name: Lock("example-1.0", tuple(pins), "abc"))
+
+
+def _path(name: str, packaging: str = "jar") -> str:
+    return f"/org/example/{name}/1.0/{name}-1.0.{packaging}"
+
+
+def _folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "headrace" / "example-1.0-abc"
+
+
+def test_a_set_is_fetched_once_and_found_ever_after(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """The second call asks nobody, and progress ends at the whole size."""
+    _pin(monkeypatch, ("one", GOOD), ("two", b"2"))
+    maven.files = {_path("one"): GOOD, _path("two"): b"2"}
+    told: list[tuple[str, int, int]] = []
+    folder = ensure_artifacts("example", lambda *what: told.append(what))
+    assert sorted(path.name for path in folder.iterdir()) == ["one-1.0.jar", "two-1.0.jar"]
+    assert told[-1] == ("downloading example-1.0", len(GOOD) + 1, len(GOOD) + 1)
+    assert ensure_artifacts("example") == folder
+    assert maven.downloads() == [_path("one"), _path("two")]
+
+
+def test_an_altered_download_is_refused_deleted_and_said(
+    monkeypatch: pytest.MonkeyPatch, maven: Maven, tmp_path: Path
+) -> None:
+    """Same size, one byte different: nothing of it can be used; the next run, from a good repository, works."""
+    _pin(monkeypatch, ("one", GOOD))
+    maven.files = {_path("one"): b"A" + GOOD[1:]}
+    with pytest.raises(EnvironmentProblem, match=r"org\.example:one:1\.0 is not the file .* HEADRACE_MAVEN_REPOSITORY"):
+        ensure_artifacts("example")
+    assert not _folder(tmp_path).exists()
+    maven.files = {_path("one"): GOOD}
+    assert (ensure_artifacts("example") / "one-1.0.jar").read_bytes() == GOOD
+
+
+def test_a_truncated_download_is_refused_and_taken_up_again(
+    monkeypatch: pytest.MonkeyPatch, maven: Maven, tmp_path: Path
+) -> None:
+    """A connection cut in the middle leaves nothing that counts; what was complete before is not fetched again."""
+    _pin(monkeypatch, ("one", GOOD), ("two", GOOD))
+    maven.files = {_path("one"): GOOD, _path("two"): b"CUT" + GOOD[3:90]}
+    with pytest.raises(EnvironmentProblem, match=r"no complete answer .* continues where it stopped"):
+        ensure_artifacts("example")
+    assert not _folder(tmp_path).exists()
+    maven.files[_path("two")] = GOOD
+    assert (ensure_artifacts("example") / "two-1.0.jar").read_bytes() == GOOD
+    assert maven.downloads() == [_path("one"), _path("two"), _path("two")]
+
+
+def test_a_jar_altered_in_the_cache_is_replaced_before_use(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """Every use verifies; a jar that is not the pinned one never gets on a class path."""
+    _pin(monkeypatch, ("one", GOOD))
+    maven.files = {_path("one"): GOOD}
+    jar = ensure_artifacts("example") / "one-1.0.jar"
+    jar.write_bytes(b"B" + GOOD[1:])
+    ensure_artifacts("example")
+    assert jar.read_bytes() == GOOD
+
+
+def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """404 is said with the coordinates and the repository."""
+    _pin(monkeypatch, ("one", GOOD))
+    with pytest.raises(EnvironmentProblem, match=f"org.example:one:1.0 from {maven.url}: the repository does not have"):
+        ensure_artifacts("example")
+
+
+def test_a_mirror_that_does_not_answer_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, maven: Maven
+) -> None:
+    """The address is shown, the user and password in it are not."""
+    _pin(monkeypatch, ("one", GOOD))
+    monkeypatch.setenv("HEADRACE_MAVEN_REPOSITORY", "http://someone:geheim@127.0.0.1:1/repository")
+    with pytest.raises(
+        EnvironmentProblem, match=r"from http://127\.0\.0\.1:1/repository: no complete answer"
+    ) as caught:
+        ensure_artifacts("example")
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_with_the_folder(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """The text names the folder to make room in."""
+    _pin(monkeypatch, ("one", GOOD))
+
+    def full(self: object, artifact: Artifact) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifacts.Repository, "fetch", full)
+    with pytest.raises(EnvironmentProblem, match=r"cache/headrace: No space left on device\. .* XDG_CACHE_HOME"):
+        ensure_artifacts("example")
+
+
+def test_a_missing_client_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """Only who fetches jars needs jgo."""
+    _pin(monkeypatch, ("one", GOOD))
+    monkeypatch.setitem(sys.modules, "jgo.maven", None)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devcluster\]'"):
+        ensure_artifacts("example")
+
+
+def test_two_at_once_fetch_once(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """The second waits for the first and uses its result."""
+    _pin(monkeypatch, ("one", GOOD))
+    maven.files = {_path("one"): GOOD}
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(ensure_artifacts, ["example"] * 4))
+    assert len(set(folders)) == 1
+    assert maven.downloads() == [_path("one")]
+
+
+def test_an_archive_is_unpacked(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """A tar.gz becomes its files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("lib/app.jar")
+        entry.size = 3
+        archive.addfile(entry, io.BytesIO(b"app"))
+    _pin(monkeypatch, ("app", buffer.getvalue()), packaging=":tar.gz")
+    maven.files = {_path("app", "tar.gz"): buffer.getvalue()}
+    folder = ensure_artifacts("example")
+    assert [str(path.relative_to(folder)) for path in folder.rglob("*.*")] == ["lib/app.jar"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("kafka", 46), ("spark", 4), ("registry", 1)])
+def test_every_shipped_lock_pins_every_artifact(name: str, count: int) -> None:
+    """Size and SHA-256 are there for each, and no address."""
+    lock = read_lock(name)
+    assert len(lock.artifacts) == count
+    assert all(len(artifact.sha256) == 64 and artifact.size > 0 for artifact in lock.artifacts)
+    assert "://" not in lock_path(name).read_text()
+
+
+def test_a_coordinate_is_taken_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Packaging and classifier are optional parts."""
+    monkeypatch.setattr(artifacts, "lock_path", lambda name: tmp_path / f"{name}.lock")
+    text = 'title = "x-1"\n[artifacts]\n"g.h:a:1" = {size = 1, sha256 = "00"}\n"g:b:2:tar.gz:all" = {}\n'
+    (tmp_path / "x.lock").write_text(text)
+    plain, archive = read_lock("x").artifacts
+    assert (plain.coordinate, plain.parts, plain.filename, plain.size) == (
+        "g.h:a:1",
+        ("g.h", "a", "1", "jar", ""),
+        "a-1.jar",
+        1,
+    )
+    assert (archive.parts, archive.filename) == (("g", "b", "2", "tar.gz", "all"), "b-2-all.tar.gz")

@@ -1,0 +1,500 @@
+"""What has a note, that callers never wait, and where notes go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.audit import AuditConfig
+from headrace.errors import (
+    AuthTokenScopeMismatch,
+    HeadraceError,
+    InternalError,
+    KafkaTimeout,
+    ProducerQueueFull,
+    RecordTooLarge,
+)
+from headrace.records import Header, OutgoingRecord, Produced, Record
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import AuditNote, Consumption, Line
+from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTopic
+from headrace.runtime.telemetry.correlation import caller, correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.testing import ManualClock
+
+HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
+RECORDS = [OutgoingRecord("orders", b"k", b"secret value", HEADERS)] * 3
+RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no answer")]
+
+STATUSES = ["FAILURE", "UNKNOWN"]
+FAILED, ALL = [*STATUSES, "FAILURE"], ["SUCCESS", *STATUSES, "SUCCESS", "FAILURE"]
+REASONS = [(None, "ERR40017"), (7, InternalError().code)]
+
+
+class Desk:
+    """An audit whose target this object is: it keeps notes, can be held back, and can lose what it is given."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.notes: list[Any] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.loses = False
+        self.metrics, self.clock = Metrics(), ManualClock(1000.0)
+        self.audit = Audit(AuditConfig(**settings), self, self.metrics, self.clock)
+
+    async def __aenter__(self) -> Desk:
+        await self.audit.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.audit.stop()
+
+    async def write(self, lines: Sequence[Line]) -> int:
+        await self.gate.wait()
+        self.notes += [] if self.loses else [json.loads(line) for _, line in lines]
+        return len(lines) if self.loses else 0
+
+    async def drain(self, seconds: float = 1) -> None:
+        await self.audit.drain(Deadline(self.clock, seconds))
+
+    @property
+    def counted(self) -> dict[str, float]:
+        lines = self.metrics.render().decode().splitlines()
+        found = [line for line in lines if line.startswith("headrace_audit_notes_total")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in found}
+
+
+def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], dict[str, float]]:
+    """Return what is noted when something is done, and how many notes are counted."""
+
+    async def main() -> tuple[list[Any], dict[str, float]]:
+        async with Desk(**settings) as desk:
+            act(desk.audit)
+            await desk.drain()
+        return desk.notes, desk.counted
+
+    return asyncio.run(main())
+
+
+def produce(audit: Audit) -> None:
+    caller.set("loader")
+    audit.produced(RECORDS, RESULTS)
+
+
+def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -> None:
+    """Success, failure and unknown are told apart; a key only as its hash, a value never."""
+    notes, counted = audited(produce, to="file", records="all", service_id="billing")
+    first, *rest = notes
+    assert len(first.pop("id")) == 22
+    assert first == {
+        "serviceId": "billing",
+        "auditType": "PRODUCER",
+        "auditStatus": "SUCCESS",
+        "timestamp": 1_000_000,
+        "caller": "loader",
+        "topic": "orders",
+        "partition": 2,
+        "offset": 7,
+        "key": "8254c329a92850f6d539dd376f4816ee",
+        "correlationId": "c-1",
+        "traceabilityId": "t-1",
+    }
+    assert [(note["auditStatus"], note["partition"], note["offset"], note["stacktrace"]) for note in rest] == [
+        ("FAILURE", 0, 0, "ERR40017 RECORD_TOO_LARGE: too large"),
+        ("UNKNOWN", 0, 0, "ERR40013 KAFKA_TIMEOUT: no answer"),
+    ]
+    assert len({note["id"] for note in rest}) == 2
+    assert "secret" not in json.dumps(notes)
+    assert counted == {"written": 3, "lost": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "statuses"),
+    [
+        ({}, FAILED),
+        ({"to": "file"}, ALL),
+        ({"to": "file", "records": "all"}, ALL),
+        ({"to": "file", "records": "failed"}, FAILED),
+        ({"to": "file", "records": "none"}, []),
+    ],
+)
+def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
+    """Those that went well only once a target is in the file; before that, those that failed."""
+
+    def act(audit: Audit) -> None:
+        produce(audit)
+        audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
+
+    notes, _ = audited(act, **settings)
+    assert [note["auditStatus"] for note in notes] == statuses
+
+
+def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
+    """First and last offset and count of each partition, and the correlation id if it is the same in all records.
+
+    What failed has notes of its own, without anything of those that were written.
+    """
+    results = [Produced(2, 8), Produced(1, 40), RecordTooLarge("too large"), Produced(2, 9), Produced(2, 7)]
+
+    def act(audit: Audit) -> None:
+        audit.produced(RECORDS[:1] * 5, results)
+        audit.produced(
+            [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[::3]
+        )
+
+    notes, counted = audited(act, to="file")
+    names = ("topic", "partition", "offset", "lastOffset", "count", "ranges", "correlationId")
+    ranges = [
+        {"topic": "orders", "partition": 2, "offset": 7, "lastOffset": 9, "count": 3},
+        {"topic": "orders", "partition": 1, "offset": 40, "lastOffset": 40, "count": 1},
+    ]
+    assert [tuple(note.get(name) for name in names) for note in notes] == [
+        (None, None, None, None, 4, ranges, "c-1"),
+        ("orders", 0, 0, None, None, None, "c-1"),
+        ("orders", 2, 8, 9, 2, None, None),
+    ]
+    assert [note["auditStatus"] for note in notes] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert counted == {"written": 3, "lost": 0}
+
+
+def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_record() -> None:
+    """A hundred ranges in each; the last range alone has the fields of a note for one partition."""
+    notes, _ = audited(lambda audit: audit.produced(RECORDS[:1] * 201, [Produced(n, n) for n in range(201)]), to="file")
+    assert [(len(note.get("ranges", ())), note["count"], note.get("partition")) for note in notes] == [
+        (100, 100, None),
+        (100, 100, None),
+        (0, 1, 200),
+    ]
+    assert {one["partition"] for note in notes for one in note.get("ranges", ())} == set(range(200))
+
+
+def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
+    """Its partition, first and last offset and count; records of retry topics count where they were first."""
+    own: list[Header] = [("X-Correlation-Id", b"c-1")]
+
+    def act(audit: Audit) -> None:
+        audit.consumed(PUSHED, [taken(7), taken(8, own), taken(12)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(13, own), taken(14, own)], 10, "delivered", ())
+        audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Said("HTTP 404")] * 2)
+
+    notes, _ = audited(act, to="topic")
+    about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in notes]
+    assert about == [
+        (7, 12, 3, None, "billing"),
+        (13, 14, 2, "c-1", "billing"),
+        (15, None, None, "billing:orders:2:15", "billing"),
+        (16, None, None, "billing:orders:2:16", "billing"),
+    ]
+
+
+async def test_deliveries_that_follow_each_other_share_a_note_until_it_is_written() -> None:
+    """Those of one group and partition, with one correlation id or none, that leave no gap and are no single record."""
+    own: list[Header] = [("X-Correlation-Id", b"a")]
+    other = PUSHED._replace(group="other")
+    deliveries = [((0, 1), PUSHED, None), ((2, 3), PUSHED, None), ((2, 3), other, None), ((4, 5), PUSHED, own)]
+    deliveries += [((6, 7), PUSHED, own), ((9, 10), PUSHED, own), ((11,), PUSHED, own)]
+
+    async with Desk(to="file") as desk:
+        for turn in range(2):
+            for offsets, who, headers in deliveries:
+                records = [taken(4 * turn + offset, headers) for offset in offsets]
+                desk.audit.consumed(who, records, 10, "delivered", ())
+            await desk.drain()
+    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in desk.notes]
+    once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
+    assert found == [(at + n, last and last + n, *how) for n in (0, 4) for at, last, *how in once]
+
+
+@pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
+def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
+    """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""
+
+    def act(audit: Audit) -> None:
+        caller.set("loader")
+        correlation_id.set("c-1")
+        audit.not_sent("orders", RecordTooLarge("too large"))
+        audit.not_sent("orders", InternalError(), 7)
+
+    notes, _ = audited(act, to="file", records=records)
+    told = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in notes]
+    assert told == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
+    assert [(n.get("count"), n["stacktrace"][:8]) for n in notes] == ([] if records == "none" else REASONS)
+
+
+@pytest.mark.parametrize(("keys", "shown"), [("text", "k"), ("none", None)])
+def test_keys_are_shown_as_configured(keys: str, shown: str | None) -> None:
+    """As they are, or not at all."""
+    notes, _ = audited(produce, to="file", records="all", keys=keys)
+    assert notes[0].get("key") == shown
+
+
+@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
+def test_refused_requests_and_control_operations_have_notes(settings: Any) -> None:
+    """Who, what, to what, why and with which end, whichever records are noted."""
+
+    def act(audit: Audit) -> None:
+        caller.set("operator")
+        correlation_id.set("c-9")
+        audit.refused("POST /producers/orders", "127.0.0.1", AuthTokenScopeMismatch("this needs the scope kafka:w"))
+        audit.control("skip", "reactive orders", reason="poison, ticket 12")
+        audit.control("redrive", "orders.dlq", outcome="FAILURE")
+
+    notes, _ = audited(act, **settings)
+    assert [len(note.pop("id")) for note in notes] == [22, 22, 22]
+    common = {"serviceId": "headrace", "timestamp": 1_000_000, "caller": "operator", "correlationId": "c-9"}
+    assert [{name: note[name] for name in common} for note in notes] == [common] * 3
+    assert [{name: value for name, value in note.items() if name not in common} for note in notes] == [
+        {
+            "auditType": "ACCESS",
+            "auditStatus": "DENIED",
+            "action": "POST /producers/orders",
+            "address": "127.0.0.1",
+            "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w",
+        },
+        {
+            "auditType": "CONTROL",
+            "auditStatus": "SUCCESS",
+            "action": "skip",
+            "target": "reactive orders",
+            "reason": "poison, ticket 12",
+        },
+        {"auditType": "CONTROL", "auditStatus": "FAILURE", "action": "redrive", "target": "orders.dlq"},
+    ]
+
+
+async def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Above the budget notes are dropped; a note reports how many. When a drain ends, the log has what is left."""
+    async with Desk(to="file", max_pending_bytes=4000) as desk:
+        desk.gate.clear()
+        for _ in range(50):
+            desk.audit.produced(RECORDS[:1], RESULTS[:1])
+        assert desk.counted["dropped"] == 46
+        assert desk.audit.readiness() == (True, "46 notes are missing in the audit")
+        desk.gate.set()
+        await desk.drain()
+        desk.audit.produced(RECORDS[:1], RESULTS[:1])
+        await desk.drain()
+        desk.gate.clear()
+        desk.audit.produced(RECORDS[:1], RESULTS[:1])
+        with pytest.raises(TimeoutError):
+            await desk.drain(0)
+    noted = [(note["auditType"], note["auditStatus"], note.get("count")) for note in desk.notes]
+    assert noted == [("PRODUCER", "SUCCESS", None)] * 4 + [("DROPPED", "FAILURE", 46), ("PRODUCER", "SUCCESS", None)]
+    assert desk.counted == {"dropped": 46, "lost": 0, "written": 5}
+    assert len(caplog.records) == 2
+    assert "1 notes were not written when the process had to end" in caplog.text
+
+
+async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With the number so far; what is lost is told with the next notes that are not."""
+    async with Desk(to="file") as desk:
+        desk.loses = True
+        for _ in range(130):
+            desk.audit.control("pause", "reactive orders")
+            await desk.drain()
+            await desk.clock.advance(1.0)
+        desk.loses = False
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+    assert [(note["auditType"], note.get("count")) for note in desk.notes] == [("CONTROL", None), ("DROPPED", 130)]
+    assert [message.split()[1] for message in caplog.messages] == ["1", "61", "121"]
+
+
+async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
+    """And a defect of the target does not end the audit."""
+    async with Desk(to="file") as desk:
+        for portion in (101, 3):
+            for _ in range(portion):
+                desk.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+            await desk.drain()
+        desk.gate.clear()
+        desk.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+        draining = asyncio.ensure_future(desk.drain())
+        await desk.clock.settle()
+        assert not draining.done(), "the target is slow"
+        desk.gate.set()
+        await draining
+        assert sum(note["count"] for note in desk.notes if note["auditType"] == "DROPPED") == 5
+        desk.write = None  # type: ignore[assignment, method-assign]
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+        assert desk.audit.death is None
+
+
+async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted, and what comes after it is noted."""
+
+    def fail() -> Iterator[AuditNote]:
+        yield desk.audit._note("CONTROL", "SUCCESS")
+        raise ValueError("a defect")
+
+    async with Desk(to="file") as desk:
+        desk.audit.put(fail(), 3, 10)
+        await desk.drain()
+        desk.audit.control("pause", "reactive orders")
+        await desk.drain()
+    assert desk.counted == {"written": 1, "lost": 3}
+    assert "a defect, for which 3 notes are lost" in caplog.text
+
+
+async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
+    """Whole lines in each, so many old ones as configured, and only the owner may read them."""
+    file = tmp_path / "log" / "audit.log"
+    target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
+
+    await target.write(())
+    assert file.read_bytes() == b"", "it is there before the first note"
+    for number in range(20):
+        assert await target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
+
+    assert sorted(path.name for path in file.parent.iterdir()) == ["audit.log", "audit.log.1", "audit.log.2"]
+    for path in file.parent.iterdir():
+        assert path.stat().st_size <= 100
+        assert path.stat().st_mode & 0o077 == 0
+        assert all("n" in json.loads(line) for line in path.read_text().splitlines())
+    assert json.loads(file.read_text().splitlines()[-1]) == {"n": 19}
+
+
+def test_notes_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And work goes on."""
+    (tmp_path / "log").write_text("a file where the folder should be")
+    target = AuditFile(AuditConfig(file=tmp_path / "log" / "audit.log"))
+    assert asyncio.run(target.write([(b"c", b"{}"), (b"c", b"{}")])) == 2
+    assert "2 notes are lost" in caplog.text
+
+
+def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
+    """What Kafka does not take is counted as lost, and the log says why; also when it takes nothing."""
+    sent: list[OutgoingRecord] = []
+
+    async def produce(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        sent.extend(records)
+        if len(records) == 1:
+            raise ProducerQueueFull("full")
+        return [Produced(0, 0), KafkaTimeout("no answer")]
+
+    target = AuditTopic("sidecar-audit", produce)
+    assert asyncio.run(target.write([(b"c-1", b"{}"), (b"", b"[]")])) == 1
+    assert asyncio.run(target.write([(b"c-1", b"{}")])) == 1
+    assert [(record.topic, record.key, record.value) for record in sent[:2]] == [
+        ("sidecar-audit", b"c-1", b"{}"),
+        ("sidecar-audit", None, b"[]"),
+    ]
+    assert "1 notes are lost, because no answer" in caplog.text
+
+
+class Said(NamedTuple):
+    """What a destination said of a record."""
+
+    error: str = ""
+    details: tuple[tuple[str, str], ...] = ()
+
+
+def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = b"k") -> Record:
+    return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
+
+
+ANSWERED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
+PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
+
+
+def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), who: Consumption = PUSHED) -> Any:
+    """Return the notes of records that ended."""
+
+    def act(audit: Audit) -> None:
+        audit.consumed(who, records, 100, how, said)
+
+    notes, _ = audited(act, to="file", records="all")
+    assert "secret" not in json.dumps(notes)
+    assert {len(note.pop("id")) for note in notes} == {22}
+    return notes
+
+
+def test_each_record_that_was_delivered_has_a_note() -> None:
+    """Ids come from its headers; without them its correlation id is that of the delivery."""
+    headers: list[Header] = [("X-Correlation-Id", b'c"1\\'), ("X-Traceability-Id", b"t-1")]
+    first, second = consume(taken(7), taken(8, headers, None))
+    usual = {
+        "serviceId": "headrace",
+        "auditType": "REACTIVE_CONSUMER",
+        "auditStatus": "SUCCESS",
+        "timestamp": 1_000_000,
+        "group": "billing",
+        "topic": "orders",
+        "partition": 2,
+    }
+    key = "8254c329a92850f6d539dd376f4816ee"
+    assert first == {**usual, "offset": 7, "key": key, "correlationId": "billing:orders:2:7"}
+    assert second == {**usual, "offset": 8, "correlationId": 'c"1\\', "traceabilityId": "t-1"}
+
+
+@pytest.mark.parametrize(
+    ("how", "headers", "said", "shown"),
+    [
+        ("dead letter", [], Said("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
+        ("given up", [], Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "r-1", "s-1", 77)),
+        ("given up", HEADERS, Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "c-1", "t-1", 77)),
+        ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
+    ],
+)
+def test_a_record_that_ended_otherwise_is_a_failure(
+    how: str, headers: list[Header], said: Said | None, shown: tuple[Any, ...]
+) -> None:
+    """How it ended, the class of the failure, and ids of the result where the record has none."""
+    [note] = consume(taken(7, headers), how=how, said=[said] if said else [])
+    assert note["auditStatus"] == "FAILURE"
+    assert tuple(map(note.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
+    assert (note["topic"], note["partition"], note["offset"]) == ("orders", 2, 7)
+
+
+def test_replays_and_redriven_records_are_told_apart() -> None:
+    """By the job, and by the place the record had first, which its delivery is named after."""
+    redriven: list[Header] = [("headrace.redrive.of", b"orders:0:3")]
+    for how in ("delivered", "dead letter"):
+        [note] = consume(taken(7, redriven), how=how, who=Consumption("STREAMING_CONSUMER", "g", "job-1"))
+        assert (note["replay"], note["redriveOf"], note["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
+        assert note["auditType"] == "STREAMING_CONSUMER"
+
+
+async def test_what_others_write_is_noted_with_its_outcome() -> None:
+    """Dead letters and results of functions go through the same door."""
+
+    async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
+        return RESULTS
+
+    async with Desk(to="file") as desk:
+        assert await desk.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+        await desk.drain()
+    assert [(note["auditType"], note["auditStatus"]) for note in desk.notes] == [
+        ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
+    ]
+
+
+HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))
+ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "given up"])
+
+
+@given(st.lists(st.tuples(HOSTILE, st.binary() | st.none(), ENDS), max_size=30))
+def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Header], bytes | None, str]]) -> None:
+    """Whatever stands in its headers and key, and however it ended; each with an id of its own."""
+
+    def act(audit: Audit) -> None:
+        for offset, (headers, key, how) in enumerate(ends):
+            said = [] if how == "delivered" else [Said("ValueError")]
+            audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
+
+    notes, counted = audited(act, to="file", records="all", keys="text")
+    assert [note["offset"] for note in notes] == list(range(len(ends)))
+    assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
+    assert all(note["correlationId"] for note in notes)
+    assert len({note["id"] for note in notes}) == len(ends)
+    assert counted.get("written", 0) == len(ends)

@@ -1,0 +1,68 @@
+"""What a log line looks like."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from headrace.runtime.telemetry.correlation import correlation_id
+from headrace.runtime.telemetry.logs import JsonFormatter, TextFormatter, configure_logging
+
+
+def record(message: str, *args: object, failed: bool = False) -> logging.LogRecord:
+    info = None
+    if failed:
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            info = sys.exc_info()
+    return logging.LogRecord("headrace.web", logging.ERROR, __file__, 1, message, args, info)
+
+
+def test_json_is_one_line_with_the_id_of_the_request() -> None:
+    """Also with a stack trace and line ends in the message."""
+    token = correlation_id.set("abc")
+    try:
+        line = JsonFormatter().format(record("a\nb %s", "c", failed=True))
+    finally:
+        correlation_id.reset(token)
+    entry = json.loads(line)
+    assert "\n" not in line
+    assert (entry["level"], entry["logger"], entry["message"], entry["correlationId"]) == (
+        "error",
+        "headrace.web",
+        "a\nb c",
+        "abc",
+    )
+    assert "ValueError: broken" in entry["exception"]
+
+
+def test_text_shows_control_characters_instead_of_sending_them() -> None:
+    """A topic name from outside cannot pose as another log line, nor move the cursor."""
+    line = TextFormatter(with_traces=False).format(record("topic %s", "x\nERROR fake\x1b[2J", failed=True))
+    assert line.endswith("headrace.web: topic x\\x0aERROR fake\\x1b[2J")
+
+
+def test_text_has_stack_traces_only_when_asked_for() -> None:
+    """People see the paragraph; with debug they see where it came from."""
+    assert "Traceback" not in TextFormatter(with_traces=False).format(record("m", failed=True))
+    assert "Traceback" in TextFormatter(with_traces=True).format(record("m", failed=True))
+
+
+def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per record of the wanted level; the server's chatter is not among them."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        configure_logging("info")
+        logging.getLogger("headrace.x").info("shown")
+        logging.getLogger("headrace.x").debug("hidden")
+        logging.getLogger("uvicorn.error").info("hidden too")
+        lines = capsys.readouterr().err.splitlines()
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert [json.loads(line)["message"] for line in lines] == ["shown"]

@@ -1,0 +1,120 @@
+"""What /metrics shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import headrace
+from headrace.delivery.context import Counts
+from headrace.records import TopicPartition
+from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
+from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
+
+
+def shown(metrics: Metrics, metric: str, **labels: str) -> float:
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+        if sample.name == metric and sample.labels == labels
+    ]
+    assert len(found) == 1, f"{metric} {labels}"
+    return found[0]
+
+
+def test_produced_records_add_up() -> None:
+    """What was requested and what was acknowledged are counted apart."""
+    metrics = Metrics()
+    metrics.produced(100, 99)
+    metrics.produced(5, 0)
+    assert shown(metrics, "headrace_produce_requested_records_total") == 105
+    assert shown(metrics, "headrace_produce_acknowledged_records_total") == 99
+
+
+def test_requests_fall_into_buckets_by_route_and_status() -> None:
+    """Buckets are cumulative, as Prometheus wants them; a limit belongs to its bucket."""
+    metrics = Metrics()
+    for seconds in (0.0001, 0.001, 0.3, 99.0):
+        metrics.request("/producers/{topic}", 200, seconds)
+    metrics.request("/producers/{topic}", 400, 0.1)
+    name, labels = "headrace_http_request_seconds", {"route": "/producers/{topic}", "status": "200"}
+    below = {
+        limit: shown(metrics, f"{name}_bucket", le=limit, **labels) for limit in ("0.0005", "0.001", "0.25", "0.5")
+    }
+    assert below == {"0.0005": 1, "0.001": 2, "0.25": 2, "0.5": 3}
+    assert shown(metrics, f"{name}_count", **labels) == 4
+    assert abs(shown(metrics, f"{name}_sum", **labels) - 99.3011) < 1e-9
+    assert shown(metrics, f"{name}_count", **labels | {"status": "400"}) == 1
+
+
+def test_lag_that_is_not_known_is_absent() -> None:
+    """A gauge per group, topic and partition, read when metrics are rendered."""
+    metrics, known = Metrics(), [("g", TopicPartition("t", 0), 7)]
+    metrics.lag_of = lambda: known
+    assert shown(metrics, "headrace_consumer_lag_records", group="g", topic="t", partition="0") == 7
+    known.clear()
+    assert "headrace_consumer_lag_records{" not in metrics.render().decode()
+
+
+def test_deliveries_are_read_when_metrics_are_rendered() -> None:
+    """Every end of a record is one outcome of one counter."""
+    metrics, counts = Metrics(), {"delivered": 1, "dead_letters": 2}
+    metrics.watch_deliveries("reactive", "orders", lambda: counts)
+    counts["delivered"] = 3
+    labels = {"kind": "reactive", "consumer": "orders"}
+    assert shown(metrics, "headrace_ended_records_total", outcome="delivered", **labels) == 3
+    assert shown(metrics, "headrace_ended_records_total", outcome="dead_letter", **labels) == 2
+    metrics.forget_deliveries("reactive", "orders")
+    assert "orders" not in metrics.render().decode()
+
+
+def test_pumps_of_one_consumer_are_added_up() -> None:
+    """Records of a retry topic count for their consumer; the breaker they share is open or not."""
+    metrics = Metrics()
+    for taken in (5, 2):
+        metrics.watch_deliveries("reactive", "orders", lambda taken=taken: {"taken": taken, "breaker_open": 1})
+    labels = {"kind": "reactive", "consumer": "orders"}
+    assert shown(metrics, "headrace_received_records_total", **labels) == 7
+    assert shown(metrics, "headrace_breaker_open", **labels) == 1
+
+
+def test_gauges_are_read_when_metrics_are_rendered() -> None:
+    """A registered gauge is shown under its metric with its labels and its present value."""
+    depth = 1.0
+    register_gauge("headrace_producer_pending_bytes", lambda: depth, producer="p")
+    try:
+        depth = 3.0
+        assert shown(Metrics(), "headrace_producer_pending_bytes", producer="p") == 3
+    finally:
+        unregister_gauge("headrace_producer_pending_bytes", producer="p")
+    assert "headrace_producer_pending_bytes{" not in Metrics().render().decode()
+
+
+def test_every_metric_has_one_base_unit_and_known_labels() -> None:
+    """A counter ends in `_total`; a size or duration ends in its base unit; every metric is in the catalogue once."""
+    assert len(BY_NAME) == len(CATALOGUE)
+    for spec in CATALOGUE:
+        assert re.fullmatch(r"(headrace|nuclio_processor)_[a-z_]+", spec.name)
+        assert spec.name.endswith("_total") == (spec.type == "counter"), spec.name
+        assert "_ms" not in spec.name
+        assert spec.unit not in ("bytes", "seconds") or spec.unit in spec.name.removesuffix("_total").split("_"), spec
+        assert spec.help[0].isupper() or spec.help[0].isdigit()
+        assert not spec.help.endswith(".")
+    families = {family.name for family in Metrics().collect()}
+    assert families == {spec.name.removesuffix("_total") for spec in CATALOGUE}
+
+
+def test_every_count_and_gauge_of_the_source_is_in_the_catalogue() -> None:
+    """A metric that nobody described fails here, before it fails `/metrics`."""
+    assert set(Counts().read()) <= DELIVERY_COUNTS.keys()
+    assert {metric for metric, _ in DELIVERY_COUNTS.values()} <= BY_NAME.keys()
+    source = Path(headrace.__file__).parent
+    named = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r'"((?:headrace|nuclio_processor)_[a-z_]+[a-z])"', path.read_text())
+    }
+    assert named - {"headrace_offsets"} <= BY_NAME.keys()

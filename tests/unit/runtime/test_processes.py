@@ -1,0 +1,96 @@
+"""Child processes, with real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from headrace.runtime import ChildProcess, Deadline, Service, SystemClock, run_program, start_child
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+STUBBORN = [
+    sys.executable,
+    "-uc",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)",
+]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: object, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """kill -9 of the parent leaves no orphan."""
+    script = (
+        "import sys, time; from headrace.runtime import start_child\n"
+        f"child = start_child({SLEEP!r}, output=None)\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not alive(pid))
+
+
+def test_a_detached_child_outlives_its_parent() -> None:
+    """What `dev up` starts goes on."""
+    script = (
+        "import subprocess; from headrace.runtime import start_child\n"
+        f"child = start_child({SLEEP!r}, output=subprocess.DEVNULL, die_with_parent=False)\n"
+        "print(child.pid, flush=True)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_takes_too_long_is_killed() -> None:
+    """The limit holds; one that ends by itself is told by its exit code, with all that it printed."""
+    assert run_program(SLEEP, 0.05) == (-signal.SIGKILL, "")
+    assert run_program([sys.executable, "-c", "print('on'); raise SystemExit(3)"], 60) == (3, "on\n")
+
+
+def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    """The child ends with a sentence, not a traceback."""
+    log = tmp_path / "log"
+    child = start_child(["/no/such/program"], output=log)
+    assert child.wait(5) == 1
+    assert "cannot start /no/such/program: No such file" in log.read_text()
+
+
+async def test_the_owner_hears_of_the_end_of_its_child() -> None:
+    """The exit code arrives on the loop."""
+    owner, code = Service("o"), asyncio.get_running_loop().create_future()
+    await ChildProcess.start(owner, "c", [sys.executable, "-c", "raise SystemExit(3)"], code.set_result)
+    assert await asyncio.wait_for(code, 60) == 3
+    await owner.stop()
+
+
+async def test_stopping_a_child_of_a_service_has_a_limit() -> None:
+    """SIGTERM first, SIGKILL at the deadline."""
+    owner, codes = Service("o"), []
+    child = await ChildProcess.start(owner, "c", STUBBORN, codes.append, stdout=asyncio.subprocess.PIPE)
+    assert child.process.stdout
+    await child.process.stdout.readline()
+    await child.stop(Deadline(SystemClock(), 0.05))
+    assert child.process.returncode == -signal.SIGKILL
+    await owner.stop()

@@ -1,0 +1,210 @@
+"""Start order, death, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import KafkaError, ServiceDied, TopicNotFound
+from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
+from headrace.runtime.gauge_registry import GaugeKey, gauges
+from headrace.runtime.supervisor import first_of
+from headrace.testing import ManualClock
+from tests.raw_server import until
+
+
+class Noting(Service):
+    """Writes down what happens to it."""
+
+    def __init__(self, name: str, notes: list[str], *, broken: str = "") -> None:
+        super().__init__(name)
+        self.notes = notes
+        self.broken = broken
+
+    async def start(self) -> None:
+        self.notes.append(f"start {self.name}")
+        if self.broken == "start":
+            raise RuntimeError("cannot start")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.notes.append(f"drain {self.name}")
+        if self.broken == "drain":
+            raise RuntimeError("cannot drain")
+        if self.broken == "hang":
+            await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.notes.append(f"stop {self.name}")
+        await super().stop()
+        if self.broken == "start":
+            raise OSError("cannot stop")
+
+
+def supervised(*services: Service, seconds: float = 5) -> Supervisor:
+    return Supervisor(services, SystemClock(), seconds)
+
+
+async def test_services_start_in_order_and_go_in_reverse() -> None:
+    """Every service drains before the first one stops."""
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes)), Signals()
+    await supervisor.start()
+    signals.notice()
+    await supervisor.run(signals)
+    assert notes == ["start a", "start b", "drain b", "drain a", "stop b", "stop a"]
+
+
+async def test_a_start_that_fails_stops_what_runs() -> None:
+    """Nothing is left behind though one cannot stop either, and the first error is the caller's."""
+    notes: list[str] = []
+    supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
+    with pytest.raises(RuntimeError, match="cannot start"):
+        await supervisor.start()
+    assert notes == ["start a", "start b", "stop b", "stop a"]
+
+
+async def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
+    """The others are drained, and the error names the one that died."""
+    notes: list[str] = []
+    service = Noting("b", notes)
+    supervisor = supervised(Noting("a", notes), service)
+    await supervisor.start()
+
+    async def fail() -> None:
+        raise OSError("gone")
+
+    service.spawn(fail(), "work")
+    with pytest.raises(ServiceDied, match="service b ended by itself: gone"):
+        await supervisor.run(Signals())
+    assert supervisor.readiness()["b"] == Readiness(False, "ended by itself: gone")
+    assert notes[-4:] == ["drain b", "drain a", "stop b", "stop a"]
+
+
+async def test_a_task_that_can_begin_anew_ends_nothing_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises: it is started again, with growing pauses, and readiness, log and a metric say so."""
+    monkeypatch.setattr("headrace.runtime.service._FIRST_PAUSE_SECONDS", 0.001)
+    service, calls, done = Noting("b", []), list[int](), asyncio.Event()
+    supervisor = supervised(service)
+    await supervisor.start()
+
+    async def work() -> None:
+        calls.append(len(calls))
+        if len(calls) < 4:
+            raise [KafkaError("fenced"), TopicNotFound("topic t does not exist"), ValueError("defect")][calls[-1]]
+        done.set()
+
+    service.keep(work, "ends")
+    await asyncio.wait_for(done.wait(), 10)
+    assert service.death is None
+    assert supervisor.readiness()["b"] == Readiness(True, "ends failed: ValueError('defect')")
+    lines = [one.getMessage() for one in caplog.records]
+    assert lines == [
+        "b: ends failed: fenced; it starts again in 0.001 s",
+        "b: ends failed: topic t does not exist; it starts again in 0.002 s",
+        "b: ends failed: ValueError('defect'); it starts again in 0.004 s",
+    ]
+    assert [bool(one.exc_info and one.exc_info[0]) for one in caplog.records] == [False, False, True]
+    failures = GaugeKey("headrace_task_failures_total", (("service", "b"),))
+    assert gauges()[failures] == 3
+    await supervisor.stop()
+    assert failures not in gauges()
+
+
+async def test_services_of_one_consumer_end_and_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one dies, or cannot start again, the process and its other services go on, and readiness has the reason."""
+    monkeypatch.setattr("headrace.runtime.service._FIRST_PAUSE_SECONDS", 0.001)
+    notes: list[str] = []
+    made = [[Noting(f"a{n}", notes, broken="start" if n == 1 else ""), Noting(f"b{n}", notes)] for n in range(3)]
+    births = iter(made)
+    consumer = RestartedServices("consumer", next(births), lambda: next(births), SystemClock(), 5)
+    supervisor = supervised(consumer, Noting("other", notes))
+    await supervisor.start()
+    assert set(supervisor.readiness()) == {"a0", "b0", "other"}
+    made[0][1].die(KafkaError("fenced"))
+    assert supervisor.readiness()["b0"] == Readiness(False, "ended by itself: fenced")
+    await until(lambda: "start b2" in notes)
+    first = ["start a0", "start b0", "start other"]
+    assert notes[3:] == ["drain b0", "drain a0", "stop b0", "stop a0", "start a1", "stop a1", "start a2", "start b2"]
+    assert notes[:3] == first
+    found = supervisor.readiness()
+    assert found["consumer"] == Readiness(True, "services failed: RuntimeError('cannot start')")
+    assert found["a2"] == found["b2"] == Readiness(True)
+    await supervisor.drain()
+    await supervisor.stop()
+    assert notes[11:] == ["drain other", "drain b2", "drain a2", "stop other", "stop b2", "stop a2"]
+
+
+async def test_a_second_signal_stops_now() -> None:
+    """A drain that hangs is left."""
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes, broken="hang"), seconds=1000), Signals()
+    await supervisor.start()
+    signals.notice()
+    running = asyncio.ensure_future(supervisor.run(signals))
+    await ManualClock().settle()
+    assert "drain a" in notes
+    signals.notice()
+    await asyncio.wait_for(running, 60)
+    assert notes[-1] == "stop a"
+
+
+@pytest.mark.parametrize("broken", ["drain", "hang"])
+async def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: str) -> None:
+    """The deadline is shared; errors are logged; everybody is drained and stopped."""
+    notes: list[str] = []
+    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes, broken=broken), seconds=0.05), Signals()
+    await supervisor.start()
+    signals.notice()
+    await supervisor.run(signals)
+    assert "drain a" in notes or broken == "hang"
+    assert notes[-2:] == ["stop b", "stop a"]
+
+
+async def test_stopping_a_service_ends_its_tasks() -> None:
+    """No task outlives its owner."""
+    service, ended = Noting("a", []), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    service.spawn(work(), "work")
+    await asyncio.sleep(0)
+    await service.stop()
+    assert ended.is_set()
+    assert service.death is None
+
+
+async def test_a_deadline_is_shared_and_never_negative() -> None:
+    """Layers read what is left of one limit."""
+    clock = ManualClock()
+    deadline = Deadline(clock, 2)
+    await clock.advance(1.5)
+    assert deadline.remaining_seconds == pytest.approx(0.5)
+    assert not deadline.passed
+    await clock.advance(5)
+    assert deadline.remaining_seconds == 0
+    assert deadline.passed
+
+
+async def test_the_first_of_works_leaves_no_other_behind() -> None:
+    """Also when it failed; its error is the caller's."""
+    ended: list[str] = []
+
+    async def fail() -> None:
+        raise KafkaError("broken")
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    with pytest.raises(KafkaError, match="broken"):
+        await first_of(fail(), wait())
+    assert ended == ["cancelled"]

@@ -1,0 +1,84 @@
+"""Threads and the bridge to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from headrace.runtime import LoopBridge, OwnedThread, run_blocking
+
+
+def test_items_cross_in_order_and_in_batches() -> None:
+    """Nothing is lost or reordered, and wake-ups are fewer than items."""
+
+    async def test() -> None:
+        got: list[int] = []
+        wakeups = 0
+        all_there = asyncio.Event()
+
+        def deliver(items: list[int]) -> None:
+            nonlocal wakeups
+            wakeups += 1
+            got.extend(items)
+            if len(got) == 20_000:
+                all_there.set()
+
+        bridge = LoopBridge(asyncio.get_running_loop(), deliver)
+
+        def work(stop: threading.Event) -> None:
+            for number in range(20_000):
+                bridge.post(number)
+
+        thread = OwnedThread("t", work, lambda cause: None)
+        thread.start()
+        await asyncio.wait_for(all_there.wait(), 60)
+        assert got == list(range(20_000))
+        assert wakeups < 20_000
+        assert await thread.stop(5)
+
+    asyncio.run(test())
+
+
+async def test_a_thread_that_dies_tells_its_owner() -> None:
+    """The error arrives on the loop."""
+    told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def work(stop: threading.Event) -> None:
+        raise OSError("gone")
+
+    OwnedThread("t", work, told.set_result).start()
+    assert str(await asyncio.wait_for(told, 60)) == "gone"
+
+
+async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None:
+    """The loop never waits for a thread without a limit."""
+    release = threading.Event()
+    thread = OwnedThread("t", lambda stop: release.wait(10) and None, lambda cause: None)
+    thread.start()
+    assert not await thread.stop(0.01)
+    release.set()
+    assert await thread.stop(5)
+
+
+def test_posting_after_the_loop_has_closed_is_harmless() -> None:
+    """A late report of a client finds nobody, and nothing breaks."""
+
+    async def make() -> LoopBridge[int]:
+        return LoopBridge(asyncio.get_running_loop(), lambda items: None)
+
+    bridge = asyncio.run(make())
+    bridge.post(1)
+    bridge.post(2)
+    assert bridge._items.maxlen is None
+
+
+async def test_a_blocking_call_raises_on_the_loop() -> None:
+    """Errors of the call are the caller's."""
+
+    def fail(text: str) -> None:
+        raise KeyError(text)
+
+    with pytest.raises(KeyError, match="x"):
+        await run_blocking(fail, "x")

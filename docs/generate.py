@@ -38,18 +38,22 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
 _OPEN_FIRST = {
-    "app": "process assembly context jobs command",
+    "app": "process assembly context jobs",
     "cli": "main reactive dlq records",
-    "client": "offset_store",
+    "client": "",
     "config": "model consumers load",
-    "control": "run replays redrive jobs consumer_control registrations redelivery",
+    "control": "",
+    "control/dead_letters": "pages ended_offsets",
+    "control/health": "consumer_status preconditions",
+    "control/runs": "window_run replay_requests redrive jobs",
+    "control/table": "consumer_control registrations",
     "delivery": "pump lane deliverer tracker policy dead_letter protocols",
     "devcluster": "cluster backend",
     "formats": "codecs codec registry",
     "functions": "service destination process spec",
     "functions/worker": "loop handler",
     "runtime/jvm": "artifacts",
-    "kafka": "consumer poll_thread producer commits compacted_table admin error_map transactions",
+    "kafka": "consumer poll_thread producer commits compacted_table admin transactions",
     "runtime": "supervisor service threads clock",
     "pipelines": "runs process spec",
     "pipelines/driver": "sources sinks",
@@ -58,9 +62,9 @@ _OPEN_FIRST = {
     "sidecar/active": "instance instances",
     "sidecar/reactive": "http_destination client envelope",
     "runtime/telemetry": "metrics audit logs",
-    "testing": "plugin scene push_ledger",
+    "testing": "plugin scene",
     "web": "server application endpoint hot_path openapi",
-    "web/routes": "produce control jobs registrations",
+    "web/routes": "produce",
 }
 """The files of each package that a newcomer opens first."""
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control import ended_offsets, redrive
-from headrace.control.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
+from headrace.control.dead_letters import ended_offsets
+from headrace.control.dead_letters.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
+from headrace.control.runs import redrive
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted

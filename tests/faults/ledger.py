@@ -19,7 +19,7 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from headrace.control.lag import lag_of
+from headrace.control.health.lag import lag_of
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition

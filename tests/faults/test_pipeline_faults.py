@@ -22,7 +22,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.lag import lag_of
+from headrace.control.health.lag import lag_of
 from headrace.kafka import Admin
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec

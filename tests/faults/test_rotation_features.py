@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.control.redrive import REPEATS_AT_MOST
+from headrace.control.runs.redrive import REPEATS_AT_MOST
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Answer, Instance, send

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import confluent_kafka
 import pytest
 
-from headrace.control.dead_letters import DeadLetterTopics
-from headrace.control.ended_offsets import EndedOffsets
+from headrace.control.dead_letters.counts import DeadLetterTopics
+from headrace.control.dead_letters.ended_offsets import EndedOffsets
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
@@ -47,9 +47,9 @@ def test_a_list_is_made_of_offsets_and_reads_no_letter(
     site: Any, kafka: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers and times of many topics, with more than a few offsets; who read a letter for them would fail here."""
-    monkeypatch.setattr("headrace.control.dead_letters._FEW_OFFSETS", 0)
+    monkeypatch.setattr("headrace.control.dead_letters.counts._FEW_OFFSETS", 0)
     dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
-    monkeypatch.setattr("headrace.control.ended_offsets.read_back", None)
+    monkeypatch.setattr("headrace.control.dead_letters.ended_offsets.read_back", None)
     monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
 
     async def main() -> dict[str, Any]:

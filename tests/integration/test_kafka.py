@@ -24,7 +24,7 @@ from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.lag import lag_of
+from headrace.control.health.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, TopicDirectory, read_records
 from headrace.kafka.properties import client_properties

@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.lag import lag_of
+from headrace.control.health.lag import lag_of
 from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import ensure_artifacts, find_java

@@ -14,7 +14,7 @@ from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
-from headrace.control.lag import GroupTopics
+from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic

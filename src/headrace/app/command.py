@@ -12,7 +12,7 @@ from headrace.config.http import HttpConfig
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.redrive_spec import Target
+from headrace.control.runs.redrive_spec import Target
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer

@@ -5,15 +5,15 @@ from typing import Any
 
 from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
-from headrace.control.dead_letter_jobs import DRY_RUN_SECONDS, DeadLetterJobs
-from headrace.control.dead_letter_pages import DeadLetterPages
-from headrace.control.jobs import Jobs
-from headrace.control.origins import Origins
-from headrace.control.redelivery import Redelivery
-from headrace.control.redrive_spec import TO_ORIGIN, Target
-from headrace.control.replay import RunContext
-from headrace.control.replays import Replays, conflict
+from headrace.control.dead_letters.origins import Origins
+from headrace.control.dead_letters.pages import DeadLetterPages
 from headrace.control.running_consumer import RunningConsumers
+from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, DeadLetterJobs
+from headrace.control.runs.jobs import Jobs
+from headrace.control.runs.redelivery import Redelivery
+from headrace.control.runs.redrive_spec import TO_ORIGIN, Target
+from headrace.control.runs.replay import RunContext
+from headrace.control.runs.replay_requests import Replays, conflict
 from headrace.kafka import CompactedTable, Lease
 from headrace.web.routes.dead_letters import DeadLetterEndpoints
 from headrace.web.routes.jobs import JobEndpoints

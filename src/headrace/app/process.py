@@ -21,13 +21,13 @@ from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
-from headrace.control.commands import Commands
-from headrace.control.consumer_control import ConsumerControl
-from headrace.control.consumer_status import ConsumerStatuses
-from headrace.control.doctor import Durability, require
-from headrace.control.instance_owners import InstanceOwners
-from headrace.control.lag import LagMonitor
+from headrace.control.health.consumer_status import ConsumerStatuses
+from headrace.control.health.examination import Durability, require
+from headrace.control.health.lag import LagMonitor
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers, groups_of
+from headrace.control.table.commands import Commands
+from headrace.control.table.consumer_control import ConsumerControl
+from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.doctor import examine
-from headrace.control.preconditions import Finding, TopicRequirement
+from headrace.control.health.examination import examine
+from headrace.control.health.preconditions import Finding, TopicRequirement
 from headrace.functions.spec import FunctionSpec, triggers_of
 from headrace.kafka import Admin
 

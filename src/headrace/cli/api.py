@@ -26,7 +26,7 @@ from headrace.cli.connection import ClusterSettings, config_option, find_setting
 from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.redrive_spec import Target
+from headrace.control.runs.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.runtime import LoopThread
 from headrace.web.endpoint import Endpoint
@@ -154,7 +154,7 @@ def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[Comman
     """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved."""
     from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
 
-    for quiet in ("control.jobs", "runtime.supervisor"):  # what ends a job is printed
+    for quiet in ("control.runs.jobs", "runtime.supervisor"):  # what ends a job is printed
         logging.getLogger(f"headrace.{quiet}").setLevel(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)

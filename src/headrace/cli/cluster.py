@@ -7,8 +7,8 @@ import click
 from headrace.cli.connection import ClusterSettings, connection_options
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_rows
-from headrace.control.lag import lag_of
-from headrace.control.selection import unhealthy
+from headrace.control.health.lag import lag_of
+from headrace.control.runs.selection import unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 

@@ -16,8 +16,7 @@ from headrace.cli.jobs import follow, print_job
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.cli.records import open_codecs
-from headrace.control.dead_letter_jobs import DRY_RUN_SECONDS, Kind
-from headrace.control.dead_letter_pages import (
+from headrace.control.dead_letters.pages import (
     DeadLetterPage,
     DeadLetterPages,
     DeadLetterRecord,
@@ -25,8 +24,9 @@ from headrace.control.dead_letter_pages import (
     ScanOptions,
     State,
 )
-from headrace.control.redrive_spec import TO_ORIGIN, Redriven, Target
-from headrace.control.selection import Selection
+from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
+from headrace.control.runs.redrive_spec import TO_ORIGIN, Redriven, Target
+from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin

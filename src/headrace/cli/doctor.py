@@ -9,8 +9,8 @@ from headrace.app.topic_requirements import examination
 from headrace.cli.connection import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
-from headrace.control.doctor import examine
-from headrace.control.preconditions import Finding, TopicRequirement
+from headrace.control.health.examination import examine
+from headrace.control.health.preconditions import Finding, TopicRequirement
 from headrace.errors import HeadraceError, KafkaUnauthorized
 from headrace.functions.load import load_function
 from headrace.kafka import Admin

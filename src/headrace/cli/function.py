@@ -13,7 +13,7 @@ from headrace.cli.connection import ClusterSettings, kafka_options, open_produce
 from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.selection import window
+from headrace.control.runs.selection import window
 from headrace.delivery.protocols import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
 from headrace.functions.check import advice

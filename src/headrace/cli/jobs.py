@@ -9,7 +9,7 @@ import click
 from headrace.cli.api import Api, api_options
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
-from headrace.control.selection import Span
+from headrace.control.runs.selection import Span
 from headrace.web.endpoint import Endpoint
 from headrace.web.routes.jobs import JobEndpoints
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from headrace.control.selection import Selection, Span, parse_time
+from headrace.control.runs.selection import Selection, Span, parse_time
 
 
 class AliasedOption(click.Option):

@@ -30,7 +30,7 @@ from headrace.cli.output import (
 )
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.selection import milliseconds
+from headrace.control.runs.selection import milliseconds
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.kafka import Admin
 from headrace.pipelines.checkpoints import Frozen, discard, preview

@@ -16,7 +16,7 @@ from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
-from headrace.control.selection import read_window, window
+from headrace.control.runs.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.codec import JsonCodec
 from headrace.formats.codecs import Codecs, Reader, SchemaChoice

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
-from headrace.control.lag import GroupTopics
+from headrace.control.health.lag import GroupTopics
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.protocols import Destination
 from headrace.delivery.pump import Pump

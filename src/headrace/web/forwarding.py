@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.config.cluster import ClusterConfig
 from headrace.config.http import HttpConfig
-from headrace.control.instance_owners import InstanceOwner, InstanceOwners
+from headrace.control.table.instance_owners import InstanceOwner, InstanceOwners
 from headrace.errors import Draining, HopRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of

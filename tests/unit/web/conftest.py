@@ -19,13 +19,13 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.internal_topics import kind_by_name
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
-from headrace.control.consumer_control import CommandAnswer
-from headrace.control.consumer_status import BreakerDetails, Details, Summary
-from headrace.control.dead_letter_pages import DeadLetterPage, DeadLetterStatistics
-from headrace.control.jobs import JobView
-from headrace.control.redelivery import RedeliveryAnswer, RedeliveryRequest
-from headrace.control.registrations import Registration
-from headrace.control.replays import DryRun
+from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
+from headrace.control.health.consumer_status import BreakerDetails, Details, Summary
+from headrace.control.runs.jobs import JobView
+from headrace.control.runs.redelivery import RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.replay_requests import DryRun
+from headrace.control.table.consumer_control import CommandAnswer
+from headrace.control.table.registrations import Registration
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.codecs import Codecs
 from headrace.formats.registry import SchemaRegistry

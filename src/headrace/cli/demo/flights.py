@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import DeadLetterTopics
-from headrace.control.lag import lag_of
-from headrace.control.selection import read_window, window
+from headrace.control.dead_letters.counts import DeadLetterTopics
+from headrace.control.health.lag import lag_of
+from headrace.control.runs.selection import read_window, window
 from headrace.devcluster import RecordingBackend
 from headrace.errors import EnvironmentProblem, NotFound
 from headrace.kafka import Admin

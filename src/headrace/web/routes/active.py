@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.section import compile_pattern
-from headrace.control.selection import parse_time
+from headrace.control.runs.selection import parse_time
 from headrace.errors import InstanceInvalid, InvalidRequest
 from headrace.formats.codecs import format_name
 from headrace.kafka import Admin, ReadPolicy

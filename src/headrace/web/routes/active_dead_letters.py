@@ -16,7 +16,7 @@ from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
-from headrace.control.selection import parse_time
+from headrace.control.runs.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.formats.codecs import Codecs, SchemaChoice

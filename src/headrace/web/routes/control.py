@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from headrace import errors
-from headrace.control.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
-from headrace.control.consumer_control import CommandAnswer, ConsumerControl
-from headrace.control.consumer_status import ConsumerStatuses, Details, Summary
+from headrace.control.health.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
+from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
+from headrace.control.table.consumer_control import CommandAnswer, ConsumerControl
 from headrace.errors import NotFound
 from headrace.sidecar.active.monitor import InstanceStatus, ReadMonitor
 from headrace.web.endpoint import CHANGE, KAFKA, SEE, Call, CallNote, Endpoint, Errors, caller_name, may_control

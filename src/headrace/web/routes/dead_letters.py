@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from headrace import errors
-from headrace.control.dead_letter_pages import (
+from headrace.control.dead_letters.counts import DeadLetterCounts
+from headrace.control.dead_letters.pages import (
     DeadLetterPage,
     DeadLetterPages,
     DeadLetterStatistics,
@@ -15,9 +16,8 @@ from headrace.control.dead_letter_pages import (
     ScanOptions,
     State,
 )
-from headrace.control.dead_letters import DeadLetterCounts
-from headrace.control.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
-from headrace.control.selection import Selection, Span
+from headrace.control.runs.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.selection import Selection, Span
 from headrace.errors import AuthTokenScopeMismatch, InvalidRequest
 from headrace.security.principals import WRITE
 from headrace.web.endpoint import (

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from headrace import errors
-from headrace.control.lag import PartitionLag
+from headrace.control.health.lag import PartitionLag
 from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
 from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec

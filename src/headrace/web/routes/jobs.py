@@ -5,9 +5,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace import errors
-from headrace.control.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport
-from headrace.control.jobs import Jobs, JobView
-from headrace.control.replays import DryRun, ReplayMetadata, ReplayRequest, Replays
+from headrace.control.runs.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport
+from headrace.control.runs.jobs import Jobs, JobView
+from headrace.control.runs.replay_requests import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
 from headrace.records import Produced
 from headrace.web.endpoint import ADMINISTER, JSON, KAFKA, Call, CallNote, Endpoint, Errors, caller_name

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace import errors
 from headrace.config.registered import check_size, shown
-from headrace.control.registrations import Registration, Registrations
+from headrace.control.table.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
 from headrace.runtime import Readiness
 from headrace.security.principals import ADMIN, CHANGE_OWN

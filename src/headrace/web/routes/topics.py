@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
-from headrace.control.selection import window
+from headrace.control.runs.selection import window
 from headrace.errors import InvalidRequest, OffsetOutOfRange, TooManyRequests, TopicInternal
 from headrace.formats.codecs import Codecs
 from headrace.kafka import Admin, read_slice

@@ -1,0 +1,1 @@
+"""Dead letters: read in pages, counted, their origin proved, and which of them have ended."""

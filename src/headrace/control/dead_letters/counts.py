@@ -1,0 +1,134 @@
+"""Dead letter topics: which there are, and how many dead letters each holds, by offsets alone."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.section import fits_any
+from headrace.control.dead_letters.ended_offsets import EndedOffsets, load_ended
+from headrace.control.runs.selection import iso_ms
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.kafka import Admin, read_window
+from headrace.records import Offsets, TopicPartition
+
+_ENDINGS = (".dlq", ".quarantine")
+_FEW_OFFSETS, _READ_SECONDS = 1000, 5.0
+
+
+class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
+    """A dead letter topic in numbers."""
+
+    topic: str
+    partitions: int
+    dead_letters: int = msgspec.field(name="letters")
+    """Dead letters at most: offsets, of which transactions, compaction and foreign records take some."""
+    left: int
+    """Those of them that have not ended: counted where at most a thousand offsets are, else their number at most."""
+    oldest: str | None
+    """Time of the first dead letter; None without any. ISO 8601, UTC."""
+    newest: str | None
+    """Time of the newest dead letter."""
+
+
+class DeadLetterCounts(msgspec.Struct, frozen=True):
+    """Every dead letter topic in numbers."""
+
+    topics: list[DeadLetterCount]
+
+
+class DeadLetterTopics:
+    """The dead letter topics of a cluster: those of the configuration, and those named `*.dlq` or `*.quarantine`."""
+
+    def __init__(self, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
+        """Prepare; `consumers` are those whose dead letter topics are known by their settings."""
+        self._admin = admin
+        self._consumers = list(consumers)
+
+    async def names(self) -> dict[str, tuple[int, ReactiveConsumerConfig | None]]:
+        """Return each with the number of its partitions and the consumer that writes it, in the order of names."""
+        sizes = {topic.name: len(topic.partitions) for topic in await self._admin.list_topics()}
+        writers: dict[str, ReactiveConsumerConfig] = {}
+        for consumer in self._consumers:
+            for origin in {*consumer.topics, *filter(fits_any(consumer.topic_patterns), sizes)}:
+                writers.setdefault(consumer.dead_letter.topic_for(origin), consumer)
+        chosen = (name for name in sizes if name.endswith(_ENDINGS) or name in writers)
+        return {name: (sizes[name], writers.get(name)) for name in chosen}
+
+    async def counts(self, only: str | None = None) -> list[DeadLetterCount]:
+        """Return every dead letter topic, or one, in numbers. No record is read.
+
+        Raises:
+            TopicNotFound: The cluster does not have the topic.
+            InvalidRequest: It is not a dead letter topic.
+        """
+        names = await self.names()
+        if only is None:
+            origins = [(one.dead_letter, topic) for one in self._consumers for topic in one.topics]
+            expected = {settings.topic_for(topic) for settings, topic in origins if settings.enabled}
+            await self._admin.topic_ids(expected - names.keys(), "Read")  # Kafka lists no topic that it refuses
+        else:
+            if only not in names:
+                await self._admin.describe_topic(only, "Read")
+                raise not_one(
+                    only, "its name does not end in .dlq or .quarantine, and no consumer of the file writes it"
+                )
+            names = {only: names[only]}
+        partitions = [TopicPartition(name, number) for name, (size, _) in names.items() for number in range(size)]
+        starts, ends = await self._admin.start_offsets(partitions), await self._admin.end_offsets(partitions)
+        times = await self._admin.time_bounds(partitions)
+        ended = await load_ended(self._admin, names)
+        first = {p: ended[p.topic].first_left(p.partition, starts[p], ends[p]) for p in partitions}
+        read = await self._read_left(names, first, ends, ended)
+        counts = [
+            _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, ended) for topic in names
+        ]
+        return [msgspec.structs.replace(each, left=read.get(each.topic, each.left)) for each in counts]
+
+    async def _read_left(
+        self, names: Iterable[str], first: Offsets, ends: Offsets, ended: Mapping[str, EndedOffsets]
+    ) -> dict[str, int]:
+        """Count what is left in topics with few offsets by reading: among these are markers of transactions."""
+        spans = {name: sum(ends[p] - at for p, at in first.items() if p.topic == name) for name in names}
+        starts = {p: at for p, at in first.items() if at < ends[p] and spans[p.topic] <= _FEW_OFFSETS}
+        left = dict.fromkeys([p.topic for p in starts], 0)
+        if not starts:
+            return left
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                window = read_window(self._admin.config, starts, {p: ends[p] for p in starts})
+                async with contextlib.aclosing(window) as batches:
+                    async for batch in batches:
+                        for record in batch:
+                            left[record.topic] += not ended[record.topic].is_ended(record.partition, record.offset)
+        except (HeadraceError, TimeoutError):
+            return {}  # the number of offsets is a bound
+        return left
+
+
+def not_one(topic: str, why: str) -> InvalidRequest:
+    """Return the error for a topic that is not a dead letter topic."""
+    return InvalidRequest(f"{topic} is no dead letter topic: {why}. See headrace dlq list", topic=topic)
+
+
+def _count(
+    topic: str,
+    partitions: Sequence[TopicPartition],
+    starts: Offsets,
+    ends: Offsets,
+    times: Mapping[TopicPartition, tuple[int, int]],
+    ended: Mapping[str, EndedOffsets],
+) -> DeadLetterCount:
+    dead_letters = sum(ends[p] - starts[p] for p in partitions)
+    gone = sum(ended[topic].ended_count(p.partition, starts[p], ends[p]) for p in partitions)
+    known = [times[p] for p in partitions if p in times]
+    return DeadLetterCount(
+        topic,
+        len(partitions),
+        dead_letters,
+        dead_letters - gone,
+        oldest=iso_ms(min(first for first, _ in known)) if known else None,
+        newest=iso_ms(max(last for _, last in known)) if known else None,
+    )

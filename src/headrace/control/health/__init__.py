@@ -1,0 +1,1 @@
+"""How consumers and clusters are: status, lag, and the preconditions of the guarantees."""

@@ -1,0 +1,1 @@
+"""Runs: the records of a window are delivered again. Replays, redrives, and the jobs that keep them."""

@@ -1,0 +1,111 @@
+"""What a redrive does with dead letters, and what it reports: the parts that are stored and sent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from headrace.control.dead_letters.origins import QUARANTINE
+from headrace.control.runs.selection import Selection
+from headrace.delivery.dead_letter import MAX_REDRIVES, PREFIX, Origin, redriven_headers, restored
+from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.retry_topics import delayed_headers
+from headrace.errors import InvalidRequest
+from headrace.records import Header, OutgoingRecord, Record
+
+
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where dead letters go."""
+
+    kind: Literal["origin", "tier", "quarantine", "drop"] = "origin"
+    topic: str = ""
+    """The retry topic of `tier`; the others name it themselves."""
+    delay_seconds: int = 0
+    """Of the retry topic."""
+    reason: str = ""
+    """Why dead letters are dropped or in quarantine; is kept with them."""
+
+    @property
+    def returns(self) -> bool:
+        """Whether a record that is sent there may become a dead letter again."""
+        return self.kind in ("origin", "tier")
+
+    def topic_for(self, source: str, origin: Origin) -> str:
+        """Return the topic a dead letter goes to; empty for none."""
+        if self.kind == "origin":
+            return origin.partition.topic
+        return {"quarantine": source + QUARANTINE, "drop": ""}.get(self.kind, self.topic)
+
+    def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin, now: float) -> OutgoingRecord:
+        """Return what is written for a dead letter; `own` are the headers that its record had when it failed."""
+        if self.kind == "quarantine":
+            position = f"{record.topic}:{record.partition}:{record.offset}"
+            headers = [
+                *record.headers,
+                (f"{PREFIX}quarantined_from", position.encode()),
+                (f"{PREFIX}quarantined_why", self.reason.encode()),
+            ]
+            return OutgoingRecord(topic, record.key, record.value, headers, record.partition)
+        headers = redriven_headers(own, origin)
+        if self.kind == "tier":
+            failed = Reply(origin.error)
+            dead_letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
+            headers += delayed_headers(dead_letter, now + self.delay_seconds)
+        return OutgoingRecord(topic, record.key, record.value, headers, origin.partition.partition)
+
+
+TO_ORIGIN = Target()
+
+
+class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How dead letters go."""
+
+    dry_run: bool = False
+    """Count what would go where, and write nothing."""
+    exactly_once: bool = False
+    """Write records and what has ended in transactions: a run that is killed repeats nothing."""
+    rate_records: float | None = None
+    """Records per second at most."""
+    max_redrives: int = MAX_REDRIVES
+    """Dead letters whose record was redriven so often already are kept back: they would return forever."""
+    by: str = ""
+    """Who does it; stored with the ended offsets."""
+
+
+class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters of a topic go where, and how. A job with fields that are not known here does not run here."""
+
+    topic: str
+    select: Selection = Selection()
+    target: Target = TO_ORIGIN
+    options: RedriveOptions = RedriveOptions()
+    topic_id: str = ""
+    """Id of the topic at the time of the request; empty for any."""
+    ends: dict[int, int] | None = None
+    """Partition to the offset where it ended then, which ends the run too; None takes the ends at its start."""
+
+    def check(self) -> None:
+        """Raise InvalidRequest if dead letters of the topic would return to it."""
+        if self.target.topic == self.topic:
+            raise InvalidRequest(f"{self.topic} is the dead letter topic itself: nothing is redriven there")
+        if self.target.kind == "quarantine" and self.topic.endswith(QUARANTINE):
+            raise InvalidRequest(f"{self.topic} is a quarantine topic already: redrive or drop its dead letters")
+
+
+class Redriven(msgspec.Struct, frozen=True, rename="camel"):
+    """What a run did, or would do."""
+
+    records: int
+    """Dead letters that ended: sent, moved or dropped."""
+    targets: Mapping[str, int]
+    """Topic to how many dead letters went there."""
+    errors: Mapping[str, int]
+    """Error class to how many dead letters."""
+    hours: Mapping[str, int]
+    """Hour in which dead letters were written to how many: ISO 8601, UTC."""
+    kept_back: int
+    """Dead letters that are left because they were redriven too often."""
+    too_large: Sequence[str]
+    """Dead letters that are left because the target does not take them, each with the reason."""
+    unproved: Mapping[str, int] = {}
+    """Why dead letters are left whose origin is not proved, with their number."""

@@ -1,0 +1,227 @@
+"""A replay job: one run over a window of a topic, to a consumer's backend, a function or another topic.
+
+Its progress is saved with the job. A redrive to a consumer is the same job over dead letters, which it saves as ended.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.control.dead_letters.ended_offsets import EndedOffsets, dead_letter_lease
+from headrace.control.running_consumer import RunningConsumer
+from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, RestoredDelivery
+from headrace.control.runs.jobs import Job, SaveProgress
+from headrace.control.runs.selection import Matcher, Selection, Window
+from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
+from headrace.delivery.context import PumpHooks
+from headrace.delivery.dead_letter import origin_of, redriven_count, restored
+from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.pump import Pump
+from headrace.errors import DestinationUnavailable, InvalidRequest
+from headrace.kafka import Admin, Lease, read_records
+from headrace.records import Committed, Produce, Record, TopicPartition
+from headrace.runtime import Clock
+from headrace.runtime.failpoints import reach
+
+TO_TOPIC_FLOW = FlowControl()
+_TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
+_MAPS_CHARACTERS = 500_000
+_COUNTED = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
+_NO_ENDINGS = ("redeliveries", "refusals")
+
+
+ConsumerOf = Callable[[Mapping[str, str]], RunningConsumer | None]
+"""Returns the consumer of a name as it is now; None for a topic, or if it does not run here."""
+
+
+def repeats_of(flow: FlowControl) -> int:
+    """Return how many records may be repeated after a kill: enough that saving progress costs little."""
+    return 2 * flow.max_records
+
+
+class ReplaySpec(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """What is replayed, and where to. A job with fields that are not known here does not run here."""
+
+    window: Window
+    to: dict[str, str]
+    """`consumer`, `function` or `topic`, and its name."""
+    rate: float | None = None
+    """Records per second at most."""
+    last_retry: bool = False
+    dead_letters: bool = msgspec.field(default=False, name="letters")
+    """Whether they are dead letters, which go to a consumer or function as the records they were."""
+    select: Selection | None = None
+    """Of a redrive: only these dead letters, and only those that have not ended; each that ends is saved as ended."""
+    redrives_below: int | None = None
+    """Of a redrive: only dead letters whose record was redriven less often than this."""
+    repeats_at_most: int
+    """Records that are repeated at most when the process is killed."""
+
+
+class RunContext(NamedTuple):
+    """What runs take from the process."""
+
+    admin: Admin
+    produce: Produce
+    audited_produce: Produce
+    """The same, and the audit has a note of it."""
+    clock: Clock
+
+
+class ReplayJob:
+    """See `JobRunner`."""
+
+    def __init__(self, job: Job, spec: ReplaySpec, context: RunContext, target_of: ConsumerOf) -> None:
+        """Prepare; without a target it goes to a topic."""
+        self._job, self._spec, self._target, self._target_of = job, spec, target_of(spec.to), target_of
+        target = self._target
+        self._context = context._replace(admin=target.admin) if target else context
+        self._matcher = Matcher(spec.select) if spec.select is not None else None
+        self._run = Run(context.clock, self._check)
+        self._ended: EndedOffsets | None = None
+        self._lease: Lease | None = None
+        self._restored: RestoredDelivery | None = None
+        self._earlier: dict[str, int] = {}
+
+    async def run(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        spec, context = self._spec, self._context
+        found = await context.admin.topic_ids([spec.window.topic], "Read")
+        if found.get(spec.window.topic) != spec.window.topic_id:
+            raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window is gone")
+        self._earlier = dict(progress.get("counts", {}))
+        if not progress:
+            await save_progress({"done": 0, "total": spec.window.total})
+        if spec.select is None:
+            return await self._deliver(progress, save_progress, stop)
+        topic = spec.window.topic
+        async with dead_letter_lease(context.admin, topic, context.clock) as self._lease:
+            self._ended = EndedOffsets(context.admin, topic)
+            await self._ended.prepare(context.produce)
+            await self._ended.load(settled=True)
+            return await self._deliver(progress, save_progress, stop)
+
+    async def _deliver(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
+        spec, context, target = self._spec, self._context, self._target
+        pump = await self._pump()
+        source = WindowSource(
+            pump,
+            _starts(spec.window, progress),
+            spec.window.ends,
+            read=functools.partial(read_records, context.admin.config),
+            start_offsets=context.admin.start_offsets,
+            limits=Limits(target.flow if target else TO_TOPIC_FLOW, spec.repeats_at_most, spec.rate),
+            clock=context.clock,
+        )
+
+        async def save(reached: Progress) -> bool:
+            reach("replay.save")
+            await self._save_ended(reached)
+            counts = pump.counts.read()
+            reached = reached._replace(counts={**reached.counts, **{name: counts[name] for name in _NO_ENDINGS}})
+            saved = await save_progress(self._to_save(reached), message=pump.readiness().reason)
+            if saved:
+                reach("replay.saved")
+            return saved
+
+        finished = await self._run.deliver(pump, source, save, stop)
+        return self._message(source.progress, resumed=bool(progress)) if finished else ""
+
+    def _check(self) -> None:
+        if self._target_of(self._spec.to) is not self._target:
+            raise DestinationUnavailable("its target was changed or removed: it continues when the target is there")
+
+    async def _save_ended(self, reached: Progress) -> None:
+        if self._restored:
+            ended = self._restored.ended(reached.positions)
+            if self._ended and self._lease:
+                await self._lease.check()
+                await self._ended.save(self._context.produce, ended)
+            self._restored.forget(ended)
+
+    def _to_save(self, reached: Progress) -> dict[str, Any]:
+        positions = {str(p.partition): list(at) for p, at in reached.positions.items()}
+        if sum(len(at.metadata) for at in reached.positions.values()) > _MAPS_CHARACTERS:
+            positions = {number: [offset, ""] for number, (offset, _) in positions.items()}
+        left = sum(end - reached.positions[p].offset for p, end in self._spec.window.ends.items())
+        total = self._spec.window.total
+        return {"positions": positions, "counts": self._counts(reached), "total": total, "done": total - left}
+
+    def _counts(self, reached: Progress) -> dict[str, int]:
+        counts = {name: self._earlier.get(name, 0) + reached.counts.get(name, 0) for name in _COUNTED}
+        if self._restored:
+            counts["passed"] = self._earlier.get("passed", 0) + self._restored.passed
+            if unproved := self._earlier.get("unproved", 0) + self._restored.unproved:
+                counts["unproved"] = unproved
+        return counts
+
+    def _message(self, reached: Progress, *, resumed: bool) -> str:
+        """Return what is to be said of the whole window; a redrive that selected nothing is an InvalidRequest."""
+        counts, topic = self._counts(reached), self._spec.window.topic
+        unproved = counts.pop("unproved", 0)  # which are passed, too
+        nothing = counts.get("passed") == sum(counts.values())
+        if self._spec.select is not None and nothing and not (resumed or unproved):
+            raise InvalidRequest(f"nothing matches: no dead letter that is left in {topic} is selected")
+        gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
+        plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
+        notes = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
+        if unproved:
+            notes.append(f"{unproved} dead letters left: they name an origin that the consumer does not read")
+        return "; ".join(notes)
+
+    async def _pump(self) -> Pump:
+        spec, target, job = self._spec, self._target, self._job.id
+        destination: Destination
+        dead_letters: DeadLetterWriter | None = None
+        if target is None:
+            topic = spec.to["topic"]
+            partitions = len((await self._context.admin.describe_topic(topic, "Write")).partitions)
+            destination = CopyToTopic(topic, partitions, self._context.audited_produce, job)
+            delivery, group = _TO_TOPIC, job
+        else:
+            destination, delivery, group = target.destination, target.delivery, target.group
+            dead_letters = target.dead_letters
+            if spec.dead_letters:
+                destination = self._restored = RestoredDelivery(
+                    destination, self._selects, target.is_origin, target.pump.epoch_of
+                )
+        # Retry topics are for a partition that others wait for. A replay has none.
+        retry = delivery.retry.model_copy(
+            update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
+        )
+        original = restored if self._restored else None
+        return Pump(
+            f"job {job}",
+            group,
+            destination,
+            ReplayDeadLetters(dead_letters, job, restores=self._restored is not None, fail=self._run.fail),
+            delivery=delivery.model_copy(update={"retry": retry}),
+            clock=self._context.clock,
+            shares_with=target.pump if target else None,
+            hooks=PumpHooks(original=original, replay=job),
+        )
+
+    def _selects(self, record: Record) -> bool:
+        headers = record.headers
+        origin = origin_of(headers)
+        if origin is None or (self._ended and self._ended.is_ended(record.partition, record.offset)):
+            return False
+        if not self._matcher:
+            return self._target is None or origin.group == self._target.group  # others may write there too
+        limit = self._spec.redrives_below
+        if limit is not None and redriven_count(headers) >= limit:
+            return False
+        return self._matcher.matches(record, origin, headers)
+
+
+def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:
+    reached = progress.get("positions", {})
+    return {
+        TopicPartition(window.topic, number): Committed(*reached.get(str(number), (start,)))
+        for number, (start, _) in window.ranges.items()
+    }

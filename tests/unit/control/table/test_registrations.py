@@ -1,0 +1,356 @@
+"""Registered consumers: the order of the log decides, and every process that reads it comes to the same end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.config.registrations import RegistrationsConfig
+from headrace.control.health.preconditions import TopicRequirement
+from headrace.control.table.registrations import PREFIX, Registration, RegistrationRules, Registrations
+from headrace.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.runtime.gauge_registry import GaugeKey, gauges
+from headrace.security import Principal
+from headrace.testing import ManualClock
+
+Entry = Mapping[str, Any]
+URL = "http://localhost:8444/in"
+ALLOWED = RegistrationsConfig(backends=["http://localhost:8444/"], max_per_owner=2, max_in_all=3)
+FILE = TopicRequirement("reactive_consumers.filed", "filed", ["orders"])
+
+
+def config(group: str = "g", *topics: str, **more: Any) -> dict[str, Any]:
+    return {"topics": list(topics or ("t",)), "group": group, "backend": {"url": URL}, **more}
+
+
+class Table:
+    """One process's view of a shared log, which it reads as far as the test lets it."""
+
+    def __init__(self, log: list[tuple[str, Entry | None]], rng: random.Random | None = None) -> None:
+        self.log = log
+        self.rng = rng
+        self.position = 0
+        self.entries: dict[str, tuple[int, Entry]] = {}
+        self.on_change: Callable[[str, Entry | None], None] = lambda key, entry: None
+
+    def watch(self, prefix: str, on_change: Callable[[str, Entry | None], None]) -> None:
+        assert prefix == PREFIX
+        self.on_change = on_change
+
+    def require(self) -> None:
+        """It is read."""
+
+    async def catch_up(self) -> None:
+        if self.rng:
+            await self._others()
+            self.read()
+
+    def items(self, prefix: str) -> dict[str, Entry]:
+        return {key: entry for key, (_, entry) in self.entries.items() if key.startswith(prefix)}
+
+    def offset_of(self, key: str) -> int:
+        return self.entries[key][0]
+
+    async def put(self, key: str, entry: Entry | None) -> int:
+        return await self.put_all({key: entry})
+
+    async def put_all(self, entries: Mapping[str, Entry | None]) -> int:
+        if self.rng:
+            await self._others()
+        self.log.extend(entries.items())
+        offset = len(self.log) - 1
+        if self.rng:
+            await self._others()
+        self.read(offset + 1)
+        return offset
+
+    async def _others(self) -> None:
+        assert self.rng
+        for _ in range(self.rng.randrange(4)):
+            await asyncio.sleep(0)
+
+    def read(self, end: int | None = None) -> None:
+        """Read up to an offset, or all."""
+        for offset in range(self.position, len(self.log) if end is None else max(end, self.position)):
+            key, entry = self.log[offset]
+            self.entries.pop(key, None)
+            if entry is not None:
+                self.entries[key] = (offset, entry)
+            self.position = offset + 1
+            if key.startswith(PREFIX):
+                self.on_change(key, entry)
+
+
+class Process:
+    """One process: its view of the log, and what it runs."""
+
+    def __init__(
+        self, log: list[tuple[str, Entry | None]], allowed: RegistrationsConfig = ALLOWED, **more: Any
+    ) -> None:
+        self.table = Table(log, more.get("rng"))
+        self.running: Mapping[str, Registration] = {}
+        self.removed: list[str] = []
+        rules = RegistrationRules(allowed, {}, {"filed"}, [FILE], lambda topic: topic.startswith("_"))
+        self.made = Registrations(self.table, rules, ManualClock(), self._apply, self.removed.append)  # type: ignore[arg-type]
+
+    def _apply(self, running: Mapping[str, Registration]) -> None:
+        self.running = running
+
+    async def settle(self) -> dict[str, tuple[str, int]]:
+        """Read all, and return what runs: name to owner and version."""
+        self.table.read()
+        self.made.reconcile()
+        return {name: (one.owner, one.version) for name, one in self.running.items()}
+
+    async def put(self, owner: str, name: str, config: Any) -> Registration:
+        return (await self.made.put(owner, None, name, config))[0]
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def refused(work: Coroutine[Any, Any, Any], error: type[HeadraceError]) -> str:
+    with pytest.raises(error) as caught:
+        await work
+    return caught.value.description
+
+
+async def test_others_came_first() -> None:
+    """Names, topics in a group, places: of the file, of others, of one's own; nothing is written."""
+    log: list[tuple[str, Entry | None]] = []
+    one = Process(log)
+    await one.put("a", "x", config("g", "t"))
+    size = len(log)
+    for owner, name, settings_, error in (
+        ("a", "filed", config("h"), RegistrationConflict),
+        ("b", "x", config("h"), RegistrationConflict),
+        ("b", "y", config("g", "u", "t"), RegistrationConflict),
+        ("b", "y", config("g", topic_patterns=["u.*"]), RegistrationConflict),
+        ("b", "y", config("filed", "orders"), RegistrationConflict),
+        ("b", "y/z", config("h"), InvalidRequest),
+        ("b", "y", config("headrace.x"), InvalidRequest),
+        ("b", "y", config("h", "_x"), InvalidRequest),
+    ):
+        await refused(one.put(owner, name, settings_), error)
+    assert len(log) == size
+    await one.put("a", "y", config("g", "u"))
+    assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
+    await one.put("b", "v", config("filed", "payments"))
+    assert "there are 3" in await refused(one.put("c", "w", config("h")), RegistrationQuota)
+    await refused(one.put("b", "v", config("g", "t")), RegistrationConflict)
+    assert (await one.settle())["v"][0] == "b"
+
+
+async def test_a_change_to_other_topics_queues_anew() -> None:
+    """So nobody loses what was given by somebody who was there before and wants it later."""
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    await one.put("a", "x", config("g", "t"))
+    await two.settle()
+    await one.put("b", "y", config("h", "t"))  # which the other one has not read yet
+    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+    for process in (one, two):
+        assert {name: owner for name, (owner, _) in (await process.settle()).items()} == {"x": "a", "y": "b"}
+        assert process.running["x"].settings
+        assert process.running["x"].settings.group == "g"
+
+
+async def test_a_change_keeps_its_place() -> None:
+    """When there are fewer places, those that came first stay, however late they were changed and whoever is asked."""
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
+    await one.put("a", "x", config("g"))
+    await one.put("b", "y", config("h"))
+    changed, new = await two.made.put("a", None, "x", config("g", max_in_flight=2))
+    assert (changed.since, changed.version, new) == (0, 2, False)
+    few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
+    assert await Process(log, few).settle() == {"x": ("a", 2)}
+
+
+async def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> None:
+    """A change that came too late is undone; but its old topics may have gone to somebody who was told yes."""
+    log: list[tuple[str, Entry | None]] = []
+    one, two = Process(log), Process(log)
+    await one.put("a", "x", config("g", "t"))
+    await two.settle()
+    await one.put("c", "z", config("h", "t"))
+    put = two.table.put_all
+
+    async def put_after_others(entries: Mapping[str, Entry | None]) -> int:
+        if len(log) > 2:  # the change is written, and not yet undone
+            one.table.read()
+            await one.put("b", "y", config("g", "t"))
+        return await put(entries)
+
+    two.table.put_all = put_after_others  # type: ignore[method-assign]
+    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
+    assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
+    why = one.made.refusal_of(one.made.one_of("a", "x"))
+    assert "another registration reads topic t in the group g" in str(why)
+
+
+async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:
+    """Else it would deliver what it holds while it drains; one that did not run lets nobody go."""
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    log += [("hold/x", {}), (f"{PREFIX}b/x", {"config": config("h"), "at": 1}), (f"{PREFIX}b/x", None)]
+    await process.settle()
+    assert process.removed == []
+    await process.made.remove("a", "x")
+    assert process.removed == ["x"]
+    assert log[-2:] == [(f"{PREFIX}a/x", None), ("hold/x", None)]
+
+
+async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """The others run; log, gauge and whoever looks say why; nothing is taken away, so a wider list brings them back."""
+    log: list[tuple[str, Entry | None]] = []
+    before = Process(log)
+    await before.put("a", "x", config(max_in_flight=9))
+    await before.put("b", "y", config("h", max_in_flight=1))
+    log += [
+        (f"{PREFIX}c/z", {"config": "no object", "at": 1, "scopes": None}),
+        (f"{PREFIX}c/v", {"config": config("v"), "at": "now"}),
+        (f"{PREFIX}nobody", {"config": config("n"), "at": 1}),
+        (f"{PREFIX}c/w", {}),
+        (f"{PREFIX}c/u", {"config": config("u"), "at": float("inf")}),
+        (f"{PREFIX}c/s", {"config": config("s"), "at": 10**17}),
+    ]
+    wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
+    tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
+    other = RegistrationsConfig(**{**wide.model_dump(), "backends": ["http://elsewhere/"]})
+    process = Process(log, tight)
+    await process.made.start()
+    assert list(await process.settle()) == ["y"]
+    why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
+    assert "max_in_flight is 9" in why["x"]
+    assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
+    assert why["y"] == "None"
+    assert gauges()[GaugeKey("headrace_registrations")] == 8
+    assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
+    assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
+    assert "registration/c/z does not run" in caplog.text
+    await process.made.stop()
+    assert await Process(log, other).settle() == {}
+    assert set(await Process(log, wide).settle()) == {"x", "y"}
+    few = RegistrationsConfig(**{**wide.model_dump(), "max_in_all": 1})
+    assert list(await Process(log, few).settle()) == ["x"]
+    assert len(log) == 8
+
+
+async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:
+    """Its scopes are noted; topics that patterns find later are held against them too."""
+    process = Process([])
+    principal = Principal("a", frozenset(["consumers:w", "consume:t.*", "group:g*"]))
+    for bad in (config("h", "t.1"), config("g", "u"), config("g", "t.1", "u")):
+        await refused(process.made.put("a", principal, "x", bad), Forbidden)
+    nothing = Principal("a", frozenset(["consumers:w"]))
+    await refused(process.made.put("a", nothing, "x", config()), Forbidden)
+    one, _ = await process.made.put("a", principal, "x", config("g1", "t.1", topic_patterns=[".*"]))
+    await process.settle()
+    assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == ["t.1", "t.2"]
+    assert one.principal == Principal("a", principal.scopes)
+
+
+async def test_what_it_was_steered_with_goes_with_it() -> None:
+    """The next one of its name does not begin paused; another one's pause stays."""
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    log += [(key, {}) for key in ("hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1", "hold/xy")]
+    await process.settle()
+    await process.made.remove("a", "x")
+    assert list(process.table.items("")) == ["hold/xy"]
+
+
+async def test_what_another_consumer_of_its_name_was_paused_with_stays() -> None:
+    """A registration that is refused, because the file or another owner has its name, takes nothing of theirs along."""
+    log: list[tuple[str, Entry | None]] = []
+    process = Process(log)
+    await process.put("a", "x", config())
+    for name, group in (("x", "other"), ("filed", "third")):
+        log += [(f"{PREFIX}b/{name}", {"config": config(group), "scopes": None, "at": 1}), (f"hold/{name}", {})]
+    await process.settle()
+    for name in ("x", "filed"):
+        await process.made.remove("b", name)
+    assert {"hold/x", "hold/filed"} < {*process.table.items("")}
+    await process.made.remove("a", "x")
+    assert "hold/x" not in process.table.items("")
+
+
+OWNERS, NAMES, GROUPS = ("a", "b"), ("x", "y", "z"), ("g", "h")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "remove"]),
+        st.integers(0, 1),
+        st.sampled_from(OWNERS),
+        st.sampled_from(NAMES),
+        st.sampled_from(GROUPS),
+        st.sampled_from([["t"], ["u"], ["t", "u"]]),
+    ),
+    max_size=12,
+)
+
+
+AT_ONCE = [
+    *[("put", 0, "b", "y", "g", ["u"]), ("put", 0, "a", "z", "g", ["u"]), ("put", 0, "a", "x", "g", ["u"])],
+    *[("put", 0, "a", "x", "g", ["t"])] * 3,
+    *[("put", 0, "a", "y", "g", ["t"]), ("put", 0, "a", "z", "g", ["t"]), ("put", 0, "b", "x", "g", ["u"])],
+    *[("put", 0, "b", "x", "h", ["t"]), ("put", 0, "b", "y", "h", ["t"]), ("put", 0, "b", "z", "g", ["u"])],
+]
+"""One that came too late may run once what it clashed with has changed, until it is taken back a moment later."""
+
+
+@settings(max_examples=300, deadline=None)
+@example(AT_ONCE, 0)
+@given(STEPS, st.integers(0, 2**32))
+def test_any_interleaving_ends_equal(steps: list[Any], seed: int) -> None:
+    """Two processes act at once and read the log late; a third reads only what compaction leaves of it."""
+
+    async def test() -> None:
+        rng, log, said = random.Random(seed), [], []  # type: ignore[var-annotated]
+        processes = [Process(log, rng=rng) for _ in range(2)]
+
+        turns = {(owner, name): asyncio.Lock() for owner in OWNERS for name in NAMES}
+
+        async def act(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:
+            async with turns[owner, name]:  # an owner waits for one answer before it asks again for the same name
+                await ask(kind, process, owner, name, group, topics)
+
+        async def ask(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:
+            await process.table._others()
+            try:
+                if kind == "remove":
+                    await process.made.remove(owner, name)
+                else:
+                    said.append(await process.put(owner, name, config(group, *topics)))
+            except (HeadraceError, KeyError) as error:
+                assert isinstance(error, NotFound | RegistrationConflict | RegistrationQuota), error
+
+        await asyncio.gather(*(act(kind, processes[at], *more) for kind, at, *more in steps))
+        ends = [await process.settle() for process in processes]
+        last = {key: offset for offset, (key, _) in enumerate(log)}
+        fresh = Process(log)
+        for offset, (key, _) in enumerate(log):
+            if last[key] != offset:
+                log[offset] = (f"{PREFIX}gone/gone", None)
+        ends.append(await fresh.settle())
+        assert ends[0] == ends[1] == ends[2]
+        running = fresh.running.values()
+        assert all(count <= 2 for count in Counter(one.owner for one in running).values())
+        assert len(running) <= 3
+        pairs = [(one.settings.group, topic) for one in running if one.settings for topic in one.settings.topics]
+        assert len(pairs) == len(set(pairs))
+        for one in said:  # whoever was told yes runs, unless its own owner has changed or removed it since
+            if last.get(one.key) == one.version:
+                assert ends[0].get(one.name) == (one.owner, one.version)
+
+    run(test)

@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from headrace.app.documents import ENDPOINTS
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
@@ -26,7 +27,6 @@ from headrace.errors import HeadraceError, catalogue
 from headrace.functions.spec import Duration, FunctionSpec, HttpTrigger, KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
-from headrace.web.routes.documents import ENDPOINTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
@@ -41,7 +41,7 @@ _OPEN_FIRST = {
     "app": "process assembly context jobs",
     "cli": "main reactive dlq records",
     "client": "",
-    "config": "model consumers load",
+    "config": "model load",
     "control": "",
     "control/dead_letters": "pages ended_offsets",
     "control/health": "consumer_status preconditions",
@@ -51,20 +51,21 @@ _OPEN_FIRST = {
     "devcluster": "cluster backend",
     "formats": "codecs codec registry",
     "functions": "service destination process spec",
+    "functions/triggers": "http",
     "functions/worker": "loop handler",
     "runtime/jvm": "artifacts",
-    "kafka": "consumer poll_thread producer commits compacted_table admin transactions",
-    "runtime": "supervisor service threads clock",
+    "kafka": "consumer poll_thread producer commits compacted_table admin",
+    "runtime": "supervisor service clock",
     "pipelines": "runs process spec",
     "pipelines/driver": "sources sinks",
-    "security": "authenticator principals",
-    "sidecar": "produce produce_request transactions idempotency",
-    "sidecar/active": "instance instances",
-    "sidecar/reactive": "http_destination client envelope",
-    "runtime/telemetry": "metrics audit logs",
+    "sidecar": "",
+    "sidecar/produce": "routes produce produce_request transactions",
+    "sidecar/active": "routes instance",
+    "sidecar/reactive": "http_destination client",
+    "runtime/telemetry": "metrics audit",
     "testing": "plugin scene",
-    "web": "server application endpoint hot_path openapi",
-    "web/routes": "produce",
+    "http": "server application endpoint openapi",
+    "http/auth": "authenticator principals",
 }
 """The files of each package that a newcomer opens first."""
 

@@ -4,22 +4,22 @@
 |---|---|---|---|
 | 1 | Karapace | a byte limit in a fetched block drops the rest of the block | `test_01` |
 | 2 | Karapace | an undecodable record drops its block | `test_02` |
-| 3 | Karapace | null, 0, false and "" are written as an empty value | `tests/unit/sidecar/test_produce_use_case.py`: \
-`test_what_is_stored_of_a_request`; `tests/unit/web/test_strict_json.py`: `test_values_are_written_byte_for_byte` |
+| 3 | Karapace | null, 0, false and "" are written as an empty value | `test_produce_use_case.py`: \
+`test_what_is_stored_of_a_request`; `test_strict_json.py`: `test_values_are_written_byte_for_byte` |
 | 4 | Karapace | a read with records waits for nearly its whole time | `test_04` |
 | 5 | Strimzi | an answer above the limit moves the position and loses the batch | `test_12` |
 | 6 | Strimzi | a record that is not JSON loses its batch | `test_02` |
 | 7 | Strimzi | a null value is the text null, or three bytes | `test_07` |
-| 8 | Strimzi | produce to an unknown topic stalls all requests | `tests/unit/sidecar/test_produce_use_case.py`: \
+| 8 | Strimzi | produce to an unknown topic stalls all requests | `test_produce_use_case.py`: \
 `test_an_unknown_topic_is_refused_before_anything_is_sent` |
 | 9 | Strimzi | limits of one read are those of all that run | `test_09` |
 | 10 | Strimzi | `Accept` is compared as a whole | `test_10` |
 | 11 | Confluent | a commit without a body commits what was cut off | `test_11` |
 | 12 | Confluent | a record above the limit gives empty answers without end | `test_12` |
-| 13 | Dapr | the next success skips a failed record | `tests/unit/delivery/test_delivery_machine.py`; \
-`tests/unit/delivery/test_attempts.py`: `test_one_bad_record_costs_its_hundred_neighbours_nothing` |
-| 14 | Dapr | a dead letter that cannot be written is ignored | `tests/unit/delivery/test_attempts.py`: \
-`test_a_letter_that_fails_is_said_at_once_and_once`; `tests/faults/test_dead_letter_faults.py` |
+| 13 | Dapr | the next success skips a failed record | `test_delivery_machine.py`; \
+`test_attempts.py`: `test_one_bad_record_costs_its_hundred_neighbours_nothing` |
+| 14 | Dapr | a dead letter that cannot be written is ignored | `test_attempts.py`: \
+`test_a_letter_that_fails_is_said_at_once_and_once`; `test_dead_letter_faults.py` |
 | 15 | Redpanda | overlapping reads crash the process | `test_15` |
 """
 
@@ -134,5 +134,5 @@ def test_every_row_has_a_test() -> None:
     assert rows == [str(number) for number in range(1, 16)]
     own = {name for name in globals() if name.startswith("test_")}
     for name in re.findall(r"`(test_\w+)`", __doc__ or ""):
-        elsewhere = any(f"def {name}(" in path.read_text() for path in TESTS.glob("unit/*/*.py"))
+        elsewhere = any(f"def {name}(" in path.read_text() for path in TESTS.glob("unit/**/*.py"))
         assert elsewhere or any(one.startswith(name) for one in own), name

@@ -39,7 +39,7 @@ from headrace.pipelines.tasks import load_trial
 from headrace.records import Record
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.metrics import BY_NAME
-from headrace.sidecar import produce_answer
+from headrace.sidecar.produce import produce_response
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.testing.secured import SecuredCluster
@@ -144,7 +144,9 @@ def test_every_error_code_is_documented() -> None:
     codes = [error.code for error in catalogue() if error.__module__ == HeadraceError.__module__]
     assert [code for code in codes if page.count(f"| {code} |") != 1] == []
     produce = text_of("docs/produce.md")
-    assert [code for code in {*produce_answer._CODES.values(), produce_answer._OTHER} if str(code) not in produce] == []
+    assert [
+        code for code in {*produce_response._CODES.values(), produce_response._OTHER} if str(code) not in produce
+    ] == []
 
 
 def test_every_metric_that_a_page_names_exists() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from headrace.app.documents import ENDPOINTS
+from headrace.http.endpoint import JSON, NDJSON, Endpoint
 from headrace.testing import HeadraceProcess
-from headrace.web.endpoint import JSON, NDJSON, Endpoint
-from headrace.web.routes.documents import ENDPOINTS
 
 LONG = 5000
 POST = "/producers/{topic}"

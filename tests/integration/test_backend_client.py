@@ -8,7 +8,7 @@ import re
 import pytest
 from raw_server import OK, always, client_for, run, served, until, why_not
 
-from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, MAX_INTERIMS
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
 
 
 def test_connections_are_kept_and_serve_one_request_at_a_time() -> None:

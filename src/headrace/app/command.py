@@ -15,12 +15,12 @@ from headrace.config.producer import ProducerConfig
 from headrace.control.runs.redrive_spec import Target
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
+from headrace.http.application import Application
+from headrace.http.endpoint import Endpoint
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.runtime import Clock, Deadline, Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
-from headrace.web.application import Application
-from headrace.web.endpoint import Endpoint
 
 _JOBS_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
 """For jobs to end with what has ended saved; then for records and audit notes in flight."""

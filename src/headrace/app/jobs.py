@@ -7,6 +7,7 @@ from headrace.app.context import ProcessContext
 from headrace.config.internal_topics import InternalTopics
 from headrace.control.dead_letters.origins import Origins
 from headrace.control.dead_letters.pages import DeadLetterPages
+from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.running_consumer import RunningConsumers
 from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, DeadLetterJobs
 from headrace.control.runs.jobs import Jobs
@@ -14,9 +15,8 @@ from headrace.control.runs.redelivery import Redelivery
 from headrace.control.runs.redrive_spec import TO_ORIGIN, Target
 from headrace.control.runs.replay import RunContext
 from headrace.control.runs.replay_requests import Replays, conflict
+from headrace.control.runs.routes import JobEndpoints
 from headrace.kafka import CompactedTable, Lease
-from headrace.web.routes.dead_letters import DeadLetterEndpoints
-from headrace.web.routes.jobs import JobEndpoints
 
 
 def jobs_of(

@@ -16,6 +16,7 @@ import uvloop
 
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext, make_context, transactional_id
+from headrace.app.documents import DocumentEndpoints
 from headrace.app.jobs import dead_letters, jobs_of
 from headrace.app.registrations import RegisteredConsumers
 from headrace.app.topic_requirements import examination
@@ -24,6 +25,8 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.lag import LagMonitor
+from headrace.control.health.routes import HealthEndpoints
+from headrace.control.routes import ActiveStatusEndpoints, ControlEndpoints
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers, groups_of
 from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
@@ -31,33 +34,30 @@ from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
+from headrace.functions.routes import FunctionEndpoints
+from headrace.functions.triggers.http import FunctionRequests
+from headrace.http.application import Application
+from headrace.http.auth import Authenticator
+from headrace.http.forwarding import Forwarder
+from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.properties import check_properties
+from headrace.pipelines.routes import PipelineEndpoints
 from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace.runtime.tls import ClientTlsFiles, TlsFiles
-from headrace.security import Authenticator
+from headrace.sidecar.active.audit_routes import AuditEndpoints
+from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.idempotency import Idempotency
-from headrace.sidecar.produce import ProduceService
-from headrace.sidecar.transactions import Transactions
-from headrace.web.application import Application
-from headrace.web.forwarding import Forwarder
-from headrace.web.function_requests import FunctionRequests
-from headrace.web.hot_path import HotPath
-from headrace.web.routes.active import ActiveEndpoints
-from headrace.web.routes.active_dead_letters import INSTANCE, ActiveDeadLetterEndpoints
-from headrace.web.routes.audit import AuditEndpoints
-from headrace.web.routes.control import ActiveStatusEndpoints, ControlEndpoints
-from headrace.web.routes.documents import DocumentEndpoints
-from headrace.web.routes.functions import FunctionEndpoints
-from headrace.web.routes.health import HealthEndpoints
-from headrace.web.routes.pipelines import PipelineEndpoints
-from headrace.web.routes.produce import ProduceRoute
-from headrace.web.routes.topics import TopicEndpoints
-from headrace.web.routes.writing import TransactionRoute, Writing
-from headrace.web.server import WebService
+from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.sidecar.active.topic_routes import TopicEndpoints
+from headrace.sidecar.produce.fast_path import HotPath
+from headrace.sidecar.produce.idempotency import Idempotency
+from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.routes import ProduceRoute
+from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
+from headrace.sidecar.produce.transactions import Transactions
 
 log = logging.getLogger(__name__)
 

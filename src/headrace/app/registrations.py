@@ -7,10 +7,10 @@ from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext
 from headrace.app.topic_requirements import topic_requirements
 from headrace.control.table.consumer_control import ConsumerControl
+from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.control.table.registrations import Registration, RegistrationRules, Registrations
 from headrace.kafka import CompactedTable, TopicCreator
 from headrace.runtime import GroupSpec, Service, ServiceGroups
-from headrace.web.routes.registrations import RegistrationEndpoints
 
 
 class RegisteredConsumers:

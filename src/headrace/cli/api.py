@@ -28,8 +28,8 @@ from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.http.endpoint import Endpoint
 from headrace.runtime import LoopThread
-from headrace.web.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from headrace.app.command import CommandProcess

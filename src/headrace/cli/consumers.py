@@ -7,7 +7,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import print_rows
-from headrace.web.routes.control import ActiveStatusEndpoints
+from headrace.control.routes import ActiveStatusEndpoints
 
 
 @click.group()

@@ -26,12 +26,12 @@ from headrace.control.dead_letters.pages import (
 )
 from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
 from headrace.control.runs.redrive_spec import TO_ORIGIN, Redriven, Target
+from headrace.control.runs.routes import JobEndpoints
 from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin
 from headrace.runtime import SystemClock
-from headrace.web.routes.jobs import JobEndpoints
 
 _BUSY = (LeaseTaken.code, JobConflict.code)
 _OPTIONS = (

@@ -192,7 +192,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     """
     from headrace.functions.backend import FunctionBackend
     from headrace.functions.service import FunctionService
-    from headrace.web.server import serve_alone
+    from headrace.http.server import serve_alone
 
     spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
     written = spec.triggers[0]

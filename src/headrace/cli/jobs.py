@@ -9,9 +9,9 @@ import click
 from headrace.cli.api import Api, api_options
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
+from headrace.control.runs.routes import JobEndpoints
 from headrace.control.runs.selection import Span
-from headrace.web.endpoint import Endpoint
-from headrace.web.routes.jobs import JobEndpoints
+from headrace.http.endpoint import Endpoint
 
 _ENDED = ("done", "failed", "stopped")
 

@@ -32,6 +32,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.selection import milliseconds
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
+from headrace.http.endpoint import Endpoint
 from headrace.kafka import Admin
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver.plan import DriverTask
@@ -39,12 +40,11 @@ from headrace.pipelines.graph import paths_read, resolved_sql
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.picture import as_picture, as_text, guarantee
 from headrace.pipelines.prepare import prepare as prepare_pipelines
+from headrace.pipelines.routes import PipelineEndpoints
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.tasks import TaskDriver, differences, load_trial
 from headrace.runtime import Deadline, SystemClock, run_blocking
-from headrace.web.endpoint import Endpoint
-from headrace.web.routes.pipelines import PipelineEndpoints
 
 _LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 60.0

@@ -21,10 +21,10 @@ from headrace.cli.options import MOMENT, with_options
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
+from headrace.control.routes import ControlEndpoints
+from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import ConfigError, HeadraceError
-from headrace.web.endpoint import Endpoint
-from headrace.web.routes.control import ControlEndpoints
-from headrace.web.routes.registrations import RegistrationEndpoints
+from headrace.http.endpoint import Endpoint
 
 if TYPE_CHECKING:  # loaded only to draw
     from rich.console import Group

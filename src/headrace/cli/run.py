@@ -14,8 +14,8 @@ from headrace.cli.output import collected_warnings, output_option, print_check, 
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
+from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
-from headrace.web.routes.health import HealthEndpoints
 
 _POLL_SECONDS = 0.2
 file_option = click.option(

@@ -36,9 +36,9 @@ BIRTHS = {
 }
 DOORS = {
     "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
-    "uvicorn": {"web"},
+    "uvicorn": {"http", "sidecar"},
     "httpx": {"client"},
-    "httptools": {"sidecar"},  # answers of backends; requests are parsed by uvicorn, on the same parser
+    "httptools": {"sidecar", "http"},  # answers of backends and peers; uvicorn parses requests, by the same parser
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines"},
     "psycopg": {"pipelines"},
@@ -46,12 +46,12 @@ DOORS = {
     "click": {"cli"},
     "rich": {"cli"},
     "fastavro": {"formats"},
-    "joserfc": {"security", "devcluster"},
+    "joserfc": {"http", "devcluster"},
     "jsonschema_rs": {"formats"},
     "google": {"formats"},
     "grpc_tools": {"formats"},
     "jgo": {"runtime"},
-    "openapi_ui_bundles": {"web"},
+    "openapi_ui_bundles": {"app"},
     "pytest": {"testing"},
 }
 

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.main import main
+from headrace.control.dead_letters.routes import DeadLetterEndpoints
+from headrace.control.runs.routes import JobEndpoints
+from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import EnvironmentProblem, HeadraceError
-from headrace.web.routes.dead_letters import DeadLetterEndpoints
-from headrace.web.routes.jobs import JobEndpoints
-from headrace.web.routes.registrations import RegistrationEndpoints
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

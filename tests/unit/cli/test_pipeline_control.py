@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from headrace.cli.api import Api
 from headrace.cli.pipeline import pipeline
+from headrace.http.endpoint import Endpoint
 from headrace.pipelines.checkpoints import locked
-from headrace.web.endpoint import Endpoint
 from tests.command_line import headrace
 
 FLOW = {"state": "running", "batchId": 3, "inputRecords": 40, "recordsPerSecond": 5.0, "lagRecords": None}

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
-from headrace.web.endpoint import Endpoint
+from headrace.http.endpoint import Endpoint
 from tests.command_line import headrace
 
 TEAM = """\

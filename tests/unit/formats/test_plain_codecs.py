@@ -24,7 +24,7 @@ from headrace.formats.codec import (
     schema_id_of,
     unframe,
 )
-from headrace.sidecar.produce_request import FORMAT_CODES
+from headrace.sidecar.produce.produce_request import FORMAT_CODES
 
 
 @given(st.binary())

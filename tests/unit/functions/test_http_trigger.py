@@ -15,13 +15,13 @@ from yaml_table import table
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
+from headrace.functions.triggers.http import FunctionRequests
+from headrace.http.application import Application
+from headrace.http.auth import Authenticator
+from headrace.http.server import WebService
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.security import Authenticator
-from headrace.web.application import Application
-from headrace.web.function_requests import FunctionRequests
-from headrace.web.server import WebService
 from tests.function_workers import Running, Write
 
 TOKEN = "a-token-of-some-length"
@@ -341,7 +341,7 @@ async def test_requests_that_wait_have_a_limit_of_memory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body above it is refused at once; one alone is always taken."""
-    monkeypatch.setattr("headrace.web.function_requests._MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr("headrace.functions.triggers.http._MOST_WAITING_BYTES", 1000)
     async with listening(write(WAITS)) as function:
         first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
         await function.until((tmp_path / "first").exists)

@@ -15,6 +15,7 @@ from headrace.pipelines.process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
 from tests.pipeline_bench import Bench, Started
+from tests.running_server import pytest_pyfunc_call, server  # noqa: F401
 
 
 @pytest.fixture

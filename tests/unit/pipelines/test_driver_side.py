@@ -70,7 +70,7 @@ def test_the_driver_meets_nothing_of_its_parent() -> None:
     code = (
         "import sys, headrace.pipelines.driver.__main__\n"
         "print([name for name in sys.modules if name.startswith(('headrace.runtime', 'headrace.kafka', "
-        "'headrace.delivery', 'headrace.web', 'confluent_kafka', 'asyncio'))])"
+        "'headrace.delivery', 'headrace.http', 'confluent_kafka', 'asyncio'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr

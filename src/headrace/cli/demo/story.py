@@ -17,11 +17,11 @@ from headrace.cli.connection import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
+from headrace.control.runs.routes import JobEndpoints
 from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 from headrace.runtime import run_blocking
-from headrace.web.routes.jobs import JobEndpoints
 
 FILES = Path(__file__).with_name("files")
 DEAD_LETTERS = "flights.long_delays.dlq"

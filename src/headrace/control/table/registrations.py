@@ -18,9 +18,9 @@ from headrace.control.health.preconditions import TopicRequirement
 from headrace.control.table.entries import key_of
 from headrace.control.table.reconciler import Reconciler
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.http.auth.principals import READ, Principal
 from headrace.kafka import CompactedTable
 from headrace.runtime import Clock, Deadline
-from headrace.security.principals import READ, Principal
 
 log = logging.getLogger(__name__)
 

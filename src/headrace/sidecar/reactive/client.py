@@ -18,7 +18,7 @@ from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connect
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.connection import MAX_HEAD_BYTES, Broken, Connection, HttpAnswer
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, Broken, Connection, HttpAnswer
 from headrace.sidecar.reactive.token import Token, token_headers
 
 _IDLE_SECONDS: Final = 30.0

@@ -13,8 +13,8 @@ from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavail
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.sidecar.reactive import cloud_events
+from headrace.sidecar.reactive.backend_connection import HttpAnswer
 from headrace.sidecar.reactive.client import client_of
-from headrace.sidecar.reactive.connection import HttpAnswer
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, replay_header, single

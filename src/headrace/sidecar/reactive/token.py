@@ -15,7 +15,7 @@ import msgspec
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.connection import HttpAnswer
+from headrace.sidecar.reactive.backend_connection import HttpAnswer
 
 _MARGIN_SECONDS: Final = 30.0
 _UNSAID_SECONDS: Final = 300.0

@@ -16,8 +16,8 @@ from headrace.config.registrations import RegistrationsConfig
 from headrace.control.health.preconditions import TopicRequirement
 from headrace.control.table.registrations import PREFIX, Registration, RegistrationRules, Registrations
 from headrace.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.http.auth import Principal
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace.security import Principal
 from headrace.testing import ManualClock
 
 Entry = Mapping[str, Any]

@@ -19,7 +19,7 @@ def record(message: str, *args: object, failed: bool = False) -> logging.LogReco
             raise ValueError("broken")
         except ValueError:
             info = sys.exc_info()
-    return logging.LogRecord("headrace.web", logging.ERROR, __file__, 1, message, args, info)
+    return logging.LogRecord("headrace.http", logging.ERROR, __file__, 1, message, args, info)
 
 
 def test_json_is_one_line_with_the_id_of_the_request() -> None:
@@ -33,7 +33,7 @@ def test_json_is_one_line_with_the_id_of_the_request() -> None:
     assert "\n" not in line
     assert (entry["level"], entry["logger"], entry["message"], entry["correlationId"]) == (
         "error",
-        "headrace.web",
+        "headrace.http",
         "a\nb c",
         "abc",
     )
@@ -43,7 +43,7 @@ def test_json_is_one_line_with_the_id_of_the_request() -> None:
 def test_text_shows_control_characters_instead_of_sending_them() -> None:
     """A topic name from outside cannot pose as another log line, nor move the cursor."""
     line = TextFormatter(with_traces=False).format(record("topic %s", "x\nERROR fake\x1b[2J", failed=True))
-    assert line.endswith("headrace.web: topic x\\x0aERROR fake\\x1b[2J")
+    assert line.endswith("headrace.http: topic x\\x0aERROR fake\\x1b[2J")
 
 
 def test_text_has_stack_traces_only_when_asked_for() -> None:

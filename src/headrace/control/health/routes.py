@@ -1,0 +1,95 @@
+"""Health of the process and of its services, and metrics."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from headrace.errors import PathNotFound
+from headrace.http.auth.principals import ADMIN, METRICS
+from headrace.http.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
+from headrace.http.messages import HttpResponse
+from headrace.kafka import hanging_consumers
+from headrace.runtime import Readiness
+from headrace.runtime.telemetry.metrics import CONTENT_TYPE, Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Liveness(msgspec.Struct):
+    """Whether the process must be replaced. Consumers that hang are listed for known callers."""
+
+    status: Literal["alive", "hangs"]
+    consumers: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ServiceReadiness(msgspec.Struct):
+    """Whether one service works, and if not, why."""
+
+    ready: bool
+    reason: str
+
+
+class ReadinessReport(msgspec.Struct):
+    """Whether every service works. The services are listed for known callers."""
+
+    ready: bool
+    services: dict[str, ServiceReadiness] | msgspec.UnsetType = msgspec.UNSET
+
+
+_READINESS: Final = "Whether every service works"
+
+
+class HealthEndpoints:
+    """Liveness, readiness and metrics."""
+
+    def __init__(self, readiness: Callable[[], Mapping[str, Readiness]], service_id: str, metrics: Metrics) -> None:
+        """Make the endpoints; `readiness` returns the readiness of every service by its name."""
+        self._readiness = readiness
+        self._service_id = service_id
+        self._metrics = metrics
+
+    @Endpoint(
+        "GET", "/health/liveness", "getLiveness", "Whether the process is alive", OPEN, {200: Liveness, 503: Liveness}
+    )
+    async def liveness(self, call: Call[None, None]) -> HttpResponse:
+        if not (names := hanging_consumers()):
+            return HttpResponse(Liveness("alive"))
+        log.critical("liveness fails: the Kafka client does not return to %s", ", ".join(names))
+        return HttpResponse(Liveness("hangs", names if is_known(call.scope) else msgspec.UNSET), 503)
+
+    live = liveness.at("GET", "/live", "getLive")
+
+    @Endpoint(
+        "GET", "/health/readiness", "getReadiness", _READINESS, OPEN, {200: ReadinessReport, 503: ReadinessReport}
+    )
+    async def readiness(self, call: Call[None, None]) -> HttpResponse:
+        services = {name: ServiceReadiness(one.ready, one.reason) for name, one in self._readiness().items()}
+        ready = all(one.ready for one in services.values())
+        report = ReadinessReport(ready, services if is_known(call.scope) else msgspec.UNSET)
+        return HttpResponse(report, 200 if ready else 503)
+
+    ready = readiness.at("GET", "/ready", "getReady")
+
+    @Endpoint(
+        "GET",
+        "/health/{serviceId}",
+        "getHealth",
+        f"{_READINESS}, in one word",
+        OPEN,
+        {200: TEXT, 400: TEXT},
+        errors=(PathNotFound,),
+    )
+    async def health(self, call: Call[None, None]) -> HttpResponse:
+        if call.parameters["serviceId"] != self._service_id:
+            raise PathNotFound(
+                f"{call.scope['path'][:200]}: there are /health/liveness, /health/readiness and "
+                f"/health/{self._service_id} (audit.service_id)"
+            )
+        ready = all(service.ready for service in self._readiness().values())
+        return HttpResponse(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT.encode())
+
+    @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
+    async def metrics(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(self._metrics.render(), 200, CONTENT_TYPE.encode())

@@ -1,0 +1,1 @@
+"""The HTTP edge: connections, requests, endpoints and callers. It knows no feature."""

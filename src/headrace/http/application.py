@@ -1,0 +1,293 @@
+"""The ASGI application: every request takes this way to its endpoint, and every error becomes an answer here."""
+
+import asyncio
+import contextlib
+import difflib
+import functools
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+
+from headrace.config.http import HttpConfig
+from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
+from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
+from headrace.http.auth import Authenticator, Principal
+from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
+from headrace.http.forwarding import Forwarder
+from headrace.http.messages import CORRELATION, JSON, TRACEABILITY, answer_error, given_id
+from headrace.http.request_checks import RequestChecks
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_DENIED: Final = (401, 403)
+_SHOWN_CHARACTERS: Final = 200
+_SIMILAR: Final = 0.7
+_PRODUCING: Final = ("/producers/", "/transactions")
+_Methods = dict[str, tuple[Endpoint, AsgiApp]]
+
+
+class Application:
+    """Serves the endpoints of its families."""
+
+    def __init__(
+        self,
+        settings: HttpConfig,
+        families: Iterable[object],
+        metrics: Metrics,
+        authenticator: Authenticator | None = None,
+        audit: Audit | None = None,
+        forwarder: Forwarder | None = None,
+        router: "Router | None" = None,
+    ) -> None:
+        """Make the application; without `authenticator` every caller may use every endpoint.
+
+        `router` finds the endpoint of each request, instead of `families`. None of its paths is served in a drain.
+        """
+        self.forwarder = forwarder
+        """As given."""
+        self._metrics = metrics
+        self._authenticator = authenticator
+        self._audit = audit
+        self._always_open = () if router else ALWAYS_OPEN
+        self._router = router or Router(one for family in families for one in served(family, settings, audit))
+        self.checks = RequestChecks(settings)
+        self.gate = Gate()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_at = time.perf_counter()
+        headers = headers_of(scope)
+        identity = given_id(headers, CORRELATION) or new_correlation_id()
+        correlation_id.set(identity.decode())
+        ids = [(CORRELATION, identity)]
+        if trace := given_id(headers, TRACEABILITY):
+            ids.append((TRACEABILITY, trace))
+        status = 0
+
+        async def send_with_ids(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *ids]
+            await send(message)
+
+        try:
+            self.checks.check(scope, headers)
+            await self._admit(scope, receive, send_with_ids)
+        except ClientGone:
+            log.debug("the client closed the connection before its request was complete")
+        except Exception as cause:  # boundary: the user sees one error body, never a stack trace
+            error = error_of(scope, cause)
+            if self._audit and not status:
+                self._note(self._audit, scope, error)
+            if status:  # the answer has begun; the server closes the connection
+                if isinstance(cause, HeadraceError):
+                    log.warning("%s %s ends before its answer is complete: %s", scope["method"], scope["path"], cause)
+                raise
+            # Its traceback holds this frame and the body: a cycle that would wait for a collection.
+            await answer_error(receive, send_with_ids, error.with_traceback(None))
+        finally:
+            if status:
+                label = scope["endpoint"].path if "endpoint" in scope else "none"
+                self._metrics.request(label, status, time.perf_counter() - started_at)
+
+    async def call(
+        self, endpoint: Endpoint, body: object = None, query: Mapping[str, object] | None = None, /, **parameters: str
+    ) -> tuple[int, bytes]:
+        """Serve a request that is made inside this process; return its status and body."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        raw_path, _, query_string = endpoint.url(query, **parameters).encode().partition(b"?")
+        scope: Scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": endpoint.method,
+            "scheme": "http",
+            "path": unquote(raw_path.decode()),
+            "raw_path": raw_path,
+            "query_string": query_string,
+            "headers": [(b"host", b"localhost"), (b"content-type", JSON)],
+            "state": {},
+        }
+        status, chunks = 0, []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            chunks.append(message.get("body", b""))
+
+        await self(scope, receive, send)
+        return status, b"".join(chunks)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(self._always_open):
+            await self._route(scope, receive, send)
+            return
+        if not self.gate.enter():
+            raise Draining()
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            self.gate.leave()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The caller is identified first, so that unknown callers do not learn which paths exist.
+        if self.forwarder and self.forwarder.is_forwarded(scope):
+            principal = principal_of(scope)
+        else:
+            principal = await self._identify(scope, self._authenticator) if self._authenticator else None
+        endpoint, app = self._router.find(scope)
+        if self.forwarder and "instance" in scope["path_params"]:
+            app = functools.partial(self.forwarder.serve, app)
+        if self._authenticator is None or endpoint.rule == OPEN:
+            self.checks.check_site(headers_of(scope), changes=endpoint.changes)
+            await app(scope, receive, send)
+            return
+        if principal is None:
+            raise AuthTokenMissing()
+        rule = endpoint.rule
+        principal.require(rule.any_of, rule.action, scope["path_params"][rule.parameter] if rule.parameter else None)
+        self.checks.check_site(headers_of(scope), changes=endpoint.changes)
+        self._authenticator.in_flight.enter(principal.name)
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._authenticator.in_flight.leave(principal.name)
+
+    async def _identify(self, scope: Scope, authenticator: Authenticator) -> Principal | None:
+        headers, certificate = headers_of(scope), scope["state"].get("certificate")
+        address = scope["client"][0] if scope.get("client") else ""
+        scope[PRINCIPAL] = None
+        if self._router.may_be_open(scope["path"]):
+            with contextlib.suppress(HeadraceError):  # a probe with an expired token is answered as one without
+                scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=False)
+        else:
+            scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=True)
+        principal: Principal | None = scope[PRINCIPAL]
+        if principal:
+            caller.set(principal.name)
+        return principal
+
+    def _note(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
+        """Note in the audit which request was denied, and which produce request was not sent."""
+        path = scope["path"]
+        if error.status in _DENIED:
+            client = scope.get("client")
+            audit.refused(f"{scope['method']} {path}", client[0] if client else "", error)
+        elif scope["method"] == "POST" and path.startswith(_PRODUCING):
+            topic = str(error.parameters.get("topic") or path.removeprefix(_PRODUCING[0]))
+            audit.not_sent("" if topic == path else topic, error)
+
+
+class Router:
+    """Finds the endpoint of a request by method and path."""
+
+    def __init__(self, endpoints: Iterable[tuple[Endpoint, AsgiApp]]) -> None:
+        self._paths: dict[str, _Methods] = {}
+        patterns: dict[str, _Methods] = {}
+        open_paths = []
+        for endpoint, app in endpoints:
+            paths = patterns if endpoint.parameters else self._paths
+            methods = paths.setdefault(endpoint.path, {})
+            methods[endpoint.method] = endpoint, app
+            if endpoint.method == "GET" and not endpoint.changes:
+                methods["HEAD"] = endpoint, app
+            if endpoint.rule == OPEN and endpoint.path != "/":
+                open_paths.append(endpoint.path.partition("{")[0])
+        self._methods = [*self._paths.values(), *patterns.values()]
+        self._open_paths = tuple(open_paths)
+        self._patterns = [
+            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods) for path, methods in patterns.items()
+        ]
+
+    def may_be_open(self, path: str) -> bool:
+        """Return whether a path begins like that of an open endpoint."""
+        return path == "/" or path.startswith(self._open_paths)
+
+    def find(self, scope: Scope) -> tuple[Endpoint, AsgiApp]:
+        """Return the endpoint of a request; put it and its path parameters into the scope.
+
+        Raises:
+            PathNotFound, MethodNotAllowed: There is none.
+        """
+        method, path = scope["method"], scope["path"]
+        methods, parameters = self._paths.get(path), {}
+        if methods is None:
+            match, methods = next(
+                ((match, methods) for pattern, methods in self._patterns if (match := pattern.fullmatch(path))),
+                (None, None),
+            )
+            if match is None or methods is None:
+                near = self._nearest(method, path[:_SHOWN_CHARACTERS])
+                hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
+                raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
+            parameters = match.groupdict()
+        if (found := methods.get(method)) is None:
+            allow = ", ".join(sorted(methods))
+            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
+        scope["endpoint"], scope["path_params"] = found[0], parameters
+        return found
+
+    def _nearest(self, method: str, path: str) -> str:
+        """Return the path of an endpoint that is like a path which does not exist; empty if none is."""
+        parts = path.split("/")
+        known: dict[str, str] = {}
+        for endpoint in (methods[method][0] for methods in self._methods if method in methods):
+            steps = zip_longest(endpoint.path.split("/"), parts)
+            # Where the endpoint has a parameter, anything is right.
+            filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
+            known.setdefault(f"/{filled}", endpoint.path)
+        near = difflib.get_close_matches(path, known, 1, _SIMILAR)
+        return known[near[0]] if near else ""
+
+
+def error_of(scope: Scope, cause: Exception) -> HeadraceError:
+    """Return the error that answers an exception. Defects are logged."""
+    if isinstance(cause, HeadraceError):
+        return cause
+    log.error("defect while serving %s %s", scope["method"], scope["path"][:200], exc_info=cause)
+    return InternalError(
+        "a defect of Headrace: the log has more under this answer's X-Correlation-Id; please report it. "
+        "Whether records of the request were written is unknown"
+    )
+
+
+class Gate:
+    """Counts requests in progress, and refuses new ones while draining."""
+
+    def __init__(self) -> None:
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self.draining = False
+        """Set to refuse new requests."""
+
+    def enter(self) -> bool:
+        """Count a request that ends with `leave`; False if it is refused."""
+        if self.draining:
+            return False
+        self._in_progress += 1
+        return True
+
+    def leave(self) -> None:
+        """Count a request that has ended."""
+        self._in_progress -= 1
+        if not self._in_progress:
+            self._idle.set()
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Refuse new requests, and wait until those in progress are answered, at most until the deadline."""
+        self.draining = True
+        if self._in_progress:
+            self._idle.clear()
+            await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)

@@ -1,0 +1,166 @@
+"""Finds the principal of a request by its headers or the client's certificate, in the configured mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace import errors
+from headrace.config.http import JwtConfig, SecurityConfig
+from headrace.http.auth.principals import Principal, TokenExpired, TokenRefused
+from headrace.http.auth.rate_limit import FailureDelay, InFlight, RateLimit
+from headrace.runtime import Clock, Service
+
+if TYPE_CHECKING:
+    from headrace.http.auth.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+_SCOPE_TOKEN: Final = b"x-scope-token"
+
+
+class Authenticator:
+    """Authenticates requests, and limits those of each principal and the failures of each address."""
+
+    def __init__(self, settings: SecurityConfig, clock: Clock) -> None:
+        """Prepare for one of the modes but `none`.
+
+        Raises:
+            ConfigError: The token library is not installed.
+        """
+        self._mode = settings.mode
+        self._clock = clock
+        self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
+        # By digest, so that the duration of a look-up reveals nothing about a token.
+        self._by_digest = {
+            _digest(one.token.get_secret_value()): Principal(name, self._scopes[name])
+            for name, one in settings.principals.items()
+        }
+        self.services: list[Service] = []
+        """Services that it needs."""
+        self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
+        self._failures = FailureDelay(clock)
+        self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
+        self.in_flight = InFlight(settings.max_in_flight)
+        """Requests of each principal that are not answered yet."""
+
+    async def identify(
+        self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
+    ) -> Principal:
+        """Return the principal of a request; `certificate` is as `ssl.SSLSocket.getpeercert` gives it.
+
+        Unless it may `wait`, a delay for wrong tokens refuses every token.
+
+        Raises:
+            AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: The request is
+                not authenticated.
+            TooManyRequests: This principal sends too many requests, or this address too many wrong tokens.
+        """
+        if not wait and self._failures.applies(address):
+            raise errors.TooManyRequests("too many wrong tokens from this address")
+        try:
+            principal = await self._principal(headers, certificate)
+        except TokenRefused as refused:
+            # Only failures are delayed: a valid token is accepted whatever else its address sends.
+            await self._failed(address, wait=wait)
+            raise _error_of(refused, in_scope_token=False) from None
+        if scope_token := headers.get(_SCOPE_TOKEN):
+            try:
+                kind, _, token = scope_token.decode("latin-1").rpartition(" ")
+                if kind.lower() not in ("bearer", ""):  # clients of the light-4j sidecar send it, others do not
+                    raise TokenRefused("no bearer token")
+                second = await self._by_token(token)
+            except TokenRefused as refused:
+                await self._failed(address, wait=wait)
+                raise _error_of(refused, in_scope_token=True) from None
+            ends = min(principal.expires_at, second.expires_at)
+            principal = dataclasses.replace(principal, scopes=second.scopes, by_scope_token=True, expires_at=ends)
+        if self._requests:
+            self._requests.take(principal.name)
+        return principal
+
+    async def _failed(self, address: str, *, wait: bool) -> None:
+        seconds = self._failures.count(address)
+        if wait and seconds:
+            await self._clock.sleep(min(seconds, FailureDelay.MOST_SECONDS))
+        if seconds > FailureDelay.MOST_SECONDS:
+            raise errors.TooManyRequests("too many wrong tokens from this address: wait, and send the right one")
+
+    def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Return the principal that `identify` would return, if its token is cached; nothing is counted."""
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if self._mode == "mtls" or _SCOPE_TOKEN in headers or kind.lower() != "bearer":
+            return None
+        return self._tokens.known(token) if self._tokens else self._by_digest.get(_digest(token))
+
+    def enter(self, principal: Principal) -> None:
+        """Count a request of a `known` principal until `in_flight.leave`; at the limit TooManyRequests."""
+        self.in_flight.enter(principal.name)
+        try:
+            if self._requests:
+                self._requests.take(principal.name)
+        except BaseException:
+            self.in_flight.leave(principal.name)
+            raise
+
+    async def _principal(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
+        if self._mode == "mtls":
+            name = self._certified_name(certificate or {})
+            ends = _end_of(certificate["notAfter"]) if certificate else 0
+            if ends < self._clock.time():  # a connection may last longer
+                raise TokenExpired("certificate")
+            return Principal(name, self._scopes.get(name, frozenset()), expires_at=ends)
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if not kind:
+            raise errors.AuthTokenMissing()
+        if kind.lower() != "bearer" or not token:
+            raise TokenRefused("no bearer token")
+        return await self._by_token(token)
+
+    async def _by_token(self, token: str) -> Principal:
+        if self._tokens:
+            return await self._tokens.principal_of(token)
+        principal = self._by_digest.get(_digest(token)) if token else None
+        if principal is None:
+            raise TokenRefused("unknown token")
+        return principal
+
+    def _signed_tokens(self, settings: JwtConfig, clock: Clock) -> Tokens:
+        try:  # here, because the library is an extra
+            from headrace.http.auth.keys import Keys
+            from headrace.http.auth.tokens import Tokens
+        except ImportError as cause:
+            text = "security.mode is jwt, and the package joserfc is not installed: pip install 'headrace[security]'"
+            raise errors.ConfigError(text) from cause
+        keys = Keys(settings, clock)
+        self.services.append(keys)
+        return Tokens(settings, keys, clock)
+
+    def _certified_name(self, certificate: Mapping[str, Any]) -> str:
+        """Return the first name of a certificate that is listed, else its first name."""
+        names: list[str] = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
+        names += [name for part in certificate.get("subject", ()) for kind, name in part if kind == "commonName"]
+        if not names:
+            raise errors.AuthTokenMissing("this server requires a client certificate that names its owner")
+        return next((name for name in names if name in self._scopes), names[0])
+
+
+@functools.lru_cache(1000)
+def _end_of(text: str) -> float:
+    return ssl.cert_time_to_seconds(text)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _error_of(refused: TokenRefused, *, in_scope_token: bool) -> errors.HeadraceError:
+    log.debug("a token was refused: %s", refused)
+    if isinstance(refused, TokenExpired):
+        return errors.ScopeTokenExpired() if in_scope_token else errors.AuthTokenExpired()
+    return errors.ScopeTokenInvalid() if in_scope_token else errors.AuthTokenInvalid()

@@ -1,0 +1,494 @@
+"""One connection of a client: reads requests within limits that uvicorn's own protocol does not have.
+
+A thousand clients that send at the same moment are read in one turn of the event loop. `Slices` cuts their requests, so
+that no turn is long; without it a health request and every new connection would wait for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from headrace import errors
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
+from headrace.http.arrival import Arrival
+from headrace.http.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
+from headrace.http.messages import retry_after
+from headrace.runtime.telemetry.correlation import new_correlation_id
+
+_ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
+_PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
+_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
+"""Path of a read or a stream, also in absolute form."""
+_QUERY: Final = re.compile(rb"[?#]")
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+_PROBE_BYTES: Final = 4096
+_MOST_PIPELINED: Final = 16
+"""Requests of one connection that wait while another one is being answered."""
+_REQUEST_SECONDS: Final = 60.0
+"""Longest time until a request is answered, unless it is a stream."""
+_SLOW_SECONDS: Final = 10.0
+"""Longest time for a head, for reading an answer, or for a body that is slower than the minimum."""
+_LEAST_BYTES_PER_SECOND: Final = 1024
+_LINGER_SECONDS: Final = 1.0
+_ORDINARY_REQUESTS: Final = 15
+"""Requests after one that the hot path did not take, which are not tried there: they are likely to be alike."""
+_MOST_RECEIVING_BYTES: Final = 67_108_864
+
+RESERVED_CONNECTIONS: Final = 512
+"""Connections above `http.max_connections`, for health requests and for clients that are answered 503."""
+_TIME_TO_SEND_SECONDS: Final = 0.2
+"""A new connection is not closed earlier: its request may be on its way, and the 503 could be lost."""
+
+_UNUSED: Final = logging.getLogger("headrace.http.uvicorn")
+_UNUSED.setLevel(logging.CRITICAL + 1)
+_SLICE_SECONDS: Final = 0.005
+_TASK_SECONDS: Final = 0.0002
+_BYTE_SECONDS: Final = 1e-7
+"""Usual processor time of a request that a task serves, and of a byte of its body."""
+
+
+Kind = Literal["requests", "reads"]
+"""What a connection sends: reads of active consumers, which may wait for records, or other requests."""
+
+
+class ConnectionLimit:
+    """Admits connections to send requests. Of the others it closes the oldest in favour of new ones.
+
+    Each kind has a limit of its own, so neither kind takes the connections of the other.
+    """
+
+    def __init__(self, limits: Mapping[Kind, int]) -> None:
+        self.limits = limits
+        self.admitted: dict[Kind, int] = dict.fromkeys(limits, 0)
+        """Number of open connections that may send requests."""
+        self._others: dict[ClientConnection, float] = {}
+        """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
+
+    def has_capacity(self) -> bool:
+        """Return whether one more may be opened. For it the oldest is closed, if it had time to send a request."""
+        most = sum(self.limits.values()) + RESERVED_CONNECTIONS
+        if sum(self.admitted.values()) + len(self._others) < most:
+            return True
+        before = time.monotonic() - _TIME_TO_SEND_SECONDS
+        oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
+        if oldest is None or self._others[oldest] > before:
+            return False
+        del self._others[oldest]
+        oldest.dismiss()
+        return True
+
+    def opened(self, connection: ClientConnection) -> None:
+        """Count a new connection."""
+        self._others[connection] = time.monotonic()
+
+    def admit(self, connection: ClientConnection, kind: Kind) -> bool:
+        """Return whether a connection may send requests of a kind, which then count as its only ones."""
+        if self.admitted[kind] >= self.limits[kind]:
+            return False
+        self.closed(connection)
+        connection.kind = kind
+        self.admitted[kind] += 1
+        return True
+
+    def active(self, connection: ClientConnection) -> None:
+        """Note that a connection which is not admitted has sent a request."""
+        if self._others.pop(connection, None) is not None:
+            self.opened(connection)
+
+    def closed(self, connection: ClientConnection) -> None:
+        """Stop counting a connection."""
+        self._others.pop(connection, None)
+        if connection.kind:
+            self.admitted[connection.kind] -= 1
+            connection.kind = None
+
+
+class Slices:
+    """Decides whether this turn of the event loop has time for the bytes that arrived, or a later one reads them."""
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def has_time(self) -> bool:
+        """Return whether a connection may read now; if not, it must `wait`."""
+        if not self._ends_at:
+            self._begin()
+        return not self._waiting and time.perf_counter() < self._ends_at
+
+    def wait(self, read: Callable[[], None]) -> None:
+        """Call a function in a later turn, after those that wait already."""
+        self._waiting.append(read)
+
+    def count(self, body_bytes: int) -> None:
+        """Count the time of a request that a task will serve, and of the bytes of its body in this turn."""
+        if not self._ends_at:
+            self._begin()
+        self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
+
+    def _begin(self) -> None:
+        self._ends_at = time.perf_counter() + _SLICE_SECONDS
+        asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._ends_at = 0.0
+        if not self._waiting:
+            return
+        self._begin()
+        self._waiting.popleft()()
+        while self._waiting and time.perf_counter() < self._ends_at:
+            self._waiting.popleft()()
+
+
+class DirectPath(Protocol):
+    """Serves usual requests on their connection, without a task."""
+
+    def begin(self, connection: ClientConnection) -> Any:
+        """Return the exchange for a request whose head is complete; None if the application must serve it."""
+
+    def serve(self, exchange: Any) -> bool:
+        """Serve a request whose body is complete; False if the application must serve it."""
+
+
+class Shared:
+    """What all connections of a server share."""
+
+    def __init__(self, limits: Mapping[Kind, int], hot_path: DirectPath | None) -> None:
+        self.limit = ConnectionLimit(limits)
+        self.slices = Slices()
+        self.hot_path = hot_path
+        self.receiving_bytes = 0
+        """Bytes of requests that are not complete."""
+
+
+class _Ended(Exception):
+    """Ends the parsing of the bytes after a request that was refused."""
+
+
+class ClientConnection(HttpToolsProtocol):
+    """uvicorn's protocol with limits for heads, bodies, and pipelined requests."""
+
+    opening: asyncio.Task[None]
+    """Ends when the TLS handshake has ended."""
+    kind: Kind | None = None
+    """The limit that it counts for; None before its first request that is not for health."""
+    received_bytes = 0
+    _held_bytes = 0
+    _chunk_bytes = 0
+    _head_bytes = 0
+    _body_bytes = 0
+    _refused = False
+    _waiting: tuple[bytes, ...] = ()
+    """Bytes that are read in a later turn."""
+    _ordinary = 0
+    _running: Any = None
+    """The request that is being answered. `cycle` is the last that arrived, and may wait for it."""
+    _timed: tuple[Any, float] = None, 0.0
+    """The request that is answered, and when `check_deadlines` saw it first."""
+    _awaited: tuple[str, Any, float, int] = "", None, 0.0, 0
+    """What the client must do for which request, since when, and the bytes received until then."""
+    _patience_seconds = _SLOW_SECONDS
+    """Longest time for reading an answer."""
+    _exchange: Any = None
+    """The request that the hot path serves, if `cycle` is one."""
+    _arrival: Arrival | None = None
+    """Of the last answer whose client must receive it."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
+        super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
+        self.logger = _UNUSED  # the application logs what it fails at, once
+        self._shared = shared
+        self._limit = shared.limit
+        self._slices = shared.slices
+        self._hot_path = shared.hot_path
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if certificate := transport.get_extra_info("peercert"):
+            self.app_state = {**self.app_state, "certificate": certificate}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._running:
+            self._running.disconnected = True
+        if self._arrival:
+            self._arrival.ended(exc)
+        self._shared.receiving_bytes -= self._held_bytes
+        self._limit.closed(self)
+        super().connection_lost(exc)
+        # Each refers to this connection, and all would wait for a collection.
+        self.cycle = self._running = self._exchange = self._arrival = None
+        self._timed = None, 0.0
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        self._slices.count(0)
+        super()._start_asgi_task(cycle, app)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._waiting and (self._slices.has_time() or _is_one_probe(data)):
+            self._read(data)
+        elif self._waiting:
+            self._waiting = *self._waiting, data
+            self.transport.pause_reading()
+        else:
+            self._waiting = (data,)
+            self._slices.wait(self.read_waiting)
+
+    def eof_received(self) -> None:
+        if self._arrival:
+            self._arrival.client_ends()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self._arrival:
+            self._arrival.we_end()
+        super().timeout_keep_alive_handler()
+
+    async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
+        """Wait until the operating system has all that was sent, as long as that; None if the connection was closed."""
+        self._patience_seconds = patience_seconds
+        if self.transport.is_closing():
+            return None
+        try:
+            self._arrival = arrival = Arrival(self.transport, self._running, self._arrival)
+            return arrival if await arrival.taken(self.transport, self.flow) else None
+        except (OSError, ValueError):  # it is closed, and that was not reported yet
+            return None
+        finally:
+            self._patience_seconds = _SLOW_SECONDS
+            self._awaited = "", None, 0.0, 0
+
+    def read_waiting(self) -> None:
+        """Read the bytes that arrived in an earlier turn."""
+        waiting, self._waiting = self._waiting, ()
+        for data in waiting:
+            self._read(data)
+        if len(waiting) > 1 and not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        if self._refused or self.parser is None:
+            return  # closing with unread bytes would cut the answer off
+        size = self._chunk_bytes = len(data)
+        self.received_bytes += size
+        HttpToolsProtocol.data_received(self, data)
+        cycle = self.cycle
+        if cycle is None or self.scope is not cycle.scope:  # in_head; this runs for every request
+            self._head_bytes += size
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
+        elif size > MAX_HEAD_BYTES or self._head_bytes:
+            self._head_bytes = 0
+            if self._head_is_long():
+                cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
+        if self._held_bytes or (cycle and cycle.more_body):
+            self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """Count received bytes of a body that is not complete. When it is, nothing of it counts any more."""
+        cycle = self.cycle
+        waits = cycle.more_body and not cycle.response_complete and not cycle.scope["state"].get(STREAMING)
+        held = self._held_bytes + size if waits else 0
+        self._shared.receiving_bytes += held - self._held_bytes
+        self._held_bytes = held
+        if held and self._shared.receiving_bytes > _MOST_RECEIVING_BYTES and not self._refused:
+            busy = ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest")
+            text = f"the body is larger than {_MOST_RECEIVING_BYTES} bytes: send less in one request"
+            self._refuse(errors.PayloadTooLarge(text) if held > _MOST_RECEIVING_BYTES else busy)
+            if cycle is self._exchange:
+                cycle.chunks.clear()
+            self._shared.receiving_bytes -= held  # at once, so that other requests need not be refused
+            self._held_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            raise _Ended  # the parser stops here, and the rest of the bytes is ignored
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
+            return
+        if self.url[:1] != b"/" and not self._names_its_host():
+            self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
+            return
+        if (self.kind != "requests" or not self.url.startswith(b"/producers/")) and not self._may_send():
+            return
+        idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
+        self._ordinary = max(0, self._ordinary - 1)
+        checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
+        exchange = self._hot_path.begin(self) if self._hot_path and idle and checked else None
+        if exchange:
+            self.cycle: Any = exchange
+            self._running = self._exchange = exchange
+        else:
+            super().on_headers_complete()
+
+    def _names_its_host(self) -> bool:
+        """Return whether the authority of an absolute-form target is the Host (RFC 9112 section 3.2.2)."""
+        found = _AUTHORITY.match(self.url)
+        return not found or found[1].lower() == dict(self.headers).get(b"host", b"").lower()
+
+    def _may_send(self) -> bool:
+        if self.url.startswith(_ALWAYS_OPEN):
+            self._limit.active(self)
+            return True
+        kind: Kind = "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(self.url, 1)[0])) else "requests"
+        waits = self.kind == "reads" and self.is_answering
+        # A client commits on the connection on which it reads, also while there are too many of the other kind.
+        if kind == self.kind or waits or self._limit.admit(self, kind) or self.kind == "reads":
+            return True
+        self._refuse(self._busy(kind))
+        return False
+
+    def _busy(self, kind: Kind = "requests") -> ServerBusy:
+        what = "open (http.max_connections)" if kind == "requests" else "used to read (http.reader_share)"
+        text = f"more than {self._limit.limits[kind]} connections are {what}: close some, or send again after a pause"
+        return ServerBusy(text)
+
+    def on_body(self, body: bytes) -> None:
+        if self._refused:
+            return
+        if self.cycle is self._exchange:
+            self.cycle.chunks.append(body)
+        else:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self.cycle
+        if self._refused:
+            return
+        if exchange is not self._exchange:
+            self._slices.count(self._body_bytes)
+            self._body_bytes = 0
+            super().on_message_complete()
+            return
+        exchange.more_body = False
+        if self._hot_path and not self._hot_path.serve(exchange):
+            self.cycle = self._exchange = None
+            self._ordinary = _ORDINARY_REQUESTS
+            super().on_headers_complete()
+            body = b"".join(exchange.chunks)
+            self._slices.count(len(body))
+            super().on_body(body)
+            super().on_message_complete()
+
+    def _head_is_long(self) -> bool:
+        return sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def dismiss(self) -> None:
+        """Close a connection without a request, in favour of a new one."""
+        if self.transport is None:
+            self.opening.cancel()
+        elif not self._refused:
+            self._refused = True
+            self._end(self._busy())
+        if self.transport is not None:  # after the answer is written; a close would wait for the client
+            self.loop.call_soon(self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or can be read in two ways"))
+
+    def _refuse(self, error: HeadraceError) -> None:
+        if self._refused:
+            return
+        self._refused = True
+        cycle = self.cycle
+        if cycle and not cycle.response_complete:
+            if not cycle.more_body or cycle.response_started:
+                cycle.keep_alive = False  # the earlier request is answered, and the connection ends after it
+                if cycle.more_body:  # the rest of a stream cannot be read
+                    self.transport.close()
+                return
+            self._forget(cycle)
+            if self.pipeline:  # an answer now would count as that of an earlier request
+                self.pipeline.popleft()
+                last = self.pipeline[0][0] if self.pipeline else self._running
+                last.keep_alive = False
+                return
+        self._end(error)
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of the first request, or of one that has begun, is not complete."""
+        return self.cycle is None or self.scope is not self.cycle.scope
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if its client has been too slow since an earlier call, or its request takes too long."""
+        cycle = self.cycle
+        if cycle:
+            self.hold(0)
+            if not cycle.response_complete and not cycle.scope["state"].get(STREAMING):
+                if self._timed[0] is not cycle:
+                    self._timed = cycle, now
+                if now - self._timed[1] > _REQUEST_SECONDS:
+                    self._end_late(cycle)
+                    return
+        reason = self._waits_for()
+        if reason != self._awaited[0] or self.scope is not self._awaited[1]:
+            self._awaited = reason, self.scope, now, self.received_bytes
+        elapsed, moved = now - self._awaited[2], self.received_bytes - self._awaited[3]
+        too_slow = reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND
+        limit = self._patience_seconds if reason == "reading" else _SLOW_SECONDS
+        if reason and elapsed > limit and too_slow:
+            self.transport.abort()
+
+    def _waits_for(self) -> str:
+        """Return what the client must do next: send its `head` or `body`, be `reading` its answer, or nothing."""
+        cycle = self.cycle
+        if self._waiting:
+            return ""
+        if self.in_head:
+            return "head"
+        if self.flow.write_paused:
+            return "reading"
+        if cycle.response_complete:  # idle; the keep-alive timer runs, unless bytes arrived that began no request
+            return "" if self.timeout_keep_alive_task else "head"
+        slow = self.flow.read_paused or cycle.scope["state"].get(STREAMING)
+        return "body" if cycle.more_body and not slow else ""
+
+    def _end_late(self, cycle: Any) -> None:
+        """End a request that takes too long. If it arrived completely, the answer says that its outcome is unknown."""
+        if cycle.more_body or cycle.response_started or self.pipeline:
+            self.transport.abort()
+            return
+        self._refused = True
+        self._forget(cycle)
+        text = f"no answer within {_REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
+        self._end(KafkaTimeout(text))
+
+    def _forget(self, cycle: Any) -> None:
+        cycle.disconnected = True  # so a later answer does not reach the client
+        cycle.message_event.set()
+
+    def _end(self, error: HeadraceError) -> None:
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(error.body())
+        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += "".join(
+            f"{name.decode()}: {value.decode()}\r\n" for name, value in retry_after(error.retry_after_seconds)
+        )
+        head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+def _is_one_probe(data: bytes) -> bool:
+    """Return whether the bytes are exactly one health request, which is read even in a turn without time."""
+    return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4

@@ -1,0 +1,260 @@
+"""An HTTP endpoint: one declaration at its handler.
+
+The router, the access rule, the API document, the audit note and the clients of the command line are made from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from types import MethodType, NoneType
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from urllib.parse import quote, urlencode
+
+from headrace import errors
+from headrace.config.http import HttpConfig
+from headrace.errors import HeadraceError
+from headrace.http.asgi import AsgiApp, Receive, Scope, Send, headers_of
+from headrace.http.auth import Principal
+from headrace.http.auth.principals import ADMIN, CHANGE_OWN, SEE_OWN
+from headrace.http.messages import HttpResponse, decode_body, decode_query, query_of, read_json
+from headrace.runtime.telemetry.correlation import caller
+
+if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
+    from headrace.runtime.telemetry.audit import Audit
+
+Body = TypeVar("Body")
+Query = TypeVar("Query")
+Errors = tuple[type[HeadraceError], ...]
+Kinds = type | str | tuple[type | str, ...]
+"""A type as JSON, a media type, or several of them."""
+Handler = Callable[..., Awaitable[Any]]
+
+JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
+NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
+
+
+class Rule(NamedTuple):
+    """The access that an endpoint requires of its caller."""
+
+    any_of: tuple[str, ...]
+    """Scopes of which one is enough. An endpoint without scopes is open to all."""
+    action: str = ""
+    """`produce`, `consume`, `group` or `call` where patterns decide."""
+    parameter: str = ""
+    """Path parameter that names the topic or group. Where the body names it, the handler calls `require`."""
+    also: str = ""
+    """Another action that the handler requires, of topics or groups that the body names."""
+
+
+OPEN: Final = Rule(())
+ADMINISTER: Final = Rule((ADMIN,))
+SEE: Final = Rule((ADMIN, SEE_OWN, CHANGE_OWN))
+CHANGE: Final = Rule((ADMIN, CHANGE_OWN))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Endpoint:
+    """One operation of the HTTP API. Decorates its handler, a method that takes a `Call` and returns the answer."""
+
+    method: str
+    path: str
+    id: str
+    summary: str
+    rule: Rule
+    answers: Mapping[int, Kinds] = dataclasses.field(default_factory=dict)
+    """Answers to successful requests, by status. By default 200 with the type that the handler returns, else 204."""
+    request: Mapping[str, type | str] = dataclasses.field(default_factory=dict)
+    """Request bodies by media type: a type, or a description of the bytes. By default JSON of the handler's type."""
+    example: object = None
+    """A request that works on a topic without schemas."""
+    query: type | None = None
+    """By default the type that the handler takes."""
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Request headers it reads, with their meaning."""
+    errors: Errors = ()
+    """Errors of its own. Those of bodies, queries, access and every request are added by `errors_of`."""
+    error_fields: type | None = None
+    """Fields of an error body in addition to those of every error."""
+    effect: bool = False
+    """Whether its GET changes state. Every other method does."""
+    audited: str = ""
+    """Action of its audit note, which the handler completes in `Call.note`."""
+    decoded: bool = True
+    """Whether body and query are decoded. If not, the handler takes the bytes of the body and reads the query."""
+    strict: bool = True
+    """Whether numbers of the body are taken as they are typed. If not, an integer may be text, or `5.0`."""
+    described: bool = True
+    """Whether the API document has it."""
+    asgi: bool = False
+    """Whether the handler is an ASGI application instead."""
+    handler: Handler | None = None
+
+    def __call__(self, handler: Handler) -> Endpoint:
+        """Return this endpoint with its handler, and with the types from the handler's annotations."""
+        types = get_type_hints(handler)
+        body, query = get_args(types["call"]) if self.decoded and not self.asgi else (None, None)
+        return dataclasses.replace(
+            self,
+            handler=handler,
+            answers=self.answers or ({204: ()} if types["return"] is NoneType else {200: types["return"]}),
+            request=self.request or ({JSON: body} if body not in (None, NoneType) else {}),
+            query=self.query or (query if query is not NoneType else None),
+        )
+
+    def at(self, method: str, path: str, operation_id: str, **others: Any) -> Endpoint:
+        """Return an endpoint with the same handler."""
+        return dataclasses.replace(self, method=method, path=path, id=operation_id, **others)
+
+    @property
+    def changes(self) -> bool:
+        """Whether a request changes state."""
+        return self.effect or self.method != "GET"
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the path parameters."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    def url(self, query: Mapping[str, object] | None = None, /, **parameters: str) -> str:
+        """Return the path with its parameters and query. Query values that are None are left out."""
+        path = self.path.format(**{name: quote(value, safe="") for name, value in parameters.items()})
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+PRINCIPAL: Final = "headrace.principal"
+"""Key of the caller in a request's scope: absent without authentication, None for an unknown caller."""
+
+
+def principal_of(scope: Scope) -> Principal | None:
+    """Return who sends a request; None without authentication, and for unknown callers of open endpoints."""
+    return scope.get(PRINCIPAL)
+
+
+def owner_of(scope: Scope) -> str:
+    """Return the name of the caller that owns what it creates; empty without authentication."""
+    principal = principal_of(scope)
+    return principal.name if principal else ""
+
+
+def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
+    """Raise an error of scopes unless the request's principal may access a topic or group that its body names."""
+    if principal := principal_of(scope):
+        principal.require(any_of, action, name)
+
+
+def is_admin(scope: Scope) -> bool:
+    """Return whether the request's principal may do everything. Without authentication every caller may."""
+    principal = principal_of(scope)
+    return principal is None or ADMIN in principal.scopes
+
+
+def may_control(scope: Scope, owner: str) -> bool:
+    """Return whether the request's principal may see and control a consumer: its owner and administrators may."""
+    principal = principal_of(scope)
+    return is_admin(scope) or (principal is not None and owner == principal.name)
+
+
+def expires_at(scope: Scope) -> float:
+    """Return when the request's credentials expire, in seconds since the epoch. Longer requests end then."""
+    principal = principal_of(scope)
+    return principal.expires_at if principal else float("inf")
+
+
+def is_known(scope: Scope) -> bool:
+    """Return whether the caller proved its identity, or authentication is off."""
+    return scope.get(PRINCIPAL, True) is not None
+
+
+def caller_name() -> str:
+    """Return the name of the caller for people."""
+    return caller.get() or "anonymous"
+
+
+class CallNote(NamedTuple):
+    """What the audit notes of a request, in addition to the action of its endpoint."""
+
+    target: str
+    """What is changed: `reactive orders`, `orders.dlq`."""
+    reason: str = ""
+    """The caller's reason. By default it is the error, if there is one."""
+    detail: str = ""
+    """Added to the action."""
+    outcome: str = "SUCCESS"
+
+
+class Call(Generic[Body, Query]):
+    """A request to an endpoint, with its decoded body and query."""
+
+    def __init__(self, scope: Scope, body: Body, query: Query) -> None:
+        self.scope = scope
+        self.body = body
+        self.query = query
+        self.parameters: dict[str, str] = scope["path_params"]
+        self.note: CallNote | None = None
+        """Set by the handler once the request is allowed and understood; written when it has ended."""
+
+
+def endpoints_of(family: type) -> list[Endpoint]:
+    """Return the endpoints that a class declares."""
+    return [one for one in vars(family).values() if isinstance(one, Endpoint)]
+
+
+def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[tuple[Endpoint, AsgiApp]]:
+    """Return the endpoints of an object, each with the ASGI application that serves it."""
+    found: list[tuple[Endpoint, AsgiApp]] = []
+    for endpoint in endpoints_of(type(family)):
+        assert endpoint.handler
+        handler = MethodType(endpoint.handler, family)
+        found.append((endpoint, handler if endpoint.asgi else _application(endpoint, handler, settings, audit)))
+    return found
+
+
+def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None) -> AsgiApp:
+    kind = endpoint.request.get(JSON)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        body: Any = await read_json(receive, headers_of(scope), settings) if endpoint.request else None
+        query: Any = query_of(scope) if endpoint.query else None
+        if endpoint.decoded:
+            body = decode_body(body, kind, strict=endpoint.strict) if isinstance(kind, type) else body
+            query = decode_query(scope, endpoint.query) if endpoint.query else None
+        call = Call(scope, body, query)
+        try:
+            answer = await handler(call)
+        except HeadraceError as error:
+            if call.note:
+                note(call.note._replace(reason=call.note.reason or error.description, outcome="FAILURE"))
+            raise
+        if call.note:
+            note(call.note)
+        if answer is None:
+            answer = HttpResponse(b"", 204)
+        await (answer if isinstance(answer, HttpResponse) else HttpResponse(answer)).send(send)
+
+    def note(what: CallNote) -> None:
+        if audit:
+            action = f"{endpoint.audited} {what.detail}".rstrip()
+            audit.control(action, what.target, reason=what.reason, outcome=what.outcome)
+
+    return serve
+
+
+def below(top: type[HeadraceError]) -> Errors:
+    """Return an error with all its subclasses."""
+    return top, *(error for special in top.__subclasses__() for error in below(special))
+
+
+JSON_BODY: Final[Errors] = (
+    errors.InvalidRequest,
+    errors.ContentTypeMismatch,
+    errors.PayloadTooLarge,
+    errors.EncodingRefused,
+)
+"""Reasons to refuse a JSON body."""
+RECORDS_BODY: Final[Errors] = (*JSON_BODY, errors.RequestBodyMissing, errors.TooManyRecords)
+"""Reasons to refuse a body of records."""
+KAFKA: Final[Errors] = (errors.TopicNotFound, errors.PartitionNotFound, *below(errors.KafkaError))
+"""Errors of Kafka."""

@@ -1,0 +1,219 @@
+"""Reads requests and writes answers."""
+
+import asyncio
+import contextlib
+import difflib
+import re
+import zlib
+from collections.abc import Iterable
+from typing import Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace import errors
+from headrace.config.http import HttpConfig
+from headrace.http.asgi import ClientGone, Headers, Receive, Scope, Send, throw_away
+
+T = TypeVar("T")
+
+JSON: Final = b"application/json"
+CORRELATION: Final = b"x-correlation-id"
+TRACEABILITY: Final = b"x-traceability-id"
+TRACE_PARENT: Final = b"traceparent"
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
+_UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
+_TOO_LONG: Final = "`array` of length <="
+_CAUSE_CHARACTERS: Final = 200
+_LINGER_SECONDS: Final = 1.0
+_ENDS_CONNECTION: Final = (
+    errors.AmbiguousRequest,
+    errors.Draining,
+    errors.HeadersTooLarge,
+    errors.PayloadTooLarge,
+    errors.ServerBusy,
+    errors.TransferCodingUnknown,
+)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRequest:
+    """Return the error for an unknown name, with the nearest known one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
+    return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
+
+
+def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
+    """Return an id that the client sent, if it is valid: 1 to 200 visible ASCII characters."""
+    value = headers.get(name)
+    return value if value and _ID.fullmatch(value) else None
+
+
+async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+    """Return the body of a request that must be JSON.
+
+    Raises:
+        ContentTypeMismatch: There is a body and its Content-Type is not JSON.
+        EncodingRefused, PayloadTooLarge, ClientGone: As `read_body`.
+    """
+    body = await read_body(receive, headers, settings)
+    if body and media_type(headers) != JSON:
+        kind = headers.get(b"content-type")
+        named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
+        raise errors.ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
+    return body
+
+
+def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
+    """Return a JSON body as a type that refuses unknown fields. An empty body counts as `{}`.
+
+    If not strict, numbers and booleans may be text, and an integer may be a float without a fraction.
+
+    Raises:
+        InvalidRequest: It does not match, with the nearest name for an unknown one.
+    """
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind, strict=strict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise _mismatch("the body", kind, cause) from cause
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the query parameters of a request. The last one of a repeated name counts."""
+    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+
+def decode_query(scope: Scope, kind: type[T]) -> T:
+    """Return the query of a request as a type.
+
+    Raises:
+        InvalidRequest: It does not match, with the nearest name for an unknown one.
+    """
+    try:
+        return msgspec.convert(query_of(scope), kind, strict=False)
+    except msgspec.ValidationError as cause:
+        raise _mismatch("the query", kind, cause) from cause
+
+
+def _mismatch(what: str, kind: type, cause: Exception) -> errors.InvalidRequest:
+    text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    hint = ": send fewer in one request" if _TOO_LONG in text else ""
+    if unknown := _UNKNOWN_FIELD.search(text):
+        near = difflib.get_close_matches(unknown[1], names, 1, 0.5)
+        known = f"known here are {', '.join(names)}" if names else "no field is known here"
+        hint = f": did you mean {near[0]}?" if near else f": {known}"
+    return errors.InvalidRequest(f"{what} does not match what this endpoint takes: {text}{hint}")
+
+
+def media_type(headers: dict[bytes, bytes]) -> bytes:
+    """Return the media type of a request's body in lower case and without parameters, empty if there is none."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+    """Return a request's whole body, unpacked.
+
+    Raises:
+        EncodingRefused: It is compressed in a way that is not supported or not enabled.
+        PayloadTooLarge: It is larger than the limit. The rest was not read.
+        ClientGone: The client closed the connection.
+    """
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding == b"identity":
+        return await _read_body(receive, headers, settings.max_body_bytes)
+    if encoding.lower() != b"gzip" or not settings.gzip_requests:
+        raise encoding_refused(encoding, "gzip is taken" if settings.gzip_requests else "http.gzip_requests is off")
+    return _unpacked(await _read_body(receive, headers, settings.max_body_bytes), settings.max_body_bytes)
+
+
+def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
+    """Return the error for a body that is compressed."""
+    return errors.EncodingRefused(
+        f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body as it is"
+    )
+
+
+def _unpacked(packed: bytes, limit_bytes: int) -> bytes:
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: gzip and nothing else
+    try:
+        body = unpacking.decompress(packed, limit_bytes + 1)
+    except zlib.error as cause:
+        raise errors.InvalidRequest(f"the body is no gzip, as Content-Encoding says: {cause}") from cause
+    if len(body) > limit_bytes:
+        raise _too_large(limit_bytes)
+    if not unpacking.eof or unpacking.unused_data:
+        raise errors.InvalidRequest("the body is cut off, or there is more behind its gzip")
+    return body
+
+
+async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
+    announced = headers.get(b"content-length")
+    if announced and int(announced) > limit_bytes:
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunk: bytes = message["body"]
+        size += len(chunk)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        chunks.append(chunk)
+        if not message["more_body"]:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
+    return errors.PayloadTooLarge(
+        f"the body is larger than {limit_bytes} bytes: send less in one request, or raise http.max_body_bytes "
+        "(maxRequestBodySize of a function)",
+        limit_bytes=limit_bytes,
+    )
+
+
+class HttpResponse:
+    """A whole answer. A struct is encoded as JSON; bytes are sent as they are; status 204 has no content."""
+
+    def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        self.status = status
+        self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        if content_type.startswith(b"text/") and b"charset" not in content_type:
+            content_type += b"; charset=utf-8"
+        content = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body))]
+        self.headers = [*(content if status != 204 else ()), *headers]
+
+    async def send(self, send: Send) -> None:
+        """Send the answer."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+async def answer_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
+    """Send the error body. Where the request was not read completely, the connection ends after it."""
+    headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
+    if allow := error.parameters.get("allow"):
+        headers.append((b"allow", allow.encode()))
+    if isinstance(error, errors.Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, _ENDS_CONNECTION):
+        headers.append((b"connection", b"close"))
+    response = HttpResponse(error.body(), error.status, headers=headers)
+    if not isinstance(error, errors.PayloadTooLarge):
+        await response.send(send)
+        return
+    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    # Closing with unread bytes resets the connection, and the client may lose the answer. So the bytes that arrive
+    # within a second are discarded first.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def retry_after(seconds: int | None) -> Headers:
+    """Return the Retry-After header, if there is such a time."""
+    return () if seconds is None else ((b"retry-after", str(seconds).encode()),)

@@ -1,0 +1,242 @@
+"""The API document, made from endpoints, their types, and the error classes.
+
+Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
+"""
+
+import importlib.metadata
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from headrace import errors
+from headrace.errors import HeadraceError
+from headrace.http.asgi import ALWAYS_OPEN
+from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
+from headrace.http.endpoint import JSON, JSON_BODY, OPEN, YAML, Endpoint
+from headrace.records import Produced
+from headrace.sidecar.produce.produce_response import ProduceError
+
+Json = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{name}"
+_INSTANCE: Final = "/consumers/{group}/instances/{instance}"
+_EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge, errors.TransferCodingUnknown)
+_TAGS: Final = (
+    ("Produce", ("/producers", "/transactions")),
+    ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
+    ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers", "/adm/functions")),
+    ("Pipelines", ("/adm/pipelines",)),
+    ("Registered consumers", ("/reactive-consumers",)),
+    ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
+    ("Audit", ("/consumers/active/audit",)),
+    ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
+    ("Active consumers", ("/consumers",)),
+    ("Topics", ("/topics",)),
+    ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
+    ("Documents", ("/",)),
+)
+"""Groups of operations by what their paths begin with; the first that fits counts."""
+_RECORDS: Final = {"ProduceRecord", "CountedRecord"}
+"""Types of which one needs a key or a value."""
+_PARTS: Final = (Produced, ProduceError)
+"""Types that other types name in descriptions only."""
+_PARAMETERS: Final = {
+    "topic": "Name of the topic.",
+    "group": "Name of the consumer group.",
+    "partition": "Number of the partition.",
+    "instance": "Name of the instance.",
+    "serviceId": "`audit.service_id`.",
+    "name": "Name of the consumer or function.",
+    "id": "Id of the command.",
+    "job": "Id of the job.",
+}
+_GATE: Final = (errors.Draining, errors.ServerBusy)
+_GUARD: Final = (
+    *errors.Unauthenticated.__subclasses__(),
+    *errors.Forbidden.__subclasses__(),
+    errors.KeysUnavailable,
+    errors.TooManyRequests,
+)
+_SECURITY: Final = {
+    "kafka_auth": {
+        "type": "oauth2",
+        "description": "OAuth 2.0, client credentials. With the header X-Scope-Token, the scopes of that token count.",
+        "flows": {
+            "clientCredentials": {
+                "tokenUrl": "https://localhost:6882/token",
+                "scopes": {
+                    WRITE: "Kafka producer",
+                    READ: "Kafka consumer",
+                    ADMIN: "Administration",
+                    METRICS: "Metrics",
+                    SEE_OWN: "Seeing one's own registered consumers",
+                    CHANGE_OWN: "Registering consumers, and changing one's own",
+                },
+            }
+        },
+    }
+}
+_ANSWERED: Final = {
+    "X-Correlation-Id": {"description": "Names the request.", "required": True, "schema": {"type": "string"}}
+}
+
+
+class Status(msgspec.Struct, rename="camel"):
+    """Why a request was refused or failed."""
+
+    status_code: int
+    code: str
+    message: str
+    description: str
+    severity: Literal["ERROR"]
+    metadata: dict[str, Any]
+
+
+def document(endpoints: Iterable[Endpoint]) -> Json:
+    """Return the OpenAPI 3.1 document of endpoints."""
+    described = [endpoint for endpoint in endpoints if endpoint.described]
+    paths: Json = {}
+    for endpoint in described:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    made = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": importlib.metadata.version("headrace"),
+            "description": "Kafka over HTTP. Every error has the same body, `Status`. Its `metadata.retriable` says "
+            "whether the same request may succeed later.",
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag, _ in _TAGS],
+        "paths": paths,
+        "components": {"schemas": _schemas(described), "securitySchemes": _SECURITY},
+    }
+    plain: Json = msgspec.json.decode(msgspec.json.encode(made))
+    return plain
+
+
+def errors_of(endpoint: Endpoint) -> tuple[type[HeadraceError], ...]:
+    """Return every error that a request to an endpoint may be answered with, except for defects."""
+    body = JSON_BODY if endpoint.request else ()
+    query = (errors.InvalidRequest,) if endpoint.query else ()
+    guard = () if endpoint.rule == OPEN else _GUARD
+    gate = () if endpoint.path.startswith(ALWAYS_OPEN) else _GATE
+    return tuple(dict.fromkeys((*endpoint.errors, *body, *query, *guard, *gate, *_EDGE)))
+
+
+def _schemas(endpoints: Sequence[Endpoint]) -> Json:
+    types = itertools.chain.from_iterable(
+        (*itertools.chain(*map(_several, endpoint.answers.values())), *endpoint.request.values())
+        for endpoint in endpoints
+    )
+    structs = [kind for kind in (*types, *_PARTS, Status) if not isinstance(kind, str)]
+    schemas = msgspec.json.schema_components(structs, ref_template=_REF)[1]
+    for name in _RECORDS & schemas.keys():
+        schemas[name]["anyOf"] = [{"required": ["key"]}, {"required": ["value"]}]
+    return schemas
+
+
+def _operation(endpoint: Endpoint) -> Json:
+    described: Json = {
+        "operationId": endpoint.id,
+        "summary": endpoint.summary,
+        "tags": [next(tag for tag, begins in _TAGS if endpoint.path.startswith(begins))],
+        "parameters": [*_parameters(endpoint)],
+        "responses": _responses(endpoint),
+        "security": [{"kafka_auth": [scope]} for scope in endpoint.rule.any_of],
+    }
+    if endpoint.request:
+        content = {media: _media(kind) for media, kind in endpoint.request.items()}
+        if endpoint.example is not None:
+            content[JSON]["example"] = endpoint.example
+        described["requestBody"] = {"required": not _may_be_left_out(endpoint), "content": content}
+    return described
+
+
+def _may_be_left_out(endpoint: Endpoint) -> bool:
+    """Return whether a request without a body counts as one with `{}`."""
+    try:
+        msgspec.convert({}, endpoint.request[JSON])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _parameters(endpoint: Endpoint) -> Iterator[Json]:
+    text = {"type": "string"}
+    for name in endpoint.parameters:
+        yield {"name": name, "in": "path", "required": True, "description": _PARAMETERS[name], "schema": text}
+    if endpoint.query:
+        components = msgspec.json.schema_components([endpoint.query], ref_template=_REF)[1]
+        query = components[endpoint.query.__name__]
+        for name, schema in query["properties"].items():
+            yield {"name": name, "in": "query", "required": name in query["required"], "schema": schema}
+    for name, meaning in endpoint.headers.items():
+        yield {"name": name, "in": "header", "description": meaning, "schema": {**text, "minLength": 1}}
+
+
+def _media(kind: type | str) -> Json:
+    return {"schema": {"type": "string", "description": kind} if isinstance(kind, str) else _ref(kind)}
+
+
+def _several(kinds: type | str | tuple[type | str, ...]) -> tuple[type | str, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _ref(kind: type) -> Json:
+    if items := get_args(kind):
+        return {"type": "array", "items": _ref(items[0])}
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+def _responses(endpoint: Endpoint) -> Json:
+    responses: Json = {}
+    for status, kinds in endpoint.answers.items():
+        content = {}
+        for kind in _several(kinds):
+            if isinstance(kind, str):
+                content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
+            else:
+                content[JSON] = _media(kind)
+        responses[str(status)] = {"description": "Success.", "headers": _ANSWERED, "content": content}
+    by_status: dict[int, list[type[HeadraceError]]] = {}
+    for error in sorted(errors_of(endpoint), key=lambda error: (error.status, error.code)):
+        by_status.setdefault(error.status, []).append(error)
+    for status, group in by_status.items():
+        response = responses.setdefault(str(status), {"headers": _ANSWERED, "content": {}})
+        response["description"] = "\n".join(
+            f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
+        )
+        response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
+        if any(error.retry_after_seconds for error in group):
+            wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+            response["headers"] = {**_ANSWERED, "Retry-After": wait}
+    return dict(sorted(responses.items()))
+
+
+def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> Json:
+    """Describe an error body by its codes and its additional fields."""
+    properties: Json = {"code": {"enum": [error.code for error in group]}}
+    if more_fields:
+        names = [field.encode_name for field in msgspec.structs.fields(more_fields)]
+        properties |= {name: {"$ref": f"{_ref(more_fields)['$ref']}/properties/{name}"} for name in names}
+    return {"allOf": [_ref(Status), {"properties": properties}]}
+
+
+def older(node: Any) -> Any:
+    """Return a document as OpenAPI 3.0. What 3.0 cannot express is left out."""
+    if isinstance(node, list):
+        return [older(part) for part in node]
+    if not isinstance(node, Mapping):
+        return "3.0.3" if node == "3.1.0" else node
+    node = {key: value for key, value in node.items() if (key, value) not in (("default", None), ("required", []))}
+    if {"type": "null"} in node.get("anyOf", ()):
+        rest = [part for part in node.pop("anyOf") if part != {"type": "null"}]
+        node |= {"nullable": True} | (rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"anyOf": rest})
+    if not isinstance(bound := node.get("exclusiveMinimum", True), bool):
+        node |= {"minimum": bound, "exclusiveMinimum": True}
+    if "prefixItems" in node:
+        node["items"] = {"anyOf": node.pop("prefixItems")}
+    return {key: older(value) for key, value in node.items()}

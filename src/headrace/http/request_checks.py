@@ -1,0 +1,93 @@
+"""Which requests are fit to be looked at: by their Host, their Origin, and a head that can be read in one way only.
+
+A page in a browser can make the browser send requests to loopback, under its own name (DNS rebinding) or under the
+listener's. So an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from headrace.config.http import HttpConfig
+from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
+from headrace.http.asgi import LONG_HEAD, MAX_HEAD_BYTES, Scope
+
+_ONCE: Final = b"""
+    host content-length transfer-encoding content-type content-encoding idempotency-key authorization
+    x-scope-token origin
+    """.split()
+_VERSIONS: Final = ("1.1", "1.0")
+_OWN_SITE: Final = (b"same-origin", b"none")
+"""`Sec-Fetch-Site` of a browser: the page is of this origin, or the user typed the address."""
+_MAX_HEADERS: Final = 100
+_MAX_PATH_BYTES: Final = 8192
+
+
+class RequestChecks:
+    """The names this server is called by."""
+
+    def __init__(self, settings: HttpConfig) -> None:
+        names = {"localhost", "127.0.0.1", "[::1]", settings.host, *settings.allowed_hosts}
+        self._names = {name.lower().encode() for name in names}
+        self._seen: set[bytes] = set()
+
+    def check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Return if a request's head is fit.
+
+        Raises:
+            AmbiguousRequest: It can be read in two ways.
+            HeadersTooLarge: It has too many headers, or is too long.
+            OriginRefused: It is for another site, or comes from one.
+            TransferCodingUnknown: Its body is coded in another way than `chunked`.
+        """
+        given = len(scope["headers"])
+        if given != len(headers) or given > _MAX_HEADERS:
+            self._check_headers(scope)
+        if scope["state"].get(LONG_HEAD) or len(scope["raw_path"]) + len(scope["query_string"]) > _MAX_PATH_BYTES:
+            raise HeadersTooLarge(f"the head is above {MAX_HEAD_BYTES} bytes, or the path above {_MAX_PATH_BYTES}")
+        host = headers.get(b"host", b"")
+        if host not in self._seen:
+            self._check_host(scope, host)
+        if scope["http_version"] not in _VERSIONS:
+            raise AmbiguousRequest("the version of HTTP is missing or not known: say HTTP/1.1")
+        if b"transfer-encoding" in headers:
+            self._check_coding(scope, headers[b"transfer-encoding"])
+        if b"origin" in headers and headers[b"origin"].lower() != scope["scheme"].encode() + b"://" + host.lower():
+            raise OriginRefused("the Origin header names another site: a web page of another site may not call here")
+
+    def _check_headers(self, scope: Scope) -> None:
+        names = [name for name, _ in scope["headers"]]
+        if len(names) > _MAX_HEADERS:
+            raise HeadersTooLarge(f"more than {_MAX_HEADERS} headers: send fewer")
+        if twice := next((name for name in _ONCE if names.count(name) > 1), None):
+            raise AmbiguousRequest(f"the header {twice.decode()} stands twice: send it once")
+
+    def _check_coding(self, scope: Scope, coding: bytes) -> None:
+        if scope["http_version"] == "1.0":
+            raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or say HTTP/1.1")
+        if coding.strip().lower() != b"chunked":
+            shown = coding[:40].decode("latin-1")
+            raise TransferCodingUnknown(f"Transfer-Encoding is {shown!r}: send chunked alone, or Content-Length")
+
+    def _check_host(self, scope: Scope, host: bytes) -> None:
+        if not host and scope["http_version"] != "1.0":
+            raise AmbiguousRequest("the Host header is missing: send it")
+        name = host.lower()
+        if not name.endswith(b"]"):  # an IPv6 address without a port
+            before, colon, port = name.rpartition(b":")
+            name = before if colon and port.isdigit() else name
+        if host and name not in self._names:
+            shown = host[:100].decode("latin-1")
+            raise OriginRefused(f"the Host header is {shown!r}, which is no name of this server (http.allowed_hosts)")
+        if len(self._seen) < 1000:
+            self._seen.add(host)
+
+    def check_site(self, headers: Mapping[bytes, bytes], *, changes: bool) -> None:
+        """Return unless a request changes state and was sent by a web page of another site.
+
+        A page can send a GET without an Origin, for example by an image. So `Sec-Fetch-Site` of the browser decides.
+
+        Raises:
+            OriginRefused: It comes from another site.
+        """
+        if changes and headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+            raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may not change anything")

@@ -1,0 +1,299 @@
+"""The HTTP server as a service: listens, accepts connections, and closes those of clients that are too slow.
+
+It accepts all waiting connections in each turn of the event loop. uvloop's own server accepts one per turn, as libuv
+does since 1.45 (its pull request 3696): with long turns a thousand clients would wait for seconds.
+"""
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final
+
+import uvicorn
+
+from headrace.config.http import HttpConfig
+from headrace.errors import EnvironmentProblem, PortTaken
+from headrace.http.application import Application
+from headrace.http.asgi import AsgiApp
+from headrace.http.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared
+from headrace.runtime import Clock, Deadline, Service, SystemClock
+from headrace.runtime.memory import give_back_memory
+from headrace.sidecar.produce.fast_path import HotPath
+from headrace.sidecar.produce.ndjson_route import StreamProduceRoute
+
+_BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
+_KEEP_ALIVE_SECONDS = 75
+_KEEP_ALIVE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
+)
+_GRACE_SECONDS = 1
+_ALONE_SECONDS = 20
+_LOOK_SECONDS = 1.0
+_OTHER_FILES: Final = 256
+"""File descriptors for Kafka, backends, workers and files."""
+_ACCEPTS_PER_TURN: Final = 128
+_FULL_SECONDS: Final = 0.01
+_HANDSHAKE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 1.0
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise the soft limit of open files to the hard one; EnvironmentProblem if that is too low."""
+    needed = connections + RESERVED_CONNECTIONS + _OTHER_FILES
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
+        raise EnvironmentProblem(
+            f"http.max_connections and http.reader_share are {connections} connections, which needs {needed} open "
+            f"files, and the limit is {hard}: "
+            "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class WebService(Service):
+    """Listens at `http.host:http.port` and serves an application."""
+
+    def __init__(
+        self,
+        settings: HttpConfig,
+        application: Application,
+        hot_path: HotPath | None = None,
+        streams: StreamProduceRoute | None = None,
+        *,
+        name: str = "http",
+        tls: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._clock = clock or SystemClock()
+        self._scheme = "https" if tls else "http"
+        self._settings = settings
+        self._application = application
+        self.before_drain: list[Callable[[], None]] = [streams.drain] if streams else []
+        """Called before requests in progress are awaited; ends those that would take long."""
+        if streams:
+            streams.spawn = self.spawn
+        self._task: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                application,
+                http=ClientConnection,
+                ssl_context_factory=(lambda _config, _default: tls) if tls else None,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                backlog=_BACKLOG,
+            ),
+            Shared({"requests": settings.max_connections, "reads": settings.max_readers}, hot_path),
+            self.spawn,
+        )
+        self.url = ""
+        """The URL once it is started, with the real port if the setting is 0."""
+
+    def claim(self) -> None:
+        """Bind the address before other services start. Clients that connect are served after `start`.
+
+        Raises:
+            PortTaken: Another program listens there.
+            EnvironmentProblem: The address cannot be listened on, or the limit of open files is too low.
+        """
+        self._listener = self._bind()
+
+    async def start(self) -> None:
+        """Start to serve. Raises the errors of `claim` if that was not called."""
+        listener = self._listener or self._bind()
+        host, port = listener.getsockname()[:2]
+        self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+        self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+        self.keep(self._check_deadlines, "deadlines")
+        if self.name != "http":
+            return
+        limit = self._server.shared.limit
+        for kind in limit.admitted:
+            self.publish("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
+        self.keep(lambda: give_back_memory(self._clock), "memory")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self._application.gate.draining = True
+        for call in self.before_drain:
+            call()
+        if self._application.forwarder:
+            self._application.forwarder.ending.set()
+        await self._application.gate.drain(deadline)
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
+        await super().stop()
+
+    async def _check_deadlines(self) -> None:
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            check_deadlines(self._server.server_state.connections, self._clock.monotonic())
+
+    def _bind(self) -> socket.socket:
+        files_per_reader = 2 if self._scheme == "https" else 1  # see `Arrival`
+        allow_open_files(self._settings.max_connections + files_per_reader * self._settings.max_readers)
+        host, port = self._settings.host, self._settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            for option, value in _KEEP_ALIVE:  # connections inherit them: a client may disappear without closing
+                listener.setsockopt(*option, value)
+            return listener
+        except OSError as cause:
+            address = {"host": host, "port": port}
+            if cause.errno == errno.EADDRINUSE:
+                setting = "http.port" if self.name == "http" else f"the port of {self.name}"
+                text = f"another program listens there. End it, or set {setting} to another one (0 picks a free one)"
+                raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
+            text = f"{cause.strerror or cause}. Correct http.host and http.port"
+            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause
+
+
+def check_deadlines(connections: Iterable[Any], now: float) -> None:
+    """Close the connections whose clients are too slow, and end requests that take too long."""
+    for connection in list(connections):
+        connection.check_deadlines(now)
+
+
+async def serve_alone(application: AsgiApp, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve one application until SIGTERM or SIGINT, and let requests in progress end; port 0 takes a free one.
+
+    Raises:
+        PortTaken: Another program listens there.
+    """
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as cause:
+        raise PortTaken(f"cannot listen on {host}:{port} ({cause.strerror or cause}): choose another port") from cause
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after its end
+        signal.signal(number, lambda *_: None)
+    announce(f"http://{host}:{listener.getsockname()[1]}")
+    config = uvicorn.Config(application, lifespan="off", log_config=None, timeout_graceful_shutdown=_ALONE_SECONDS)
+    await uvicorn.Server(config).serve([listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, because the supervisor stops it, and with our own acceptor."""
+
+    def __init__(self, config: uvicorn.Config, shared: Shared, spawn: Spawn) -> None:
+        super().__init__(config)
+        self.shared = shared
+        self._spawn = spawn
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        limit, tls = self.shared.limit, self.config.ssl
+        self.servers: list[Any] = [
+            Acceptor(listener, limit, self._connection, self._spawn, tls) for listener in sockets or ()
+        ]
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self.config, self.server_state, self.lifespan.state, self.shared)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Acceptor:
+    """Accepts connections of one listener."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limit: ConnectionLimit,
+        make: Callable[[], ClientConnection],
+        spawn: Spawn,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Start to accept. `make` returns the protocol of a new connection."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._limit = limit
+        self._make = make
+        self._spawn = spawn
+        self._tls = tls
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        """Stop accepting."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: the server waits for its connections itself."""
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            if not self._limit.has_capacity():
+                self._pause(_FULL_SECONDS)
+                return
+            try:
+                client, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as cause:
+                if cause.errno not in _EXHAUSTED:
+                    continue  # the client has closed it already
+                log.error("no connection can be accepted for %g s: %s", _PAUSE_SECONDS, cause)
+                self._pause(_PAUSE_SECONDS)
+                return
+            client.setblocking(False)
+            self._open(client)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _open(self, client: socket.socket) -> None:
+        connection = self._make()
+        task = self._spawn(self._connect(connection, client), "connection")
+
+        def opened(_: object) -> None:
+            if connection.transport is None:  # the handshake failed or was cancelled
+                client.close()
+                self._limit.closed(connection)
+
+        task.add_done_callback(opened)
+        connection.opening = task
+        self._limit.opened(connection)
+
+    async def _connect(self, connection: ClientConnection, client: socket.socket) -> None:
+        limit = _HANDSHAKE_SECONDS if self._tls else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=limit
+            )
+        except OSError as cause:
+            log.debug("a connection could not be opened: %s", cause)
+        except Exception as cause:  # noqa: BLE001 boundary: a client's connection must not end the service
+            log.warning("a connection could not be opened; others are not affected: %r", cause)

@@ -1,0 +1,104 @@
+"""`POST /consumers/active/audit`: clients report how they processed the records that they fetched."""
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from headrace import errors
+from headrace.errors import AuditNotTaken
+from headrace.http.auth.principals import READ, WRITE
+from headrace.http.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import AuditNote, ClientReport
+from headrace.sidecar.produce.produce_request import check_count
+
+Id = Annotated[str, Meta(max_length=1000)]
+Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_INDEX: Final = re.compile(r"\$\[(\d+)\]")
+_CAUSE_CHARACTERS: Final = 200
+
+
+class AuditedRecord(msgspec.Struct):
+    """The record as it was fetched. Other fields are ignored."""
+
+    topic: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+    partition: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    offset: Offset
+    headers: dict[str, str | None] | None = None
+
+
+class AuditedResult(msgspec.Struct, rename="camel"):
+    """How one record was processed. Other fields are ignored."""
+
+    record: AuditedRecord | None = None
+    consumer_record: AuditedRecord | None = None
+    """The same, by the name in the light-4j sidecar's document."""
+    processed: bool | None = None
+    """Anything but `true` is a failure."""
+    key: Annotated[str, Meta(max_length=10_000)] | int | float | None = None
+    correlation_id: Id | None = None
+    traceability_id: Id | None = None
+    timestamp: Offset | None = None
+    """Milliseconds; now, if it is not given."""
+
+
+_decode: Final = msgspec.json.Decoder(list[AuditedResult]).decode
+
+
+class AuditEndpoints:
+    """Notes in the audit how clients processed the records that they fetched."""
+
+    def __init__(self, audit: Audit | None, max_results: int) -> None:
+        self._audit = audit
+        self._max_results = max_results
+
+    @Endpoint(
+        "POST",
+        "/consumers/active/audit",
+        "ConsumerActiveAudit",
+        "Note in the audit how fetched records were processed",
+        Rule((READ, WRITE), "consume"),
+        request={JSON: list[AuditedResult]},
+        example=[{"record": {"topic": "orders", "partition": 0, "offset": 7}, "processed": True, "key": "alice"}],
+        errors=(*RECORDS_BODY, errors.AuditNotTaken, errors.ProducerQueueFull),
+        decoded=False,
+    )
+    async def report(self, call: Call[bytes, None]) -> list[AuditNote]:
+        results = _results(call.body)
+        check_count(results, self._max_results)
+        reported = [_reported(index, result) for index, result in enumerate(results)]
+        for topic in {one.topic for one in reported}:
+            require(call.scope, (READ, WRITE), "consume", topic)
+        if self._audit is None:
+            raise AuditNotTaken("audit.to is none here: set it to file or topic")
+        return self._audit.reported(reported)
+
+
+def _results(body: bytes) -> list[AuditedResult]:
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+        text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
+        index = _INDEX.search(text)
+        raise AuditNotTaken(
+            f"the body is no array of results, nothing is audited: {text}", index=int(index[1]) if index else None
+        ) from cause
+
+
+def _reported(index: int, result: AuditedResult) -> ClientReport:
+    record = result.record or result.consumer_record
+    if record is None:
+        raise AuditNotTaken(f"result {index} has no record, nothing is audited: send it as it was fetched", index=index)
+    headers = record.headers or {}
+    return ClientReport(
+        record.topic,
+        record.partition,
+        record.offset,
+        result.processed is True,
+        None if result.key is None else str(result.key),
+        headers.get("X-Correlation-Id") or result.correlation_id or "",
+        headers.get("X-Traceability-Id") or result.traceability_id or "",
+        result.timestamp,
+    )

@@ -1,0 +1,417 @@
+"""`/consumers`: active consumers, which clients create, read and commit over HTTP.
+
+Both the documented names of fields and those of the light-4j kafka-sidecar's wire are taken.
+"""
+
+import functools
+import logging
+import re
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from headrace import errors
+from headrace.config.active import ActiveConsumersConfig
+from headrace.config.section import compile_pattern
+from headrace.control.runs.selection import parse_time
+from headrace.errors import InstanceInvalid, InvalidRequest
+from headrace.formats.codecs import format_name
+from headrace.http.arrival import Arrival
+from headrace.http.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
+from headrace.http.auth.principals import READ, WRITE
+from headrace.http.endpoint import JSON as JSON_TYPE
+from headrace.http.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
+from headrace.http.messages import JSON, HttpResponse, decode_body, decode_query
+from headrace.kafka import Admin, ReadPolicy
+from headrace.kafka.names import check_group, check_topic
+from headrace.records import CommitOffsets, TopicPartition
+from headrace.runtime import run_while
+from headrace.sidecar.active.buffer import Read, arrived
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
+from headrace.sidecar.active.record_json import EntryWriter, fitting
+from headrace.sidecar.active.requests import (
+    MOST_RECORDS,
+    Assigned,
+    CommitQuery,
+    CommitRequest,
+    CommittedOffsets,
+    ConsumedRecord,
+    Created,
+    CreateInstance,
+    Moment,
+    PartitionName,
+    Partitions,
+    Position,
+    ReadQuery,
+    SeekPositions,
+    Subscribed,
+    SubscribeRequest,
+)
+from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
+from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY, check_key
+
+log = logging.getLogger(__name__)
+
+INSTANCES: Final = "/consumers/{group}"
+INSTANCE: Final = INSTANCES + "/instances/{instance}"
+_MAY_READ: Final = Rule((READ,), "group", "group")
+_MAY_JOIN: Final = Rule((READ,), "group", "group", also="consume")
+_MAY_CHANGE: Final = Rule((READ, WRITE), "group", "group")
+"""Of operations that read nothing and join no group: light-4j lists them under `kafka:w`."""
+_ERRORS: Final[Errors] = (
+    *KAFKA,
+    errors.InstanceNotFound,
+    errors.InstanceState,
+    errors.InstanceGone,
+    errors.OwnerUnavailable,
+)
+_reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS)
+_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, strict=False)
+_joins = functools.partial(_changes, rule=_MAY_JOIN)
+_PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
+_ANY_BYTES: Final = 2**40
+_MOST_BYTES: Final = 2_097_152
+_UNNOTICED_BYTES: Final = 65_536
+"""Encrypted bytes that may wait in this process without being noticed."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class ActiveEndpoints:
+    """The operations of active consumers."""
+
+    def __init__(self, settings: ActiveConsumersConfig, instances: ActiveInstances, admin: Admin, server: str) -> None:
+        self._settings = settings
+        self._instances = instances
+        self._admin = admin
+        self._server = server
+
+    @_changes(
+        "POST",
+        INSTANCES,
+        "createConsumerInstanceInGroup",
+        "Create an instance in a group",
+        answers={200: Created},
+        request={JSON_TYPE: CreateInstance},
+        example={"keyFormat": "string", "autoOffsetReset": "earliest"},
+        headers={"Idempotency-Key": "Names the request: sent again, it answers with the same instance."},
+        errors=(
+            *_ERRORS,
+            errors.IdempotencyKeyReused,
+            errors.InstanceExists,
+            errors.InstanceInvalid,
+            errors.TooManyRequests,
+        ),
+        audited="create",
+        decoded=False,
+    )
+    async def create(self, call: Call[bytes, None]) -> HttpResponse:
+        body = decode_body(call.body, CreateInstance, strict=False)
+        key = headers_of(call.scope).get(IDEMPOTENCY_KEY)
+        named = "" if key is None else check_key(key).decode()
+        spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.scope), named)
+        call.note = CallNote(f"active consumer {spec.group}/{spec.name}")
+        instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
+        uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
+        answer = Created(instance.spec.name, uri, instance.spec.name, uri)
+        if warnings := spec.policy.member.warnings(self._admin.config.properties, _ANY_BYTES):
+            answer.warnings = warnings
+            log.warning("instance %s: %s", instance.spec.id, "; ".join(warnings))
+        return HttpResponse(answer)
+
+    def _spec(self, body: CreateInstance, group: str, owner: str, key: str) -> InstanceSpec:
+        settings = self._settings
+        minimum = _first(body.response_min_bytes, body.fetch_min_bytes, -1)
+        wait_ms = _first(body.request_wait_ms, body.request_timeout_ms)
+        auto_commit = _first(body.auto_commit_enable, body.auto_commit, body.enable_auto_commit, False)
+        auto_ms = body.auto_commit_interval
+        reset = _first(body.auto_offset_reset, body.reset, settings.auto_offset_reset)
+        try:
+            given = {**settings.consumer.model_dump(exclude_unset=True), **body.membership}
+            member = type(settings.consumer).model_validate(given)
+            member.client_properties(self._admin.config.properties)
+        except ValueError as cause:
+            raise InstanceInvalid(f"{_why(cause)} (named as in active_consumers.consumer, in seconds)") from None
+        return InstanceSpec(
+            group=group,
+            name=_check_name(body.id or body.name or random_name(self._server)),
+            owner=owner,
+            key_format=format_name(body.key_format or body.format or settings.key_format),
+            value_format=format_name(body.value_format or body.format or settings.value_format),
+            wait_seconds=settings.wait_seconds if wait_ms is None else wait_ms / 1000,
+            min_bytes=minimum,
+            max_read_bytes=settings.max_read_bytes,
+            auto_commit_seconds=(auto_ms / 1000 if auto_ms else settings.auto_commit_seconds) if auto_commit else None,
+            buffer_bytes=settings.buffer_bytes,
+            policy=ReadPolicy(reset, member=member, advice="seek it, with POST .../positions"),
+            linger_seconds=settings.linger_seconds if body.linger_ms is None else body.linger_ms / 1000,
+            key=key,
+        )
+
+    @_changes("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", audited="close")
+    async def delete(self, call: Call[None, None]) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
+        await self._instances.delete(instance)
+
+    @_changes(
+        "POST",
+        f"{INSTANCE}/offsets",
+        "commmitConsumerOffsets",
+        "Commit offsets, or what was delivered",
+        answers={200: list[Position]},
+        example={"offsets": [{"topic": "orders", "partition": 0, "offset": 41}]},
+        errors=(*_ERRORS, errors.CommitRefused),
+    )
+    async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
+        instance = self._find(call.scope)
+        if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
+            raise InvalidRequest("the body names no offsets: name some, or send no body to commit what was delivered")
+        processed = None if call.body.offsets is None else [one.processed() for one in call.body.offsets]
+        committed = await instance.commit(processed, wait=not call.query.asynchronous)
+        return HttpResponse(_positions(committed) if call.query.show or processed is None else [])
+
+    @_changes(
+        "PUT", f"{INSTANCE}/offsets", "getCommittedOffsets", "Committed offsets of partitions", example=_PARTITION
+    )
+    async def committed(self, call: Call[Partitions, None]) -> CommittedOffsets:
+        found = await self._find(call.scope).committed(call.body.all)
+        return CommittedOffsets(_positions(found))
+
+    @_joins(
+        "POST",
+        f"{INSTANCE}/subscriptions",
+        "subscribeTopics",
+        "Subscribe to topics or a pattern, instead of those before",
+        example={"topics": ["orders"]},
+    )
+    async def subscribe(self, call: Call[SubscribeRequest, None]) -> None:
+        instance, body = self._find(call.scope), call.body
+        principal = principal_of(call.scope)
+
+        def may_read(topic: str) -> bool:
+            return not topic.startswith("_") and (principal is None or principal.may((READ,), "consume", topic))
+
+        if body.topics:
+            for topic in body.topics:
+                check_topic(topic)
+                if principal:
+                    principal.require((READ,), "consume", topic)
+            await instance.subscribe(Topics(list(dict.fromkeys(body.topics))))
+        elif body.topic_pattern:
+            try:
+                matches = compile_pattern(body.topic_pattern)
+            except ValueError as cause:
+                raise InvalidRequest(f"topic_pattern {cause}", parameter="topic_pattern") from None
+            await instance.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
+
+    @_reads(
+        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", answers={200: Subscribed}
+    )
+    async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
+        found = Subscribed(self._find(call.scope).topics)
+        return HttpResponse([found] if self._settings.array_answers else found)
+
+    @_changes("DELETE", f"{INSTANCE}/subscriptions", "unsubscribeTopics", "Read nothing, and leave the group")
+    async def unsubscribe(self, call: Call[None, None]) -> None:
+        await self._find(call.scope).unsubscribe()
+
+    @_joins(
+        "POST",
+        f"{INSTANCE}/assignments",
+        "assignPartitions",
+        "Read exactly these partitions, without membership in the group",
+        example=_PARTITION,
+    )
+    async def assign(self, call: Call[Partitions, None]) -> None:
+        instance, principal = self._find(call.scope), principal_of(call.scope)
+        partitions = list(dict.fromkeys(call.body.all))
+        for topic in dict.fromkeys([partition.topic for partition in partitions]):
+            if principal:
+                principal.require((READ,), "consume", topic)
+        await instance.subscribe(Topics(partitions=partitions))
+
+    @_reads(
+        "GET",
+        f"{INSTANCE}/assignments",
+        "getAssignedPartitions",
+        "Partitions that an instance reads now",
+        answers={200: Assigned},
+    )
+    async def assignments(self, call: Call[None, None]) -> HttpResponse:
+        instance = self._find(call.scope)
+        assigned = instance.reads.partitions if instance.reads else None  # the client fetches them in a moment
+        partitions = instance.assigned if assigned is None else sorted(assigned)
+        found = Assigned([PartitionName(*partition) for partition in partitions])
+        return HttpResponse([found] if self._settings.array_answers else found)
+
+    @_changes(
+        "POST",
+        f"{INSTANCE}/positions",
+        "overrideFetchOffset",
+        "Read partitions from offsets or times on",
+        example={"offsets": [{"topic": "orders", "partition": 0, "offset": 0}]},
+        errors=(*_ERRORS, errors.CommitRefused),
+        audited="seek",
+    )
+    async def seek(self, call: Call[SeekPositions, None]) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
+        named = [one.processed(0) for one in call.body.offsets]
+        targets = {one.partition: one.at.offset for one in named}
+        times = {
+            TopicPartition(check_topic(one.topic), one.partition): _milliseconds(one) for one in call.body.timestamps
+        }
+        if times:  # what does not exist is refused before the wait for an assignment
+            targets |= {**await self._admin.end_offsets(times), **await self._admin.offsets_at(times)}
+        await instance.wait_assigned(list(targets))
+        await instance.seek(targets, [one for one in named if one.assignment])
+
+    @_changes(
+        "POST",
+        f"{INSTANCE}/positions/first",
+        "seekFirstOffset",
+        "Read partitions from their first record on",
+        example=_PARTITION,
+        audited="seek to the start",
+    )
+    async def first(self, call: Call[Partitions, None]) -> None:
+        instance, call.note = self._find(call.scope), _note(call)
+        is_last, partitions = call.scope["endpoint"].path.endswith("/last"), call.body.all
+        offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
+        targets = await offsets_of(partitions)  # what does not exist is refused before the wait for an assignment
+        await instance.wait_assigned(partitions)
+        await instance.seek(targets if partitions else await offsets_of(instance.assigned))
+
+    last = first.at(
+        "POST",
+        f"{INSTANCE}/positions/last",
+        "seekLastOffset",
+        summary="Read partitions from their end on",
+        audited="seek to the end",
+    )
+
+    @_reads(
+        "GET",
+        f"{INSTANCE}/records",
+        "fetchTopicData",
+        "The next records",
+        answers={200: (list[ConsumedRecord], EVENTS, NDJSON)},
+        query=ReadQuery,
+        errors=(
+            *_ERRORS,
+            errors.CommitRefused,
+            errors.InstanceBusy,
+            errors.OffsetNotCommitted,
+            errors.PositionOutOfRange,
+            errors.ReadFailed,
+            errors.TopicRecreated,
+        ),
+        effect=True,
+        asgi=True,
+    )
+    async def records(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = decode_query(scope, ReadQuery)
+        instance = self._find(scope)
+        entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
+        spec, headers = instance.spec, headers_of(scope)
+        accepts = headers.get(b"accept", b"").decode("latin-1").lower()
+        if EVENTS in accepts or NDJSON in accepts:
+            last = headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
+            streaming = stream_records(
+                instance,
+                entries,
+                scope,
+                send,
+                events=EVENTS in accepts,
+                until=expires_at(scope),
+                received=received_of(last) if last else [],
+                at_most_once=query.delivery is not None,
+            )
+            await run_while(streaming, client_closed(receive))
+            return
+        if query.ack:
+            raise InvalidRequest("ack belongs to a stream: name offsets in a commit", parameter="ack")
+        max_bytes = max(query.max_bytes, query.max_bytes_camel)
+        reading = instance.read(
+            max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
+            max_records=min(query.max_records, MOST_RECORDS),
+            wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
+        )
+        read = await run_while(reading, client_closed(receive))
+        if read is None:
+            raise ClientGone
+        await send_read(self._instances, read, entries, scope, send, at_most_once=query.delivery is not None)
+
+    def _find(self, scope: Scope) -> ActiveInstance:
+        return self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
+
+
+def _note(call: Call[Any, Any]) -> CallNote:
+    return CallNote(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
+
+
+async def send_read(
+    instances: ActiveInstances,
+    read: Read,
+    entries: EntryWriter,
+    scope: Scope,
+    send: Send,
+    *,
+    at_most_once: bool = False,
+) -> None:
+    """Answer with the records of a read. If they are not written completely, they return to the instance."""
+    try:
+        texts = fitting(await entries.write(read.records, read.assignments))
+        start, end = f"[{','.join(texts)}".encode(), b"]"
+        size = len(start) + len(end)
+        with instances.answering(size):
+            head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            written, arrival = scope["state"].get(WRITTEN), None
+            # With TLS the last byte is only held back while more than so much before it is not sent.
+            for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                if written is not None and not (arrival := await written()()):
+                    return
+            received = arrived
+            if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process has taken it
+                arrival.await_close()
+                received = arrival.received
+            read.end(len(texts), received)
+            await send({"type": "http.response.body", "body": b""})
+    finally:
+        read.end(0)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is given."""
+    return next((value for value in values if value is not None), None)
+
+
+def _why(cause: ValueError) -> str:
+    """Return a sentence per mistake."""
+    if not isinstance(cause, ValidationError):
+        return str(cause)
+    found = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in cause.errors()]
+    return "; ".join(f"{name} {text}".strip() for name, text in found)
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InstanceInvalid(
+            f"{name[:60]!r} is no name of an instance: use 1 to 200 letters, digits, dots, underscores and hyphens"
+        )
+    return name
+
+
+def _milliseconds(moment: Moment) -> int:
+    if isinstance(moment.timestamp, int) or (moment.timestamp.isascii() and moment.timestamp.isdigit()):
+        return max(0, min(int(moment.timestamp), 2**62))
+    try:
+        return int(parse_time(moment.timestamp).timestamp() * 1000)
+    except ValueError as cause:
+        raise InvalidRequest(f"timestamp {cause}", parameter="timestamps") from None
+
+
+def _positions(offsets: CommitOffsets) -> list[Position]:
+    return [Position(*partition, at.offset, at.metadata) for partition, at in sorted(offsets.items())]

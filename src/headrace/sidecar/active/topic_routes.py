@@ -1,0 +1,127 @@
+"""`/topics`: records of a partition for tools, read without an instance or a group."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headrace import errors
+from headrace.config.active import ActiveConsumersConfig
+from headrace.control.runs.selection import window
+from headrace.errors import InvalidRequest, OffsetOutOfRange, TooManyRequests, TopicInternal
+from headrace.formats.codecs import Codecs
+from headrace.http.auth.principals import READ
+from headrace.http.endpoint import KAFKA, Call, Endpoint, Rule
+from headrace.http.messages import HttpResponse
+from headrace.kafka import Admin, read_slice
+from headrace.kafka.names import check_topic
+from headrace.records import Record, TopicPartition
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.correlation import caller
+from headrace.sidecar.active.record_json import EntryWriter, fitting
+from headrace.sidecar.active.requests import ConsumedRecord
+
+_LIMIT_SECONDS: Final = 5.0
+_READS: Final = 4
+_Bytes = Annotated[int, Meta(ge=1, le=2_097_152)]
+
+
+class SliceQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Selects records of a partition."""
+
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 2)] | None = None
+    """By default that of the first record."""
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """Records at most."""
+    max_bytes: _Bytes = 204_800
+    """Bytes of keys and values at most; a larger first record is returned alone."""
+    max_bytes_camel: _Bytes | None = msgspec.field(default=None, name="maxBytes")
+    format: str | None = None
+    """Of keys and values; by default those of `active_consumers`."""
+    key_format: str | None = msgspec.field(default=None, name="keyFormat")
+    value_format: str | None = msgspec.field(default=None, name="valueFormat")
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+
+
+class SliceAnswer(msgspec.Struct):
+    """Records of a partition, and where to read on."""
+
+    records: list[ConsumedRecord]
+    next_offset: int
+    """The offset to request next; `end_offset` if nothing follows now."""
+    first_offset: int
+    end_offset: int
+
+
+@dataclasses.dataclass(eq=False)
+class TopicEndpoints:
+    """Shows records of topics, a few requests at a time. Nothing is joined, committed or remembered."""
+
+    _settings: ActiveConsumersConfig
+    _admin: Admin
+    _codecs: Codecs
+    _kind_of: Callable[[str], str]
+    """Returns the kind of an internal topic, empty for other topics."""
+    _audit: Audit | None
+    _reads: int = 0
+
+    @Endpoint(
+        "GET",
+        "/topics/{topic}/partitions/{partition}/records",
+        "getRecords",
+        "Records of a partition from an offset on, without an instance or a group",
+        Rule((READ,), "consume", "topic"),
+        {200: SliceAnswer},
+        errors=(*KAFKA, errors.RegistryUnavailable, errors.OffsetOutOfRange, errors.TopicInternal),
+    )
+    async def records(self, call: Call[None, SliceQuery]) -> HttpResponse:
+        query, settings, topic = call.query, self._settings, check_topic(call.parameters["topic"])
+        number = call.parameters["partition"]
+        if not re.fullmatch("[0-9]{1,9}", number):
+            raise InvalidRequest(f"partition {number[:60]!r} is no number", parameter="partition")
+        if self._kind_of(topic) == "state":
+            raise TopicInternal(f"{topic} is internal: its records are not readable here", topic=topic)
+        keys = self._codecs.for_reading(query.key_format or query.format or settings.key_format)
+        values = self._codecs.for_reading(query.value_format or query.format or settings.value_format)
+        if self._reads >= _READS:
+            raise TooManyRequests(f"{_READS} others are reading topics here: send this again after a pause")
+        self._reads += 1
+        try:
+            records, offsets = await self._read(TopicPartition(topic, int(number)), query)
+            texts = await EntryWriter("", keys, values).write(records)
+        finally:
+            self._reads -= 1
+        texts = fitting(texts)
+        shown = records[: len(texts)]
+        if len(shown) < len(records):
+            offsets["next_offset"] = records[len(shown)].offset
+        if self._audit and shown:
+            who = Consumption("ACTIVE_CONSUMER", "", caller=caller.get(), action="read")
+            self._audit.consumed(who, shown, sum([record.size_bytes for record in shown]), "delivered", ())
+        body = f'{{"records":[{",".join(texts)}],{msgspec.json.encode(offsets).decode()[1:]}'
+        return HttpResponse(body.encode())
+
+    async def _read(self, partition: TopicPartition, query: SliceQuery) -> tuple[Sequence[Record], dict[str, int]]:
+        starts, ends = await window(self._admin, partition.topic, partition.partition)
+        first, end = starts[partition], ends[partition]
+        written = (await self._admin.written_offsets([partition]))[partition]
+        if query.isolation == "read_uncommitted":
+            end = written
+        start = first if query.offset is None else query.offset
+        if not first <= start <= max(end, written):
+            text = f"{partition} holds offsets from {first} to before {end}, and {start} is requested"
+            raise OffsetOutOfRange(text, first_offset=first, end_offset=end)
+        records, following = await read_slice(
+            self._admin.config,
+            partition,
+            (start, end),
+            count=query.count,
+            max_bytes=query.max_bytes_camel or query.max_bytes,
+            isolation_level=query.isolation,
+            limit_seconds=_LIMIT_SECONDS,
+        )
+        return records, {"next_offset": following, "first_offset": first, "end_offset": end}

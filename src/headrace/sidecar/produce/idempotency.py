@@ -1,0 +1,223 @@
+"""`Idempotency-Key`: a request that is sent again gets the same answer, and writes nothing.
+
+The records of a request and the entry of its key are one transaction, so after a crash both exist or neither does.
+Entries are in a compacted topic; they are read back at start, and until then requests with keys wait. A request that
+failed for certain is not remembered, so it may be sent again. One whose outcome is unknown keeps its key until the
+outcome of its transaction is known. Processes that run at the same time do not see each other's entries.
+"""
+
+import asyncio
+import functools
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace import errors
+from headrace.config.producer import IdempotencyConfig
+from headrace.kafka import Admin, InternalTopic, read_back
+from headrace.records import OutgoingRecord, Produced, Record
+from headrace.runtime import Clock, Service
+from headrace.runtime.telemetry.correlation import caller
+from headrace.sidecar.produce.produce_response import ProduceAnswer
+from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
+
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
+_VERSION: Final = b"\x01"
+_DIGEST_BYTES: Final = 16
+_CONFIGS: Final = {
+    "cleanup.policy": "compact,delete",
+    "retention.ms": "172800000",  # two days, twice the longest window
+    "segment.ms": "3600000",
+    "compression.type": "producer",
+}
+_ENTRY_BYTES: Final = 400
+"""Approximate memory of an entry without its answer."""
+_WAIT_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 1.0
+
+
+def check_key(key: bytes) -> bytes:
+    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not usable."""
+    if not _KEY.fullmatch(key):
+        raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+    return key
+
+
+class Remembered(NamedTuple):
+    """A request that was written."""
+
+    request: bytes
+    """Its hash."""
+    answer: bytes
+    """JSON text."""
+    until: float
+    """When it expires, in seconds since the epoch."""
+
+
+class RememberedRequests:
+    """Requests by key, limited in time, number and memory; the oldest is forgotten first."""
+
+    def __init__(self, settings: IdempotencyConfig, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._entries: OrderedDict[bytes, Remembered] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, scope: bytes) -> Remembered | None:
+        """Return the request of a key, if it has not expired."""
+        self._forget()
+        return self._entries.get(scope)
+
+    def remember(self, scope: bytes, request: bytes, answer: bytes, at: float) -> None:
+        """Keep an answer that was sent at a time (seconds since the epoch)."""
+        self._drop(scope)
+        self._entries[scope] = Remembered(request, answer, at + self._settings.window_seconds)
+        self._bytes += _ENTRY_BYTES + len(answer)
+        self._forget()
+
+    def _forget(self) -> None:
+        settings, now = self._settings, self._clock.time()
+        while self._entries:
+            scope, oldest = next(iter(self._entries.items()))
+            full = len(self._entries) > settings.max_keys or self._bytes > settings.max_bytes
+            if oldest.until > now and not full:
+                break
+            self._drop(scope)
+
+    def _drop(self, scope: bytes) -> None:
+        if old := self._entries.pop(scope, None):
+            self._bytes -= _ENTRY_BYTES + len(old.answer)
+
+
+class Idempotency(Service):
+    """Serves requests that carry a key."""
+
+    def __init__(
+        self,
+        settings: IdempotencyConfig,
+        transactions: Transactions,
+        admin: Admin,
+        open_producers: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        super().__init__("idempotency")
+        self.window = RememberedRequests(settings, clock)
+        self._window_seconds = settings.window_seconds
+        self._transactions = transactions
+        self._topic = InternalTopic(settings.topic, "", _CONFIGS)
+        self._admin = admin
+        self._open_producers = open_producers
+        self._clock = clock
+        self._running: dict[bytes, bytes] = {}
+        self._requested = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._problem: errors.HeadraceError = errors.KafkaUnavailable("they are being read back")
+
+    async def start(self) -> None:
+        self.publish("headrace_idempotency_keys", lambda: len(self.window))
+        self.keep(self._read_back, "read back")
+
+    async def once(
+        self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
+    ) -> tuple[ProduceAnswer, bool]:
+        """Serve a request, or return the answer of the first request with its key.
+
+        Args:
+            key: The header `Idempotency-Key`; keys are separate per caller and target.
+            target: The topic, or the path.
+            request: The bytes that must be the same when the key is sent again.
+            prepare: Makes the transaction; may be called twice.
+
+        Returns:
+            The answer, and whether it is that of an earlier request.
+
+        Raises:
+            InvalidRequest: The key is not usable.
+            IdempotencyKeyReused: It was sent with another request before.
+            IdempotencyKeyBusy: The first request with it is not answered yet.
+            KafkaUnavailable: The keys are not read back yet.
+            KafkaUnauthorized: A right to their topic is missing.
+            ProducerQueueFull: Too many transactions wait.
+        """
+        check_key(key)
+        if not self._ready.is_set():
+            await self._wait_ready((await prepare()).records)
+        scope, digest = _digest(caller.get().encode(), target.encode(), key), _digest(request)
+        known = self.window.find(scope)
+        if digest != (known.request if known else self._running.get(scope, digest)):
+            raise errors.IdempotencyKeyReused()
+        if known:
+            return ProduceAnswer(200, known.answer), True
+        if scope in self._running:
+            raise errors.IdempotencyKeyBusy()
+        self._running[scope] = digest
+        try:
+            prepared = await prepare()
+            outcome = self._transactions.submit(prepared, functools.partial(self._entry, scope, digest, prepared))
+        except BaseException:
+            del self._running[scope]
+            raise
+        outcome.add_done_callback(functools.partial(self._settled, scope, prepared))
+        return await self._transactions.finish(prepared, outcome, keyed=True), False
+
+    def _entry(
+        self, scope: bytes, digest: bytes, prepared: PreparedTransaction, results: Sequence[Produced]
+    ) -> OutgoingRecord:
+        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.answer(results).body)
+
+    def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
+        if outcome.cancelled():
+            return  # the outcome is unknown, so the key stays in use
+        digest, results = self._running.pop(scope), outcome.result()
+        if all(type(result) is Produced for result in results):
+            self.window.remember(scope, digest, prepared.answer(results).body, self._clock.time())
+
+    async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:
+        if records:
+            self._topic = self._topic._replace(source=records[0].topic)
+            self._requested.set()
+        limit = 0 if isinstance(self._problem, errors.KafkaUnauthorized) else _WAIT_SECONDS
+        try:
+            await asyncio.wait_for(self._ready.wait(), limit)
+        except TimeoutError:
+            if isinstance(self._problem, errors.KafkaUnauthorized):
+                raise self._problem.with_traceback(None) from None
+            raise errors.KafkaUnavailable(
+                f"the idempotency keys are not known yet, so nothing was sent; send it again: {self._problem}"
+            ) from None
+
+    async def _read_back(self) -> None:
+        while not self._ready.is_set():
+            try:
+                if not await self._admin.has_topic(self._topic.name):  # no key was used so far
+                    await self._requested.wait()
+                    await self._topic.ensure(self._admin)
+                self._open_producers()  # aborts the open transactions of an earlier process
+                since_ms = int((self._clock.time() - self._window_seconds) * 1000)
+                async for records in read_back(self._admin, self._topic, since_ms):
+                    for record in records:
+                        self._take(record)
+                self._ready.set()
+            except errors.HeadraceError as problem:
+                self._problem = problem
+                await self._clock.sleep(_RETRY_SECONDS)
+
+    def _take(self, record: Record) -> None:
+        value = record.value or b""
+        if record.key and value[:1] == _VERSION:
+            digest, answer = value[1 : 1 + _DIGEST_BYTES], value[1 + _DIGEST_BYTES :]
+            self.window.remember(record.key, digest, answer, record.timestamp_ms / 1000)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Return a hash of byte strings, each with its length, so that different lists have different hashes."""
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        whole.update(len(part).to_bytes(8) + part)
+    return whole.digest()

@@ -1,0 +1,120 @@
+"""`POST /producers/{topic}` as NDJSON: a line per record in, a receipt per line out, on one connection, without an end.
+
+The answer begins before the body has ended; so a client reads while it sends.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace.config.http import HttpConfig
+from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
+from headrace.http.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
+from headrace.http.endpoint import expires_at
+from headrace.http.messages import encoding_refused, unknown_name
+from headrace.runtime import Clock, SystemClock
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY
+from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.produce_request import SchemaChoices
+from headrace.sidecar.produce.produce_stream import ProduceStream
+from headrace.sidecar.produce.transaction_routes import request_ids
+
+NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
+_START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]
+_NAMES: Final = SchemaChoices.__struct_encode_fields__
+_FORMATS: Final = ("keyFormat", "valueFormat")
+_REFERENCES: Final = ("keySchemaReferences", "valueSchemaReferences")
+_LINGER_SECONDS: Final = 1.0
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+class StreamProduceRoute:
+    """Serves streams, and keeps the open ones."""
+
+    def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._settings = settings
+        self._clock: Clock = SystemClock()
+        self._open: set[ProduceStream] = set()
+        self.spawn: Spawn
+        """Starts a task; set by the server."""
+
+    def drain(self) -> None:
+        """End every stream; its last line names the reason."""
+        for stream in self._open:
+            stream.end(Draining())
+
+    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        if encoding := headers.get(b"content-encoding"):
+            raise encoding_refused(encoding, "a stream is not decompressed")
+        if IDEMPOTENCY_KEY in headers:
+            raise InvalidRequest("Idempotency-Key is for whole requests, and a stream has no end: send it without")
+        choices = choices_of(scope["query_string"])
+        stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
+        await self._service.check(topic, choices)
+        scope["state"][STREAMING] = True
+        loop, remaining = asyncio.get_running_loop(), expires_at(scope) - time.time()
+        expiry = loop.call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
+        reader = self.spawn(_read(stream, receive), "stream")
+        self._open.add(stream)
+        try:
+            await self._answer(stream, reader, receive, send)
+        finally:
+            self._open.discard(stream)
+            expiry.cancel()
+            reader.cancel()
+
+    async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], receive: Receive, send: Send) -> None:
+        weaker = [] if self._service.acks == "all" else [(b"x-headrace-acks", str(self._service.acks).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": [*_START, *weaker]})
+        while (receipts := await stream.receipts()) is not None:
+            self._metrics.produced(receipts.requested_records, receipts.written_records)
+            await send({"type": "http.response.body", "body": receipts.text, "more_body": True})
+        if last := stream.last_line():
+            reader.cancel()
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+            # Closing on bytes that were not read resets the connection, and the client may lose its receipts.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _read(stream: ProduceStream, receive: Receive) -> None:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.request":
+            more = await stream.feed(message["body"], last=not message["more_body"])
+        else:  # the client is gone; its incomplete line is dropped
+            stream.end()
+            return
+
+
+def choices_of(query: bytes) -> SchemaChoices:
+    """Parse formats and schemas from a query string with the names of the JSON request.
+
+    Raises:
+        InvalidRequest: A name is unknown or repeated, or a value is not usable.
+    """
+    given: dict[str, Any] = {}
+    try:
+        for name, value in parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict"):
+            if name not in _NAMES:
+                raise unknown_name("the query parameter", name, _NAMES)
+            if name in given:
+                raise InvalidRequest(f"the query parameter {name} is repeated: send it once")
+            given[name] = value
+            if name in _REFERENCES or (name in _FORMATS and value.isdecimal()):
+                given[name] = msgspec.json.decode(value)
+        return msgspec.convert(given, SchemaChoices, strict=False)
+    except (ValueError, RecursionError) as cause:
+        raise InvalidRequest(f"the query string is not usable: {cause}") from cause

@@ -1,0 +1,354 @@
+"""The produce use case: a request's JSON in, an outcome for each record out.
+
+Every record is encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
+
+from headrace import errors
+from headrace.config.internal_topics import InternalTopics
+from headrace.config.model import HeadraceConfig
+from headrace.config.producer import ProducerConfig
+from headrace.formats.codec import Codec, JsonCodec
+from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
+from headrace.kafka import Producer, TopicDirectory
+from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, is_reserved
+from headrace.runtime import next_slice
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.correlation import new_correlation_ids
+from headrace.sidecar.produce.produce_request import (
+    SHORT_RECORDS,
+    ProduceRecord,
+    ProduceRequest,
+    SchemaChoices,
+    check_depth,
+    check_partitions,
+    choice_of,
+    parse_request,
+    slices_of,
+)
+from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer, Result, answer_of
+
+_TRACE_PARENT: Final = "traceparent"
+_OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
+_NAMED_INDEXES: Final = 20
+LONG_BODY_BYTES: Final = 32_768
+"""Larger bodies are decoded in a turn of the event loop of their own."""
+_SHORT_RECORDS: Final = 1000
+"""So many records go to the client in one turn."""
+
+H = TypeVar("H", str | None, bytes | None)
+Part = Literal["key", "value"]
+_PARTS: Final[tuple[Part, ...]] = ("key", "value")
+
+
+class RequestIds(NamedTuple):
+    """The headers of the HTTP request that its records get, None for absent ones."""
+
+    correlation_id: bytes | None = None
+    traceability_id: bytes | None = None
+    authorization: bytes | None = None
+    traceparent: bytes | None = None
+    """Of W3C Trace Context; passed on unchanged."""
+
+
+@dataclasses.dataclass(eq=False)
+class ProduceService:
+    """Serves `POST /producers/{topic}`.
+
+    A request is prepared, by `begin` without waiting or by `prepare`, and then written, by `hand_over` or `write`.
+    """
+
+    _settings: ProducerConfig
+    _codecs: Codecs
+    _producer: Producer
+    _topics: TopicDirectory
+    _audit: Audit | None = None
+    _max_records: int = 10_000
+    _internal: InternalTopics = dataclasses.field(default_factory=lambda: InternalTopics(HeadraceConfig()))
+
+    def __post_init__(self) -> None:
+        settings = self._settings
+        self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
+
+    @property
+    def acks(self) -> Literal["all", 1, 0]:
+        """The replicas that have a record when it is acknowledged."""
+        return self._settings.acks
+
+    def check_writable(self, topic: str, *, admin: bool) -> None:
+        """Return if the topic is not reserved for Headrace; see `InternalTopics.check_writable`."""
+        self._internal.check_writable(topic, admin=admin)
+
+    def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
+        """Return the headers of a record without reserved ones, which are allowed in dead letter topics only.
+
+        Raises:
+            InvalidRequest: A name holds NUL: Kafka's client would cut it there.
+        """
+        headers = list(headers)
+        for name, _ in headers:
+            if "\0" in name:
+                raise errors.InvalidRequest(
+                    f"a record has a header whose name holds NUL: leave NUL out of {name[:100]!r}"
+                )
+        if self._internal.kind_of(topic) == "dead_letter":
+            return headers
+        return [header for header in headers if not is_reserved(header[0])]
+
+    def begin(self, topic: str, body: bytes, ids: RequestIds) -> Prepared | None:
+        """Prepare a request without waiting.
+
+        Returns:
+            None if `prepare` is needed: the topic or a schema must be looked up, or the request is long.
+
+        Raises:
+            HeadraceError: As `prepare`, or `ProducerQueueFull`: the byte budget is used up.
+        """
+        settings, partitions = self._settings, self._topics.known(topic)
+        if partitions is None or not settings.enabled:
+            return None
+        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _SHORT_RECORDS + 1:
+            return None
+        request, ignored = parse_request(body, self._max_records, settings.unknown_fields)
+        records = request.records
+        if len(records) > SHORT_RECORDS and len(slices_of(records)) > 1:
+            return None
+        if len(records) > 1 and records[0].partition is None:
+            self._producer.check_capacity(topic, len(body))  # before the work of encoding
+        keys = self._codecs.without_schema(
+            choice_of(request, "key", settings.format_codes), settings.key_format, self._rules
+        )
+        values = self._codecs.without_schema(
+            choice_of(request, "value", settings.format_codes), settings.value_format, self._rules
+        )
+        if keys is None or values is None:
+            return None
+        encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
+        # The body's size is an estimate of the size of keys, values and record headers.
+        size = len(body) + len(encoded) * sum([len(value) for value in ids if value])
+        return Prepared(encoded, None, None, size, ignored, partitions)
+
+    async def prepare(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
+        """Prepare a request.
+
+        Raises:
+            RequestError: The request cannot be served; nothing was sent.
+            FormatError: A key or value does not fit, or its schema is not usable; nothing was sent.
+            RegistryUnavailable: A schema is needed that is not cached; nothing was sent.
+            KafkaUnavailable: The topic is not cached and Kafka does not answer; nothing was sent.
+        """
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
+        request, ignored = parse_request(body, self._max_records, self._settings.unknown_fields)
+        return (await self.prepare_request(topic, request, ids))._replace(ignored_fields=ignored)
+
+    async def prepare_request(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
+        """Prepare a parsed request; raises as `prepare`."""
+        partitions = await self._partitions_of(topic)
+        keys = await self._encoder("key", request, topic, any(_is_given(record.key) for record in request.records))
+        values = await self._encoder(
+            "value", request, topic, any(_is_given(record.value) for record in request.records)
+        )
+        records: list[OutgoingRecord] = []
+        slices = slices_of(request.records)
+        for part in slices:
+            if len(slices) > 1:
+                await next_slice(started=True)
+            records += self._encode(topic, part.records, part.first, partitions, keys.codec, values.codec, ids)
+        return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
+
+    def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
+        """Prepare a record that is encoded already; None if its topic must be looked up, by `prepare_record`.
+
+        Raises:
+            PartitionNotFound: The topic does not have its partition.
+        """
+        partitions = self._topics.known(record.topic)
+        if partitions is None or not self._settings.enabled:
+            return None
+        return self._complete(record, ids, partitions)
+
+    async def prepare_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared:
+        """Do the same, with a look-up of the topic; raises as `prepare`."""
+        return self._complete(record, ids, await self._partitions_of(record.topic))
+
+    async def check(self, topic: str, choices: SchemaChoices) -> None:
+        """Raise what `prepare` would raise for every record of a stream."""
+        await self._partitions_of(topic)
+        for part in _PARTS:
+            named = choice_of(choices, part, self._settings.format_codes) != SchemaChoice()
+            await self._encoder(part, choices, topic, named)
+
+    def hand_over(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
+        """Give prepared records to Kafka's client; `done` gets a result per record once, on the loop; it never raises.
+
+        Raises:
+            ProducerQueueFull: The byte budget is used up; nothing was sent.
+            KafkaUnavailable: No broker has answered for some time; nothing was sent.
+        """
+        self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
+
+    async def write(self, prepared: Prepared) -> ProduceAnswer:
+        """Write prepared records and return the answer; raises as `hand_over`. If cancelled, they may be written."""
+        if len(prepared.records) > _SHORT_RECORDS:
+            results = await self._producer.produce(prepared.records, sliced=True)
+            await next_slice(started=True)
+        else:
+            results = await self._producer.produce(prepared.records)
+        return self.answer(prepared, results)
+
+    def answer(self, prepared: Prepared, results: Sequence[Result]) -> ProduceAnswer:
+        """Return the answer for the results of a request, and audit them."""
+        answer = answer_of(prepared, results, self._settings.always_200, self._settings.acks)
+        if self._audit:
+            self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
+        return answer
+
+    def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
+        """Audit the results of a stream's records, and return how many are certainly written."""
+        written = sum(isinstance(result, Produced) for result in results)
+        if self._audit and records:
+            self._audit.produced(records, results)
+        return written
+
+    def not_sent(self, topic: str, error: errors.HeadraceError, count: int = 0) -> None:
+        """Audit the refusal of a request, or of `count` lines of a stream."""
+        if self._audit:
+            self._audit.not_sent(topic, error, count)
+
+    async def _partitions_of(self, topic: str) -> int:
+        if not self._settings.enabled:
+            raise errors.ProducerNotEnabled()
+        return await self._topics.partitions_of(topic)
+
+    async def _encoder(self, part: Part, choices: SchemaChoices, topic: str, needed: bool) -> Encoder:
+        default = self._settings.key_format if part == "key" else self._settings.value_format
+        choice = choice_of(choices, part, self._settings.format_codes)
+        if not needed:  # without keys or values no schema is needed
+            format_name(choice.format or default)
+            return _NOTHING
+        return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
+
+    def _encode(
+        self,
+        topic: str,
+        records: list[ProduceRecord],
+        first: int,
+        partitions: int,
+        key_codec: Codec,
+        value_codec: Codec,
+        ids: RequestIds,
+    ) -> list[OutgoingRecord]:
+        """Encode one slice; `first` is the number of its first record in the request."""
+        check_partitions(records, topic, partitions, first)
+        keys = _encoded("key", [record.key for record in records], key_codec, first)
+        values = _encoded("value", [record.value for record in records], value_codec, first)
+        usual = self._request_headers(ids)
+        given, trace = ids.correlation_id, ids.traceability_id
+        last: list[Header] = [] if ids.traceparent is None else [(_TRACE_PARENT, ids.traceparent)]
+        shared = [*usual, *_id_headers(given, trace), *last] if given else None  # one list for all records
+        correlations = [given] * len(records) if given else new_correlation_ids(len(records))
+        return [
+            OutgoingRecord(
+                topic,
+                key,
+                value,
+                _record_headers(record, self.own_headers(topic, _named(record)), usual, correlation, trace, last)
+                if record.headers or record.correlation_id is not None or record.traceability_id is not None
+                else shared or [*usual, *_id_headers(correlation, trace), *last],
+                record.partition,
+                stamp if (stamp := record.timestamp) and stamp > 0 else 0,
+            )
+            for record, key, value, correlation in zip(records, keys, values, correlations, strict=True)
+        ]
+
+    def _complete(self, record: OutgoingRecord, ids: RequestIds, partitions: int) -> Prepared:
+        check_partitions([record], record.topic, partitions)
+        own = record.headers or []
+        headers = [*self._request_headers(ids), *_id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])]
+        if ids.traceparent is not None and not any(name.lower() == _TRACE_PARENT for name, _ in own):
+            headers.append((_TRACE_PARENT, ids.traceparent))
+        whole = OutgoingRecord(
+            record.topic, record.key, record.value, [*headers, *own], record.partition, record.timestamp_ms
+        )
+        return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions)
+
+    def _request_headers(self, ids: RequestIds) -> list[Header]:
+        headers: list[Header] = []
+        if self._settings.forward_authorization and ids.authorization is not None:
+            headers.append(("authorization", ids.authorization))
+        if self._settings.caller_id:
+            headers.append(("caller_id", self._settings.caller_id.encode()))
+        return headers
+
+
+_NOTHING: Final = Encoder(JsonCodec())
+
+
+def _is_given(raw: bytes) -> bool:
+    return bool(raw) and bytes(raw) != b"null"
+
+
+def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[bytes | None]:
+    texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
+    check_depth(texts, first)
+    if type(codec) is JsonCodec:
+        return texts  # stored unchanged
+    try:
+        return [None if text is None else codec.encode(text) for text in texts]
+    except errors.EncodeError:
+        _name_misfits(part, texts, codec, first)
+
+
+def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:
+    """Raise an error that names every record of a slice whose key or value does not fit."""
+    misfits: dict[int, errors.EncodeError] = {}
+    for index, text in enumerate(texts, first):
+        try:
+            if text is not None:
+                codec.encode(text)
+        except errors.EncodeError as misfit:
+            misfits[index] = misfit
+    indexes = [*misfits][:_NAMED_INDEXES]
+    named = ", ".join(map(str, indexes)) + (", ..." if len(misfits) > _NAMED_INDEXES else "")
+    raise errors.EncodeError(
+        f"{len(misfits)} of {len(texts)} records have a {part} that cannot be encoded, nothing was sent. "
+        f"Record {indexes[0]}: {misfits[indexes[0]]}. All of them: {named}",
+        part=part,
+        index=indexes[0],
+        indexes=indexes,
+    ) from misfits[indexes[0]]
+
+
+def _named(record: ProduceRecord) -> Iterable[tuple[str, str | None]]:
+    return record.headers.items() if isinstance(record.headers, dict) else record.headers or ()
+
+
+def _id_headers(correlation: bytes, traceability: bytes | None) -> list[Header]:
+    ids: list[Header] = [(CORRELATION_ID, correlation)]
+    return ids if traceability is None else [(TRACEABILITY_ID, traceability), *ids]
+
+
+def _record_headers(
+    record: ProduceRecord,
+    own: Sequence[tuple[str, str | None]],
+    usual: list[Header],
+    correlation: bytes,
+    traceability: bytes | None,
+    last: list[Header],
+) -> list[Header]:
+    """Return the headers of a record that names ids or headers; its own ids win over those of the request."""
+    if record.traceability_id is not None:
+        traceability = record.traceability_id.encode()
+    if record.correlation_id is not None:
+        correlation = record.correlation_id.encode()
+    headers = [*usual, *_id_headers(correlation, traceability)]
+    if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
+        headers += last
+    headers += [
+        (name, None if text is None else text.encode()) for name, text in own if name.lower() not in _OWN_HEADERS
+    ]
+    return headers

@@ -1,0 +1,171 @@
+"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, by the Content-Type.
+
+A value is written byte for byte, with its Content-Type as a record header. Key and record headers are the bytes of HTTP
+headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, NUL) need the JSON request.
+"""
+
+import re
+from typing import Final
+
+from headrace.config.http import HttpConfig
+from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
+from headrace.http import endpoint
+from headrace.http.asgi import Headers, Receive, Scope, Send, headers_of
+from headrace.http.auth.principals import WRITE
+from headrace.http.endpoint import Endpoint, Rule, is_admin
+from headrace.http.messages import CORRELATION, JSON, TRACEABILITY, media_type, read_body, read_json, unknown_name
+from headrace.records import Header, OutgoingRecord
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY
+from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
+from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.produce_request import ProduceRequest
+from headrace.sidecar.produce.produce_response import Prepared, ProduceResponse
+from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
+
+PATH: Final = "/producers/{topic}"
+_LINES: Final = (
+    "A `ProduceRecord` per line, without an end. Each line is answered with a line while the request is sent. The "
+    "fields of `ProduceRequest` other than `records` are query parameters."
+)
+_RAW_HEADERS: Final = {
+    "X-Headrace-Key": "Key of the record, if the body is not JSON.",
+    "X-Headrace-Partition": "Its partition.",
+    "X-Headrace-Timestamp": "Its timestamp, in milliseconds.",
+    "X-Headrace-Tombstone": "`true`: it has no value, and the request no body.",
+}
+
+_PREFIX: Final = b"x-headrace-"
+_HEADER: Final = b"x-headrace-header-"
+_KEY: Final = b"x-headrace-key"
+_PARTITION: Final = b"x-headrace-partition"
+_TIMESTAMP: Final = b"x-headrace-timestamp"
+_TOMBSTONE: Final = b"x-headrace-tombstone"
+_KNOWN: Final = ("X-Headrace-Key", "X-Headrace-Partition", "X-Headrace-Timestamp", "X-Headrace-Tombstone")
+_ONCE: Final = {name.lower().encode() for name in _KNOWN}
+_ENVELOPE: Final = b"application/vnd.kafka."
+_TEXT: Final = b"text/plain"
+_ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format|Schema\w*))"\s*:')
+_FORM: Final = b"application/x-www-form-urlencoded"
+
+
+class ProduceRoute:
+    """Writes records to a topic."""
+
+    def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
+        self._service = service
+        self._writing = writing
+        self._settings = settings
+        self.stream = StreamProduceRoute(service, metrics, settings)
+
+    @Endpoint(
+        "POST",
+        PATH,
+        "postData",
+        "Write records to a topic",
+        Rule((WRITE,), "produce", "topic"),
+        {200: (ProduceResponse, endpoint.NDJSON)},
+        request={endpoint.JSON: ProduceRequest, endpoint.NDJSON: _LINES, "*/*": "The value of one record."},
+        example={
+            "keyFormat": "string",
+            "valueFormat": "json",
+            "records": [{"key": "alice", "value": {"count": 2}, "headers": {"source": "crm"}}, {"value": 1}],
+        },
+        headers={**KEYED_HEADERS, **_RAW_HEADERS},
+        errors=(*WRITE_ERRORS, PathNotFound),
+        error_fields=ProduceResponse,
+        asgi=True,
+    )
+    async def produce(self, scope: Scope, receive: Receive, send: Send) -> None:
+        topic: str = scope["path_params"]["topic"]
+        self._service.check_writable(topic, admin=is_admin(scope))
+        headers = headers_of(scope)
+        if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
+            other = self.stream if media_type(headers) in NDJSON else self._produce_raw
+            await other(topic, scope, receive, send)
+            return
+        body = await read_json(receive, headers, self._settings)
+        ids = answered_ids(headers)
+        if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
+            await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
+            return
+        prepared = await self._service.prepare(topic, body, ids)
+        await self._writing.send_answer(send, await self._service.write(prepared))
+
+    async def _produce_raw(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_body(receive, headers, self._settings)
+        record = raw_record(self._service, topic, scope["headers"], body)
+        prepared = await self._service.prepare_record(record, answered_ids(headers))
+        if (key := headers.get(IDEMPOTENCY_KEY)) is None:
+            await self._writing.send_answer(send, await self._service.write(prepared))
+            return
+
+        async def as_prepared() -> Prepared:
+            return prepared
+
+        parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
+        request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
+        await self._writing.produce_once(send, key, topic, request, as_prepared)
+
+
+def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes) -> OutgoingRecord:
+    """Return the record of a request; `fields` are the HTTP headers in their order.
+
+    Raises:
+        InvalidRequest, ContentTypeMismatch: It is not usable.
+    """
+    headers, own = dict(fields), service.own_headers(topic, _check(fields))
+    tombstone = headers.get(_TOMBSTONE, b"false").lower()
+    if tombstone not in (b"true", b"false"):
+        raise InvalidRequest("X-Headrace-Tombstone is true or false")
+    _check_kind(media_type(headers), body)
+    if body and tombstone == b"true":
+        raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
+    return OutgoingRecord(
+        topic,
+        headers.get(_KEY),
+        None if tombstone == b"true" else body,
+        [("content-type", headers[b"content-type"]), *own],
+        _number(headers, _PARTITION, 2**31),
+        _number(headers, _TIMESTAMP, 2**63) or 0,
+    )
+
+
+def _check(headers: Headers) -> list[Header]:
+    """Return the record headers that a request names, in their order."""
+    own = [(name, value) for name, value in headers if name.startswith(_PREFIX)]
+    once = [name for name, _ in own if not name.startswith(_HEADER)]
+    for name in once:
+        if name not in _ONCE:
+            raise unknown_name("the header", name.decode("latin-1"), [*_KNOWN, "X-Headrace-Header-<name>"])
+        if once.count(name) > 1:
+            raise InvalidRequest(f"the header {name.decode()} is repeated: send it once")
+    named = [(name.removeprefix(_HEADER), value) for name, value in own if name.startswith(_HEADER)]
+    if any(not name for name, _ in named):
+        raise InvalidRequest("X-Headrace-Header- is followed by the name of the record header")
+    return [(name.decode("latin-1"), value) for name, value in named if name not in (CORRELATION, TRACEABILITY)]
+
+
+def _check_kind(kind: bytes, body: bytes) -> None:
+    """Return if the body can be a value."""
+    if kind == _FORM and body.lstrip()[:1] == b"{":
+        text = "Content-Type says a form and the body looks like JSON"
+    elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
+        text = "Content-Type says text and the body looks like a request with records"
+    elif kind.startswith(_ENVELOPE):
+        text = "records in the envelope of another API are not accepted"
+    else:
+        return
+    raise ContentTypeMismatch(
+        f"{text}: send Content-Type: application/json and a body as for POST /producers/{{topic}}"
+    )
+
+
+def _number(headers: dict[bytes, bytes], name: bytes, limit: int) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 19 or int(text) >= limit:
+        raise InvalidRequest(f"{name.decode()} is a whole number from 0 to {limit - 1}")
+    return int(text)

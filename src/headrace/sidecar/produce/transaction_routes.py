@@ -1,0 +1,168 @@
+"""Requests that are written as one transaction each: `POST /transactions`, and those with an `Idempotency-Key`."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from headrace import errors
+from headrace.config.http import HttpConfig
+from headrace.http.asgi import Headers, Receive, Scope, Send, headers_of
+from headrace.http.auth.principals import WRITE
+from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
+from headrace.http.forwarding import Forwarder
+from headrace.http.messages import (
+    CORRELATION,
+    TRACE_PARENT,
+    TRACEABILITY,
+    HttpResponse,
+    given_id,
+    read_json,
+    retry_after,
+)
+from headrace.runtime import next_slice
+from headrace.runtime.telemetry.correlation import correlation_id
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY, Idempotency
+from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
+from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer
+from headrace.sidecar.produce.transactions import (
+    PreparedTransaction,
+    TransactionRequest,
+    TransactionResponse,
+    Transactions,
+    parse_transaction,
+)
+
+_CORRELATION: Final = "Names the request. It is returned in the answer, and written into records without one."
+KEYED_HEADERS: Final = {
+    "X-Correlation-Id": _CORRELATION,
+    "X-Traceability-Id": _CORRELATION,
+    "traceparent": "W3C Trace Context. It is written into records without one.",
+    "Idempotency-Key": "Names the request for its caller and topic. A repeated request writes nothing and gets the "
+    "same answer, with `Idempotency-Replayed: true`.",
+}
+"""Request headers of the endpoints that write."""
+WRITE_ERRORS: Final[Errors] = (
+    errors.TopicInternal,
+    *RECORDS_BODY,
+    errors.EncodeError,
+    errors.SchemaNotFound,
+    errors.SchemaInvalid,
+    *below(errors.SchemaConflict),
+    errors.ProducerNotEnabled,
+    errors.RegistryUnavailable,
+    errors.EnvironmentProblem,
+    *KAFKA,
+    errors.IdempotencyKeyReused,
+    errors.IdempotencyKeyBusy,
+)
+"""Errors of the endpoints that write."""
+_REPLAYED: Final = (b"idempotency-replayed", b"true")
+
+
+class Writing:
+    """Writes transactions and sends their answers; each `Idempotency-Key` is written once."""
+
+    def __init__(self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics) -> None:
+        self.transactions = transactions
+        self._idempotency = idempotency
+        self._metrics = metrics
+
+    async def write(
+        self,
+        send: Send,
+        key: bytes | None,
+        target: str,
+        request: bytes,
+        prepare: Callable[[], Awaitable[PreparedTransaction]],
+    ) -> None:
+        """Write the transaction of `prepare` and send the answer; for a repeated key, send the earlier answer."""
+        replayed = False
+        if key is None:
+            answer = await self.transactions.write(await prepare())
+        else:
+            answer, replayed = await self._idempotency.once(key, target, request, prepare)
+        await self.send_answer(send, answer, [_REPLAYED] if replayed else ())
+
+    async def send_answer(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
+        """Count an answer and send it."""
+        self._metrics.produced(answer.requested_records, answer.written_records)
+        headers = [*retry_after(answer.retry_after_seconds), *headers]
+        await HttpResponse(answer.body, answer.status, headers=headers).send(send)
+
+    async def produce_once(
+        self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
+    ) -> None:
+        """Write a produce request as a transaction; `request` are the bytes that identify it."""
+
+        async def transaction() -> PreparedTransaction:
+            return self.transactions.of_produce(await prepare())
+
+        await self.write(send, key, topic, request, transaction)
+
+
+def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
+    """Return the ids of a request for its records; `identity` is the id of a request that names none."""
+    correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
+    return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
+
+
+def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
+    """Return the same, with the correlation id of the answer if the request names none."""
+    return request_ids(headers, correlation_id.get().encode() or None)
+
+
+@dataclasses.dataclass(eq=False)
+class TransactionRoute:
+    """Writes records to several topics in one transaction."""
+
+    _writing: Writing
+    _settings: HttpConfig
+    _instances: ActiveInstances | None = None
+    _forwarder: Forwarder | None = None
+
+    @Endpoint(
+        "POST",
+        "/transactions",
+        "postTransaction",
+        "Write records to several topics, all of them or none",
+        Rule((WRITE,), "produce"),
+        {200: TransactionResponse},
+        request={JSON: TransactionRequest},
+        example={"topics": [{"topic": "orders", "records": [{"key": "a", "value": {"count": 2}}]}]},
+        headers=KEYED_HEADERS,
+        errors=(*WRITE_ERRORS, errors.InstanceNotFound, errors.InstanceState, errors.CommitRefused),
+        error_fields=TransactionResponse,
+        asgi=True,
+    )
+    async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        body = await read_json(receive, headers, self._settings)
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
+        request = parse_transaction(body, self._settings.max_records)
+        for part in request.topics:
+            require(scope, (WRITE,), "produce", part.topic)
+            self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
+        ids = answered_ids(headers)
+        transactions, consumer = self._writing.transactions, request.consumer
+
+        async def prepare() -> PreparedTransaction:
+            instance = None
+            if consumer and self._instances:
+                instance = self._instances.find(consumer.group, consumer.instance_id, owner_of(scope))
+            return await transactions.prepare(request, ids, instance)
+
+        async def write_here(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._writing.write(send, headers.get(IDEMPOTENCY_KEY), scope["path"], body, prepare)
+
+        if consumer:
+            require(scope, (WRITE,), "group", consumer.group)
+            if self._instances is None:
+                raise errors.InvalidRequest("active consumers are switched off here (active_consumers.enabled)")
+            if self._forwarder:  # only the process that has the instance knows what was delivered
+                key = consumer.group, consumer.instance_id
+                await self._forwarder.serve(write_here, scope, receive, send, key, body)
+                return
+        await write_here(scope, receive, send)

@@ -1,0 +1,207 @@
+"""`POST /transactions`: records of several topics, all visible at read_committed or none."""
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from headrace import errors
+from headrace.config.producer import ProducerConfig
+from headrace.kafka import GroupOffsets, TransactionalProducers
+from headrace.kafka.transaction_job import LastRecord
+from headrace.records import OutgoingRecord, Produced
+from headrace.runtime.telemetry.audit import Audit
+from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.requests import Position
+from headrace.sidecar.produce.produce import ProduceService, RequestIds
+from headrace.sidecar.produce.produce_request import (
+    CountedRecord,
+    ProduceRequest,
+    check_present,
+    explained,
+    parse_counted,
+)
+from headrace.sidecar.produce.produce_response import (
+    Prepared,
+    ProduceAnswer,
+    ProduceResponse,
+    Result,
+    answer_of,
+    failures_of,
+    reason_of,
+    response_of,
+    with_reason,
+)
+
+_GRACE_SECONDS: Final = 1.0
+"""Added to the limit of a request, so that a transaction that was not begun ends as such first."""
+_MAX_TOPICS: Final = 100
+
+
+class TopicRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
+    """The records of a transaction for one topic."""
+
+    topic: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]
+    records: list[CountedRecord]  # type: ignore[assignment]  # they are only read
+
+
+class ConsumerOffsets(msgspec.Struct, rename="camel", forbid_unknown_fields=True, gc=False):
+    """Offsets of the last processed records of an instance, as when it commits them."""
+
+    group: str
+    instance_id: str
+    offsets: Annotated[list[Position], msgspec.Meta(min_length=1)]
+
+
+class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The body of `POST /transactions`."""
+
+    topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MAX_TOPICS)]
+    consumer: ConsumerOffsets | None = None
+    """What was processed to make the records; it is committed with them, or not at all."""
+
+
+class TopicResponse(ProduceResponse, kw_only=True):
+    """The outcome of one part of a transaction."""
+
+    topic: str
+
+
+class TransactionResponse(msgspec.Struct):
+    """The outcome of a transaction, in the order of the request's parts."""
+
+    topics: list[TopicResponse]
+
+
+class PreparedTransaction(NamedTuple):
+    """The records of one transaction, and its answer."""
+
+    records: list[OutgoingRecord]
+    answer: Callable[[Sequence[Result]], ProduceAnswer]
+    """Makes the answer from one result per record. May be called on any thread, and more than once."""
+    group: GroupOffsets | None = None
+    committed: Callable[[], None] = lambda: None
+    """Called when the transaction is committed."""
+
+
+_decode = msgspec.json.Decoder(TransactionRequest).decode
+_encode_json = msgspec.json.Encoder().encode
+_FIELDS: Final = [
+    field.encode_name
+    for kind in (TransactionRequest, TopicRequest, CountedRecord, ConsumerOffsets, Position)
+    for field in msgspec.structs.fields(kind)
+]
+
+
+def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
+    """Parse the JSON text of a request; unknown fields are refused whatever the settings are.
+
+    Raises:
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no transaction, or too large.
+    """
+    try:
+        request = parse_counted(body, _decode, max_records)
+    except msgspec.ValidationError as cause:
+        raise errors.InvalidRequest(f"the body is no transaction: {explained(str(cause), _FIELDS)}") from cause
+    for part in request.topics:
+        try:
+            check_present(part.records)
+        except errors.InvalidRequest as error:
+            error.parameters["topic"] = part.topic
+            raise
+    return request
+
+
+@dataclasses.dataclass(eq=False)
+class Transactions:
+    """Prepares requests and writes each as one transaction."""
+
+    _settings: ProducerConfig
+    _produce: ProduceService
+    _producers: TransactionalProducers
+    _audit: Audit | None = None
+
+    def check_writable(self, topic: str, *, admin: bool) -> None:
+        """Return if a caller may write to a topic; see `ProduceService.check_writable`."""
+        self._produce.check_writable(topic, admin=admin)
+
+    def of_produce(self, prepared: Prepared) -> PreparedTransaction:
+        """Return a transaction that writes the records of a produce request and has its answer."""
+        always_200 = self._settings.always_200
+        return PreparedTransaction(prepared.records, lambda results: answer_of(prepared, results, always_200))
+
+    async def prepare(
+        self, request: TransactionRequest, ids: RequestIds, instance: ActiveInstance | None = None
+    ) -> PreparedTransaction:
+        """Prepare the records of all topics, and the offsets of the instance that the request names.
+
+        Raises:
+            RequestError, FormatError, RegistryUnavailable, KafkaUnavailable: As for a produce request; the error names
+                the topic. Nothing was sent.
+            InstanceState, CommitRefused: The instance may not commit these offsets.
+        """
+        parts: list[tuple[str, Prepared]] = []
+        for part in request.topics:
+            try:
+                parts.append((part.topic, await self._produce.prepare_request(part.topic, part, ids)))
+            except (errors.RequestError, errors.FormatError) as error:
+                error.parameters.setdefault("topic", part.topic)
+                raise
+        records = [record for _, prepared in parts for record in prepared.records]
+        if not records:
+            raise errors.InvalidRequest("the transaction has no records; offsets alone are committed by the instance")
+        prepared = PreparedTransaction(records, functools.partial(_answer, parts))
+        if request.consumer is None or instance is None:
+            return prepared
+        group, committed = await instance.for_transaction([one.processed() for one in request.consumer.offsets])
+        return prepared._replace(group=group, committed=committed)
+
+    def submit(self, prepared: PreparedTransaction, last_record: LastRecord | None = None) -> asyncio.Future[list[Any]]:
+        """Hand a transaction over; see `TransactionalProducers.submit`."""
+        outcome = self._producers.submit(prepared.records, last_record, prepared.group)
+
+        def settled(done: asyncio.Future[list[Any]]) -> None:
+            if not done.cancelled() and all(type(result) is Produced for result in done.result()):
+                prepared.committed()
+
+        outcome.add_done_callback(settled)
+        return outcome
+
+    async def write(self, prepared: PreparedTransaction) -> ProduceAnswer:
+        """Write a transaction and return the answer. If cancelled, it may still be written.
+
+        Raises:
+            ProducerQueueFull: Too many transactions wait; nothing was sent.
+        """
+        return await self.finish(prepared, self.submit(prepared))
+
+    async def finish(
+        self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False
+    ) -> ProduceAnswer:
+        """Wait for the outcome until the request's deadline, and return the answer; `keyed`: it has a key."""
+        await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
+        late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
+        results = outcome.result() if outcome.done() else [late] * len(prepared.records)
+        if keyed:
+            kind = errors.KafkaTimeout
+            results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
+        answer = prepared.answer(results)
+        if self._audit:
+            self._audit.produced(prepared.records, results)
+        return answer
+
+
+def _answer(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> ProduceAnswer:
+    bodies, first = [], 0
+    failures = failures_of(results)
+    for topic, prepared in parts:
+        own = results[first : first + len(prepared.records)]
+        part = _encode_json(response_of(prepared, own, failures_of(own), failed=bool(failures)))
+        bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part[1:])
+        first += len(own)
+    body = b'{"topics":[' + b",".join(bodies) + b"]}"
+    reason = reason_of(failures) if failures else None
+    return with_reason(body, reason, len(results), 0 if failures else len(results))

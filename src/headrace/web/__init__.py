@@ -1,1 +1,0 @@
-"""The HTTP edge: the only package that uses the ASGI library and its server."""

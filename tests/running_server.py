@@ -1,0 +1,432 @@
+"""The real server on loopback in the test's own loop, and a client that writes bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from headrace import errors
+from headrace.app.documents import DocumentEndpoints
+from headrace.config.active import ActiveConsumersConfig
+from headrace.config.http import HttpConfig, SecurityConfig
+from headrace.config.internal_topics import kind_by_name
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
+from headrace.control.dead_letters.routes import DeadLetterEndpoints
+from headrace.control.health.consumer_status import BreakerDetails, Details, Summary
+from headrace.control.health.routes import HealthEndpoints
+from headrace.control.routes import ActiveStatusEndpoints, ControlEndpoints
+from headrace.control.runs.jobs import JobView
+from headrace.control.runs.redelivery import RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.replay_requests import DryRun
+from headrace.control.runs.routes import JobEndpoints
+from headrace.control.table.consumer_control import CommandAnswer
+from headrace.control.table.registration_routes import RegistrationEndpoints
+from headrace.control.table.registrations import Registration
+from headrace.delivery.status import SettingsInForce
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.functions.routes import FunctionEndpoints
+from headrace.http.application import Application
+from headrace.http.auth import Authenticator
+from headrace.http.server import WebService
+from headrace.kafka import check_topic
+from headrace.pipelines.routes import PipelineEndpoints
+from headrace.pipelines.status import FlowStatus, PipelineStatus
+from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.runtime import Readiness, SystemClock
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.tls import TlsFiles
+from headrace.sidecar.active.audit_routes import AuditEndpoints
+from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
+from headrace.sidecar.active.record_json import EntryWriter
+from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.sidecar.active.topic_routes import TopicEndpoints
+from headrace.sidecar.produce.fast_path import HotPath
+from headrace.sidecar.produce.idempotency import Idempotency
+from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.routes import ProduceRoute
+from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
+from headrace.sidecar.produce.transactions import Transactions
+from headrace.testing import ManualClock
+
+LIMIT_SECONDS = 60.0
+
+
+class Answer(NamedTuple):
+    """One HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Kafka:
+    """Takes records; can be held, and can fail."""
+
+    def __init__(self) -> None:
+        self.records: list[OutgoingRecord] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.taken = asyncio.Event()
+        self.failure: Exception | None = None
+        self.not_sent: list[Any] = []
+        """Requests that were refused, as the audit is told of them."""
+
+    def fail(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
+        self.records += records
+        self.taken.set()
+        await self.gate.wait()
+        self.fail()
+        return [Produced(0, index) for index in range(len(records))]
+
+    def submit(
+        self, records: Sequence[OutgoingRecord], closing: Any = None, group: Any = None
+    ) -> asyncio.Future[list[Any]]:
+        return asyncio.ensure_future(self.produce(records))
+
+    async def has_topic(self, name: str) -> bool:
+        return True
+
+    async def written_offsets(self, partitions: Any) -> dict[Any, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def list_topics(self) -> list[Any]:
+        self.fail()
+        return [SimpleNamespace(name="t.dlq")]
+
+    async def topic_ids(self, names: Iterable[str], right: str = "") -> dict[str, str]:
+        self.fail()
+        return {name: name for name in names if name == "t.dlq"}
+
+    async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
+        self.fail()
+        return {TopicPartition(topic, 0): (0, 0)}
+
+    async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
+        return {}
+
+    async def start_offsets(self, partitions: Any) -> dict[Any, int]:
+        return {}
+
+    end_offsets = start_offsets
+    config = KafkaConfig()
+
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
+        self.fail()
+        task = asyncio.ensure_future(self.produce(records))
+        task.add_done_callback(lambda task: done(task.result()))
+
+    def check_capacity(self, topic: str, size_bytes: int) -> None:
+        if isinstance(self.failure, errors.ProducerQueueFull):
+            raise self.failure
+
+    def known(self, topic: str) -> int | None:
+        return None if topic.startswith(("missing", "new", ".")) else 3
+
+    async def partitions_of(self, topic: str) -> int:
+        if check_topic(topic).startswith("missing"):
+            raise errors.TopicNotFound(topic=topic)
+        return 3
+
+
+def said(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Return a call that has this answer, or makes it of its arguments, and fails as Kafka does."""
+
+    def call(*given: Any, **_: Any) -> Any:
+        kafka.fail()
+        return value(*given) if callable(value) else value
+
+    return call
+
+
+def later(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Return such a call that is awaited."""
+    call = said(kafka, value)
+
+    async def awaited(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    return awaited
+
+
+def check_name(name: str) -> None:
+    """Refuse names that nothing has."""
+    if not name.isprintable() or name == "..":
+        raise errors.NotFound(topic=name)
+
+
+def dead_letters_of(kafka: Kafka) -> Any:
+    """Return a stand-in without dead letters, which keeps what is asked of it."""
+    requests: list[RedeliveryRequest] = []
+
+    def page(topic: str, *_: Any) -> DeadLetterPage:
+        check_name(topic)
+        return DeadLetterPage(topic, [], 0, 0, 0, "")
+
+    def chosen(request: RedeliveryRequest) -> list[tuple[str, Any]]:
+        owner = "writer" if request.group == "writers" else ""
+        consumer = SimpleNamespace(group="another" if request.group == "another" else "g", owner=owner)
+        return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
+
+    async def run(request: RedeliveryRequest) -> RedeliveryAnswer:
+        requests.append(request)
+        if request.group == "away":
+            raise errors.ReadFailed("away")
+        return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
+
+    topics = SimpleNamespace(
+        counts=later(kafka, []),
+        page=later(kafka, page),
+        statistics=later(kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)),
+    )
+    return SimpleNamespace(**vars(topics), topics=topics, chosen=said(kafka, chosen), run=run, requests=requests)
+
+
+VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
+
+
+def work_of(kafka: Kafka) -> Any:
+    """Return a stand-in for jobs and replays, which has one job."""
+
+    def show(name: str, *_: Any) -> JobView:
+        check_name(name)
+        return VIEW
+
+    return SimpleNamespace(
+        show=said(kafka, show),
+        list=said(kafka, [VIEW]),
+        entry_of=lambda name: 7,
+        change=later(kafka, show),
+        begin=later(kafka, lambda jobs, *asked: DryRun(3, {}) if asked[-2].dry_run else VIEW),
+        begin_by_metadata=later(kafka, VIEW),
+    )
+
+
+def audit_of(kafka: Kafka) -> Any:
+    """Return a stand-in for the audit, which keeps what was controlled and refused."""
+    controls: list[tuple[str, str, str, str]] = []
+    return SimpleNamespace(
+        service_id="t",
+        controls=controls,
+        control=lambda action, target, *, reason, outcome: controls.append((action, target, reason, outcome)),
+        produced=lambda *_, **__: None,
+        refused=lambda *_, **__: None,
+        not_sent=lambda *told: kafka.not_sent.append(told),
+        reported=said(kafka, []),
+    )
+
+
+def control_of(kafka: Kafka) -> Any:
+    """Return a stand-in for steering, statuses and commands, which has one consumer, `t`."""
+    settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
+    summary = Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
+    fields = {name: getattr(summary, name) for name in Summary.__struct_fields__}
+    command = later(kafka, lambda consumer, request, by, wait_seconds: CommandAnswer("i", not wait_seconds, []))
+    return SimpleNamespace(
+        consumers={"t": SimpleNamespace(name="t", kind="reactive", owner="")},
+        details=later(kafka, Details(**fields, partitions=[], commands=[])),
+        summary=lambda consumer: summary,
+        **dict.fromkeys(("pause", "resume", "change"), later(kafka)),
+        **dict.fromkeys(("seek", "skip"), command),
+        cancel=later(kafka, [TopicPartition("t", 0)]),
+    )
+
+
+def registered_of(kafka: Kafka) -> Any:
+    """Return a stand-in for registrations, which has one consumer; every second one that is put is new."""
+    one = Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
+    new = itertools.cycle((True, False))
+
+    def one_of(_: Any = None, name: str = "t") -> Registration:
+        if name != "t":
+            raise errors.NotFound()
+        return one
+
+    return SimpleNamespace(
+        one_of=said(kafka, one_of),
+        all_of=said(kafka, [one]),
+        refusal_of=lambda *_: None,
+        put=later(kafka, lambda *_: (one, next(new))),
+        remove=later(kafka, one),
+    )
+
+
+def active_of(kafka: Kafka, codecs: Codecs) -> Any:
+    """Return a stand-in for instances and for one of them, which reads nothing."""
+    active = SimpleNamespace(topics=(), assigned=(), reads=None, records=(), assignments={})
+    active.spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
+    active.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
+    active.find, active.create, active.read = said(kafka, active), later(kafka, active), later(kafka, active)
+    active.statuses, active.end = later(kafka, []), lambda *sent: None
+    active.answering = lambda size_bytes: contextlib.nullcontext()
+    for name in ("delete", "subscribe", "wait_assigned", "seek", "unsubscribe"):
+        setattr(active, name, later(kafka))
+    active.committed = active.commit = later(kafka, {})
+    return active
+
+
+def pipeline_of(kafka: Kafka) -> Any:
+    """Return a stand-in for a run, which does what it is asked."""
+    run = SimpleNamespace(state="running")
+    flows = {"f": FlowStatus(batch_id=3, lag_records=4)}
+    run.report = said(kafka, lambda: PipelineStatus("t", run.state, "", 1, 7, flows))
+    run.hold = later(kafka, lambda state: setattr(run, "state", state))
+    run.resume = lambda: setattr(run, "state", "running")
+    return run
+
+
+class RunningServer:
+    """A running server and what it talks to."""
+
+    def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
+        self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
+        self.tls: TlsFiles | None = None
+        self.dead_letters: Any = None
+        self.notes: Any = None
+        self.streams: Any = None
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection; it is closed with the server."""
+        host, port = self.web.url.partition("://")[2].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self._writers.append(writer)
+        return reader, writer
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send bytes on a connection of their own and read one answer."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        answer = await self.read(reader)
+        writer.close()
+        return answer
+
+    async def read(self, reader: asyncio.StreamReader) -> Answer:
+        """Read one answer."""
+        return await asyncio.wait_for(read_answer(reader), LIMIT_SECONDS)
+
+    async def get(self, path: str, method: str = "GET") -> Answer:
+        return await self.ask(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """Read one answer that has a Content-Length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
+    return Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
+
+
+@contextlib.asynccontextmanager
+async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
+    security = SecurityConfig.model_validate(settings.pop("security", {}))
+    config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
+    kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
+    registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+    notes = audit_of(kafka)
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, notes, config.max_records)
+    transactions = Transactions(ProducerConfig(), produce, kafka)
+    idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
+    writing = Writing(transactions, idempotency, metrics)
+    authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
+    tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
+    dead_letters = dead_letters_of(kafka)
+    work = work_of(kafka)
+    control = control_of(kafka)
+    registered = registered_of(kafka)
+    reactive: Any = SimpleNamespace(
+        kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
+    )
+    active = active_of(kafka, Codecs(registry))
+    produce_route = ProduceRoute(produce, writing, metrics, config)
+    trigger = SimpleNamespace(name="in", group="g", topics=["t"])
+    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), triggers=[trigger])
+
+    lag_of = said(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
+    reloads: Any = {"t": SimpleNamespace(reload=later(kafka))}
+    families = [
+        produce_route,
+        TransactionRoute(writing, config),
+        HealthEndpoints(lambda: services, "t", metrics),
+        DocumentEndpoints(),
+        AuditEndpoints(notes, config.max_records),
+        DeadLetterEndpoints(dead_letters, dead_letters),
+        JobEndpoints(work, work, work),
+        ControlEndpoints(control, control, control),
+        FunctionEndpoints([function], lag_of, reloads),
+        PipelineEndpoints({"t": pipeline_of(kafka)}),
+        ActiveStatusEndpoints(active, "here"),
+        ActiveDeadLetterEndpoints(
+            ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None
+        ),
+        RegistrationEndpoints(registered, lambda _: Readiness(True)),
+        ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
+        TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name, None),
+    ]
+    application = Application(config, families, metrics, authenticator, notes)
+    hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)
+    streams, context = produce_route.stream, tls.context if tls else None
+    web = WebService(config, application, hot_path, streams, tls=context)
+    await idempotency.start()
+    await web.start()
+    server = RunningServer(web, kafka, metrics, services)
+    server.tls, server.dead_letters, server.notes, server.streams = tls, dead_letters, notes, streams
+    try:
+        yield server
+    finally:
+        kafka.gate.set()
+        await server.close()
+        await web.stop()
+        await idempotency.stop()
+        await registry.close()
+
+
+@pytest.fixture
+def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[RunningServer]]:
+    """Open a running server: `async with opened(max_body_bytes=10) as server`."""
+    return _opened
+
+
+@pytest.fixture
+def server() -> contextlib.AbstractAsyncContextManager[RunningServer]:
+    """A server with the usual settings, which runs while the test does."""
+    return _opened()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Open the server that a test asks for in the loop of the test."""
+    test = pyfuncitem.obj
+    if not isinstance(pyfuncitem.funcargs.get("server"), contextlib.AbstractAsyncContextManager):
+        return
+
+    async def whole(server: Any, **given: Any) -> None:
+        async with server as running:
+            await test(server=running, **given)
+
+    whole.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    pyfuncitem.obj = whole

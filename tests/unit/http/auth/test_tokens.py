@@ -1,0 +1,180 @@
+"""Which signed tokens are taken, and which are not."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from joserfc.jwk import RSAKey
+
+from headrace.errors import KeysUnavailable
+from headrace.http.auth.principals import TokenExpired, TokenRefused
+from headrace.http.auth.tokens import Tokens
+
+STRANGER = RSAKey.generate_key(2048, {"kid": "rsa"})
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+def unsigned(server: Any, algorithm: str) -> str:
+    return f"{part({'alg': algorithm, 'kid': 'rsa'})}.{part(server.claims)}."
+
+
+def with_public_key_as_secret(server: Any) -> str:
+    head, body = part({"alg": "HS256", "kid": "rsa"}), part(server.claims)
+    secret = server.private["RS256"].as_pem(private=False)
+    signature = hmac.new(secret, f"{head}.{body}".encode(), "sha256").digest()
+    return f"{head}.{body}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+
+
+def changed_payload(server: Any) -> str:
+    head, _, signature = server.sign().split(".")
+    return f"{head}.{part({**server.claims, 'scope': 'admin'})}.{signature}"
+
+
+def twice(server: Any) -> str:
+    text = json.dumps(server.claims)
+    return server.sign(text[:-1].encode() + b', "scope": "admin"}')
+
+
+WRONG: dict[str, list[Any]] = {
+    "iss": ["other", None],
+    "aud": ["other", None, ["other", "headrace2"]],
+    "exp": [None, "9999999999", True, float("inf"), float("nan"), 10**400],
+    "client_id": [None, "a\nb"],
+    "scope": [1, [1]],
+}
+BAD: dict[str, Callable[[Any], str]] = {
+    "empty": lambda s: "",
+    "one word": lambda s: "abc",
+    "two parts": lambda s: s.sign().rpartition(".")[0],
+    "five parts": lambda s: "a.b.c.d.e",
+    "truncated": lambda s: s.sign()[:-7],
+    "no signature": lambda s: s.sign().rpartition(".")[0] + ".",
+    "100 KB": lambda s: s.sign_claims(filling="x" * 100_000),
+    "not base64": lambda s: "!!!." + s.sign().partition(".")[2],
+    "other alphabet": lambda s: s.sign().replace(".", ".\u00e9", 1),
+    "header no object": lambda s: f"{part([1])}.{part(s.claims)}.AA",
+    "header deep": lambda s: f"{base64.urlsafe_b64encode(b'[' * 5000).decode()}.{part(s.claims)}.AA",
+    **{f"alg {name}": lambda s, name=name: unsigned(s, name) for name in ("none", "None", "NONE", "nOnE")},
+    "alg missing": lambda s: f"{part({'kid': 'rsa'})}.{part(s.claims)}.AA",
+    "alg a list": lambda s: f"{part({'alg': ['RS256'], 'kid': 'rsa'})}.{part(s.claims)}.AA",
+    "alg HS256 with the public key": with_public_key_as_secret,
+    "alg RS512": lambda s: s.sign(algorithm="RS512", key=s.private["RS256"]),
+    "alg PS256": lambda s: s.sign(algorithm="PS256", key=s.private["RS256"]),
+    "key of another algorithm": lambda s: s.sign(algorithm="ES256", kid="rsa"),
+    "wrong key": lambda s: s.sign(key=STRANGER),
+    "unknown kid": lambda s: s.sign(kid="unknown"),
+    "kid a path": lambda s: s.sign(kid="../../../dev/null"),
+    "kid SQL": lambda s: s.sign(kid="' OR 1=1 --"),
+    "kid a number": lambda s: f"{part({'alg': 'RS256', 'kid': 7})}.{part(s.claims)}.AA",
+    "jku of ours": lambda s: s.sign(key=STRANGER, jku="http://localhost/jwks.json"),
+    "x5u of ours": lambda s: s.sign(key=STRANGER, x5u="http://localhost/x.pem"),
+    "key in the token": lambda s: s.sign(key=STRANGER, jwk=STRANGER.as_dict(private=False)),
+    "crit": lambda s: f"{part({'alg': 'RS256', 'kid': 'rsa', 'crit': ['exp']})}.{part(s.claims)}.AA",
+    "wrong type": lambda s: s.sign(typ="logout+jwt"),
+    "changed payload": changed_payload,
+    "nested": lambda s: s.sign(s.sign().encode(), cty="JWT"),
+    "payload no object": lambda s: s.sign(b"[1]"),
+    "payload no JSON": lambda s: s.sign(b"{"),
+    "claim twice": twice,
+    **{
+        f"{name} {value!r:.9}": lambda s, name=name, value=value: s.sign_claims(**{name: value})
+        for name, values in WRONG.items()
+        for value in values
+    },
+    "expired 61 s": lambda s: s.sign_claims(exp=s.now - 61),
+    "for too long": lambda s: s.sign_claims(exp=s.now + 86_401),
+    "nbf in the future": lambda s: s.sign_claims(nbf=s.now + 61),
+    "iat in the future": lambda s: s.sign_claims(iat=s.now + 61),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tokens_are_refused(server: Any, case: str) -> None:
+    """Row J1: every one of them, and never as anything but a refusal."""
+    server.check(server.sign())
+    token = BAD[case](server)
+    with pytest.raises(TokenRefused):
+        server.check(token)
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
+def test_a_good_token_says_who_and_what(server: Any, algorithm: str) -> None:
+    """Under every algorithm, with and without a type."""
+    for kind in (None, "JWT", "at+jwt"):
+        principal = server.check(server.sign(algorithm=algorithm, typ=kind))
+        assert (principal.name, principal.scopes) == ("loader", {"kafka:w"})
+        assert principal.expires_at == server.claims["exp"] + 60
+
+
+@pytest.mark.parametrize(("claims", "scopes"), yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text()))
+def test_claims_are_read_in_their_usual_spellings(server: Any, claims: dict[str, Any], scopes: list[str]) -> None:
+    """`scope` or `scp`, text or list; audience in a list; a minute of leeway at both ends."""
+    assert server.check(server.sign_claims(**claims)).scopes == {*scopes}
+
+
+def test_a_token_without_kid_is_checked_with_the_only_key(server: Any) -> None:
+    """With two keys of one algorithm it would be a guess."""
+    token = server.sign(kid=None)
+    assert server.check(token).name == "loader"
+    server.show(*server.private.values(), RSAKey.generate_key(2048, {"kid": "second"}))
+    server.tokens._known.clear()
+    server.keys._tried_at = float("-inf")
+    with pytest.raises(TokenRefused):
+        server.check(server.sign(kid="unknown"))
+    with pytest.raises(TokenRefused):
+        server.check(token)
+
+
+def test_a_known_token_is_not_checked_again_and_still_ends(server: Any) -> None:
+    """The second look costs no signature; the end comes with the leeway, row J2."""
+    token = server.sign()
+    server.check(token)
+    first = server.check(token)  # the keys, read for the first look, count as changed
+    server.tokens._claims = None  # a signature would be checked with this
+    assert server.check(token) is first
+    asyncio.run(server.clock.advance(659))
+    assert server.check(token) is first
+    asyncio.run(server.clock.advance(2))
+    with pytest.raises(TokenExpired):
+        server.check(token)
+    assert not server.tokens._known
+
+
+def test_known_tokens_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row I6: what callers send does not grow the process."""
+    monkeypatch.setattr("headrace.http.auth.tokens._MAX_CACHED", 3)
+    server.tokens = Tokens(server.settings, server.keys, server.clock)
+    for number in range(10):
+        server.check(server.sign_claims(jti=str(number)))
+    assert len(server.tokens._known) == 3
+
+
+def test_a_key_that_is_gone_ends_what_it_signed(server: Any) -> None:
+    """A token that was good is checked again when the keys have changed."""
+    token = server.sign()
+    server.check(token)
+    server.show(server.private["ES256"])
+    server.keys._tried_at = float("-inf")
+    server.check(server.sign(algorithm="ES256"))
+    with pytest.raises(TokenRefused):
+        server.check(server.sign(kid="new"))
+    with pytest.raises(TokenRefused):
+        server.check(token)
+
+
+def test_without_any_keys_the_caller_is_to_come_again(server: Any) -> None:
+    """503, because the token may be good."""
+    server.file.unlink()
+    with pytest.raises(KeysUnavailable):
+        server.check(server.sign())

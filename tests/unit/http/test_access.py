@@ -1,0 +1,119 @@
+"""Who may use which endpoint: every route of the code against the callers that `callers.yaml` names for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.app.documents import ENDPOINTS
+from headrace.http.endpoint import OPEN, Endpoint
+
+CALLERS = yaml.safe_load(Path(__file__).with_name("callers.yaml").read_text())
+TOKENS = CALLERS["scopes"]
+SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in TOKENS.items()}}
+ALLOWED = {operation: row["callers"] for row in CALLERS["served"] for operation in row["operations"]}
+RECORD = b'{"records":[{"value":1}]}'
+
+
+def request(method: str, path: str, more: str = "", body: bytes = RECORD) -> bytes:
+    path = re.sub(r"\{.*?\}", "t", path)
+    head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
+
+
+def bearer(name: str) -> str:
+    return f"Authorization: Bearer {name:->16}\r\n"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.id)
+async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
+    """Row J5: 401 for strangers, 403 that names the scope and nothing else, an answer of the endpoint for the rest."""
+    rule, method, path = endpoint.rule, endpoint.method, endpoint.path
+    path += "?group=other&topic=other" if endpoint.id == "DLTopicReplayActive" else ""
+    async with opened(security=SECURITY) as server:
+        stranger = await server.ask(request(method, path))
+        assert (stranger.status == 401) is (rule != OPEN)
+        for name in TOKENS:
+            answer = await server.ask(request(method, path, bearer(name)))
+            if name in ALLOWED[endpoint.id]:
+                assert answer.status not in (401, 403), name
+            else:
+                assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
+                assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
+                assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
+
+
+async def test_credentials_and_their_codes(opened: Any) -> None:
+    """The codes of sidecar.md 2.8; a 401 says what it wants; nothing reaches Kafka but what may."""
+    async with opened(security=SECURITY) as server:
+        for template, status, code in CALLERS["credentials"]:
+            more = template.format(**{name: f"{name:->16}" for name in TOKENS})
+            answer = await server.ask(request("POST", "/producers/t", more))
+            assert (answer.status, answer.json.get("code", "")) == (status, code), more
+            assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
+        assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
+
+
+async def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:
+    """401 for every path; 404 and 405 are for those who are known."""
+    async with opened(security=SECURITY) as server:
+        for path in ("/nowhere", "/producers", "/health", "/metrics/", "//live", "/Live"):
+            assert (await server.ask(request("GET", path))).status == 401, path
+            assert (await server.ask(request("GET", path, bearer("nothing")))).status == 404, path
+        assert (await server.ask(request("GET", "/producers/t", bearer("nothing")))).status == 405
+        assert (await server.ask(request("GET", "/lively"))).status == 404
+
+
+async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
+    """Names of services and reasons are for those who are known; a bad token does not fail a probe."""
+    async with opened(security=SECURITY) as server:
+        assert (await server.get("/ready")).json == {"ready": True}
+        assert (await server.ask(request("GET", "/ready", "Authorization: Bearer wrong\r\n"))).json == {"ready": True}
+        assert "services" in (await server.ask(request("GET", "/ready", bearer("nothing")))).json
+
+
+async def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
+    """429 with Retry-After; others go on."""
+    async with opened(security={**SECURITY, "requests_per_second": 3}) as server:
+        answers = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
+        assert [answer.status for answer in answers] == [404, 404, 404, 429]
+        assert answers[-1].headers["retry-after"] == "1"
+        assert (await server.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
+
+
+async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
+    """429 with Retry-After for the one more; others go on, and so does this one when it has its answers."""
+    async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
+        server.kafka.gate.clear()
+        waiting = [asyncio.create_task(server.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)]
+        while len(server.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
+            await asyncio.sleep(0)
+        answer = await server.ask(request("POST", "/producers/t", bearer("writer")))
+        assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
+        assert (await server.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
+        assert (await server.ask(request("GET", "/ready", bearer("writer")))).status == 200
+        server.kafka.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
+
+
+async def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
+    """Row J8: each good one among them is served, and probes are answered at once."""
+    async with opened(security=SECURITY) as server:
+        bad, good = (
+            request("GET", "/metrics", bearer("wrong"), b""),
+            request("POST", "/producers/t", bearer("writer")),
+        )
+        guesses = [asyncio.create_task(server.ask(bad)) for _ in range(60)]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        answers = [await server.ask(good) for _ in range(10)]
+        assert [answer.status for answer in answers] == [200] * 10
+        for name in ("wrong", "nothing"):
+            assert (await server.ask(request("GET", "/ready", bearer(name)))).json == {"ready": True}
+        assert not all(guess.done() for guess in guesses), "the wrong ones are slowed"
+        assert {(await guess).status for guess in guesses} == {401, 429}

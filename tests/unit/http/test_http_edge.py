@@ -1,0 +1,477 @@
+"""What comes over a real socket, good and bad, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import re
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from headrace import errors
+from headrace.http.connection import ClientConnection
+from tests.raw_server import Authority, until
+
+RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
+
+
+def post(body: bytes, kind: str | None = "application/json", more: str = "", path: str = "/producers/t") -> bytes:
+    typed = f"Content-Type: {kind}\r\n" if kind else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\n{typed}Content-Length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    head = (
+        "POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    return head.encode() + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + end
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(RECORD),
+        post(RECORD, "Application/JSON; charset=utf-8"),
+        chunked(RECORD[:5], RECORD[5:]),
+        post(RECORD, path="/producers/%74"),
+    ],
+)
+async def test_records_are_taken(server: Any, request_bytes: bytes) -> None:
+    """Whole or in chunks, in any spelling of the media type, the path decoded."""
+    answer = await server.ask(request_bytes)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
+    assert [(record.topic, record.value) for record in server.kafka.records] == [("t", b'{"n":1}')]
+
+
+BAD = [
+    (post(RECORD, None), 400, "ERR10015"),
+    (post(b""), 400, "ERR11014"),
+    (post(b"", None), 400, "ERR11014"),
+    (post(b"{"), 400, "ERR10015"),
+    (post(b"\xef\xbb\xbf{}"), 400, "ERR10015"),
+    (post(b'{"records":[{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"), 400, "ERR11004"),
+    (post(b'{"valueFormat":"string","records":[{"value":1}]}'), 400, "ERR12206"),
+    (post(b'{"records":[{"key":1,"partition":3}]}'), 404, "ERR40007"),
+    (post(RECORD, path="/producers/missing"), 404, "ERR40006"),
+    (post(RECORD, path="/producers/"), 404, "ERR10007"),
+    (post(RECORD, path="/producers"), 404, "ERR10007"),
+    (post(RECORD, path="/producers/t/"), 404, "ERR10007"),
+    (post(RECORD, path="/producers/a%2Fb"), 404, "ERR10007"),
+    (post(RECORD, path='/no"quotes'), 404, "ERR10007"),
+    (b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n", 404, "ERR10007"),
+    (b"GET /producers/t HTTP/1.1\r\nHost: h\r\n\r\n", 405, "ERR10008"),
+    (b"DELETE /health/liveness HTTP/1.1\r\nHost: h\r\n\r\n", 405, "ERR10008"),
+]
+
+
+async def test_what_does_not_fit_is_answered_with_the_one_error_body(server: Any) -> None:
+    """Correct JSON with the code of the case and an id, and nothing reaches Kafka; the server goes on."""
+    for request_bytes, status, code in BAD:
+        answer = await server.ask(request_bytes)
+        assert (answer.status, answer.json["code"]) == (status, code), request_bytes[:200]
+        assert list(answer.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
+        assert answer.json["statusCode"] == status
+        assert answer.headers["content-type"] == "application/json"
+        assert len(answer.headers["x-correlation-id"]) == 22
+        assert "Traceback" not in answer.body.decode()
+    assert server.kafka.records == []
+    assert (await server.ask(post(RECORD))).status == 200
+
+
+async def test_a_wrong_method_says_which_are_right(server: Any) -> None:
+    """RFC 9110 section 15.5.6 asks for Allow."""
+    assert (await server.get("/producers/t")).headers["allow"] == "POST"
+    assert (await server.get("/live", "PUT")).headers["allow"] == "GET, HEAD"
+    assert (await server.get("/reactive-consumers/t", "POST")).headers["allow"] == "DELETE, GET, HEAD, PUT"
+
+
+@pytest.mark.parametrize("request_bytes", [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")])
+async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
+    """By its announced length or by counting; the answer arrives, and 413 is not waited for by the whole body."""
+    async with opened(max_body_bytes=1000) as server:
+        reader, writer = await server.connect()
+        writer.write(request_bytes)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert head.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in head
+        rest = await asyncio.wait_for(reader.read(), 60)
+        assert json.loads(rest)["code"] == "ERR10068"
+        assert server.kafka.records == []
+
+
+async def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: Any) -> None:
+    """With Expect: 100-continue nothing of the body travels."""
+    async with opened(max_body_bytes=1000) as server:
+        head = post(b"", more="Expect: 100-continue\r\n").replace(b"Length: 0", b"Length: 5000")
+        assert (await server.ask(head)).status == 413
+
+
+async def test_a_body_of_exactly_the_limit_is_taken(opened: Any) -> None:
+    """The limit itself is allowed."""
+    async with opened(max_body_bytes=len(RECORD)) as server:
+        assert (await server.ask(post(RECORD))).status == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(server: Any) -> None:
+    """A truncated body is not produced, and the next request is served."""
+    reader, writer = await server.connect()
+    writer.write(post(RECORD)[:-3])
+    await writer.drain()
+    writer.close()
+    await reader.read()
+    assert (await server.ask(post(RECORD))).status == 200
+    assert len(server.kafka.records) == 1
+
+
+async def test_ids_of_the_client_come_back(server: Any) -> None:
+    """On answers and errors alike; and they reach the record."""
+    more = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
+    for body in (RECORD, b"{"):
+        headers = (await server.ask(post(body, more=more))).headers
+        assert (headers["x-correlation-id"], headers["x-traceability-id"]) == ("c-1", "t-1")
+    assert server.kafka.records[0].headers == [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1")]
+
+
+@pytest.mark.parametrize("identity", ["a b", "\u00e9", "x" * 201, ""])
+async def test_an_id_that_is_none_is_replaced(server: Any, identity: str) -> None:
+    """Spaces, other alphabets and long texts do not get into logs and records."""
+    request = post(RECORD, more="X-Correlation-Id: ?\r\n").replace(b"?", identity.encode("latin-1"))
+    assert len((await server.ask(request)).headers["x-correlation-id"]) == 22
+
+
+async def test_a_defect_is_one_error_body_without_a_trace(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the trace under the answer's id; the client does not."""
+
+    server.kafka.failure = ZeroDivisionError("inner secret")
+    answer = await server.ask(post(RECORD))
+    assert (answer.status, answer.json["code"]) == (500, "ERR10010")
+    assert "secret" not in answer.body.decode()
+
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_one_connection_serves_many_requests_also_after_errors(server: Any) -> None:
+    """Keep-alive and pipelining; a refused body does not shift the next request."""
+    reader, writer = await server.connect()
+    writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
+    writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    text = await asyncio.wait_for(reader.read(), 60)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", text) == [b"200", b"400", b"400", b"200", b"200"]
+
+
+@pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
+@pytest.mark.uvloop
+async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, request_bytes: bytes) -> None:
+    """Sixteen are answered; of thousands the first are, and the connection ends with the last answer."""
+
+    reader, writer = await server.connect()
+    for _ in range(3):
+        writer.write(request_bytes * 16)
+        assert [(await server.read(reader)).status for _ in range(16)] == [200] * 16
+    server.kafka.records.clear()
+    reader, writer = await server.connect()
+    writer.write(request_bytes * 300)
+    answers = [await server.read(reader) for _ in range(17)]
+    assert [answer.status for answer in answers] == [200] * 17
+    assert [answer.headers.get("connection") for answer in answers] == [None] * 16 + ["close"]
+    assert len(server.kafka.records) in (0, 17)
+
+
+async def test_only_one_probe_is_read_in_a_turn_without_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what begins as one could hold the turn."""
+    monkeypatch.setattr("headrace.http.connection._SLICE_SECONDS", 1e-9)
+    probe = b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"
+    pairs = [await server.connect() for _ in range(3)]
+    await asyncio.gather(*(server.read(reader) for reader, writer in pairs if not writer.write(probe)))
+    connections = list(server.web._server.server_state.connections)
+    for connection, data in zip(
+        connections, (probe, probe * 2, probe[:-4] + b"\r\nX: %b\r\n\r\n" % (b"x" * 4096)), strict=True
+    ):
+        connection._slices.count(0)  # no time is left
+        connection.data_received(data)
+    assert [bool(connection._waiting) for connection in connections] == [False, True, True]
+
+
+async def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
+    """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
+    async with opened(max_connections=1) as server:
+        await server.connect()
+        reader, writer = await server.connect()
+        writer.write(post(RECORD))
+        assert (await server.read(reader)).status == 200
+        answer = await server.ask(post(RECORD))
+        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        assert (await server.get("/live")).status == 200
+        writer.write(post(RECORD))
+        assert (await server.read(reader)).status == 200
+        writer.close()
+        assert await reader.read() == b""
+        assert (await server.ask(post(RECORD))).status == 200
+
+
+def _read_of(path: str = "/consumers/g/instances/i/records") -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
+
+
+@pytest.mark.parametrize("path", ["/consumers/g/instances/i/records?timeout=1", "/consumers/g/instances/%69/%72ecords"])
+async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, path: str) -> None:
+    """Neither kind is refused because of the other, and a connection counts as what it did last."""
+    async with opened(max_connections=2, reader_share=0.5) as server:
+        reading = await server.connect()
+        reading[1].write(_read_of(path))
+        assert (await server.read(reading[0])).status == 200
+        refused = await server.ask(_read_of())
+        assert (refused.status, refused.json["code"], refused.headers["connection"]) == (503, "ERR40031", "close")
+        assert "http.reader_share" in refused.json["description"]
+        others = [await server.connect() for _ in range(2)]
+        for reader, writer in others:
+            writer.write(post(RECORD))
+            assert (await server.read(reader)).status == 200
+        assert (await server.ask(post(RECORD))).status == 503
+        for request in (post(RECORD), _read_of()):  # a reader commits on its own connection
+            reading[1].write(request)
+            assert (await server.read(reading[0])).status == 200
+        others[0][1].write(_read_of())  # a request is refused, not the connection of another kind
+        assert (await server.read(others[0][0])).status == 503
+        assert await others[0][0].read() == b""
+        reading[1].write(post(RECORD))
+        assert (await server.read(reading[0])).status == 200
+        shown = (await server.get("/metrics")).body.decode()
+        assert 'headrace_http_connections{kind="reads"} 0.0' in shown
+        assert 'headrace_http_connections{kind="requests"} 2.0' in shown
+        assert (await server.ask(_read_of())).status == 200
+
+
+async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> None:
+    """A read does not leave its limit because the same client sends another request behind it."""
+    async with opened(max_connections=4, reader_share=0.5) as server:
+        _, writer = await server.connect()
+        writer.write(_read_of() + post(RECORD))
+        await server.get("/live")
+        limit = server.web._server.shared.limit
+        assert limit.admitted == {"requests": 0, "reads": 1}
+
+
+@pytest.mark.uvloop
+async def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may be open at all: liveness and requests are answered, the oldest slow heads are closed with 503."""
+    monkeypatch.setattr("headrace.http.connection.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.http.connection._TIME_TO_SEND_SECONDS", 0.02)
+
+    async with opened(max_connections=4) as server:
+        pairs = []
+        for _ in range(40):
+            pairs.append(await server.connect())
+            pairs[-1][1].write(b"POST /producers/t HTTP/1.1\r\nHost:")
+            assert (await server.get("/health/liveness")).status == 200
+        answer = await server.read(pairs[0][0])
+        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        assert (await server.ask(post(RECORD))).status == 200
+        assert len(server.web._server.server_state.connections) <= 22
+
+
+@pytest.mark.uvloop
+async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(server: Any) -> None:
+    """One per turn would keep the last of a thousand clients waiting for seconds."""
+
+    port = int(server.web.url.rpartition(":")[2])
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]  # the loop does not run
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert len(server.web._server.server_state.connections) == 100
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.uvloop
+async def test_what_came_in_one_turn_is_read_in_slices(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client is answered in the end, and a probe that came last is answered before most of them."""
+    monkeypatch.setattr("headrace.http.connection._SLICE_SECONDS", 1e-9)
+
+    pairs = [await server.connect() for _ in range(100)]
+    for _, writer in pairs:
+        writer.write(post(RECORD) * 2)
+    probe = await server.get("/health/liveness")
+    assert probe.status == 200
+    assert len(server.kafka.records) < 50
+    for reader, writer in pairs:
+        assert [(await server.read(reader)).status for _ in range(2)] == [200, 200]
+        writer.write(post(RECORD))
+        assert (await server.read(reader)).status == 200
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the number that is needed; a soft limit is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def start(connections: int) -> None:
+        async with opened(max_connections=connections):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        asyncio.run(start(1000))
+        with pytest.raises(errors.EnvironmentProblem, match=r"http\.max_connections .* needs \d+ open files"):
+            asyncio.run(start(hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_closed_connection_is_free_at_once(opened: Any) -> None:
+    """Without a collection of cycles, of which there may be none for minutes."""
+
+    async def main() -> None:
+        async with opened() as server:
+            for request in (post(RECORD), post(b"{"), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n", b"?\r\n\r\n"):
+                await server.ask(request)
+            end = asyncio.get_running_loop().time() + 10
+            while any(isinstance(one, ClientConnection) for one in gc.get_objects()):
+                assert asyncio.get_running_loop().time() < end
+                await asyncio.sleep(0.1)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        gc.enable()
+
+
+async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> None:
+    """The size is compared first, so a refusal costs nothing."""
+    body = b"{" * 65_537
+    request = b"PUT /reactive-consumers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert answer.status == 400
+    assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
+
+
+READ = b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+class Reader:
+    """A client that sends a read. Its goodbye of TLS leaves unread what it has not read."""
+
+    def __init__(self, url: str, tls: bool) -> None:
+        host, _, port = url.rpartition("/")[2].partition(":")
+        self.raw = socket.create_connection((host, int(port)), 60)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._tls: Any = context.wrap_bio(self._in, self._out) if tls else None
+        self._call(self._tls.write if tls else self.raw.sendall, READ)
+
+    def read(self) -> None:
+        while not self._call(self._tls.read if self._tls else self.raw.recv, 1000).endswith(b"[]"):
+            pass
+
+    def goodbye(self) -> None:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self.raw.sendall(self._out.read())
+
+    def _call(self, method: Any, argument: Any) -> Any:
+        while True:
+            try:
+                return method(argument)
+            except ssl.SSLWantReadError:
+                self.raw.sendall(self._out.read())
+                self._in.write(self.raw.recv(100_000))
+            finally:
+                self.raw.sendall(self._out.read())
+
+
+@pytest.fixture
+def with_tls(tmp_path: Path) -> Any:
+    """Settings of a server with a certificate."""
+    Authority(tmp_path).issue("server")
+    return {"tls": {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}}
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("how", ["plain", "tls", "goodbye", "idle"])
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_how_a_client_closes_says_whether_it_has_received_the_answer(
+    opened: Any, with_tls: Any, loop_factory: Any, how: str, reads: bool
+) -> None:
+    """With unread bytes its system resets the connection, also after a goodbye of TLS, which we answer."""
+
+    async def main() -> None:
+        tls = how != "plain"
+        async with opened(**with_tls if tls else {}) as server:
+            client = await asyncio.to_thread(Reader, server.web.url, tls)
+            if reads:
+                await asyncio.to_thread(client.read)
+            connections = server.web._server.server_state.connections
+            await until(lambda: any(one._arrival and not one.is_answering for one in connections))
+            [(connection, arrival)] = ((one, one._arrival) for one in connections)
+            await asyncio.sleep(0.1)
+            if how == "goodbye":
+                client.goodbye()
+                await asyncio.sleep(0.02)  # the server's own end of TLS would arrive meanwhile
+            if how == "idle":
+                connection.timeout_keep_alive_handler()
+                await asyncio.sleep(0.02)  # the client does not read the server's end
+            await asyncio.to_thread(client.raw.close)
+            await until(lambda: not connections)
+            assert await arrival.received() is (reads or how == "idle")
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+CLOSES_AT_ONCE = f"""
+import socket, ssl, sys
+for _ in range(20):
+    raw = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60)
+    client = ssl._create_unverified_context().wrap_socket(raw)
+    client.sendall({READ!r})
+    while not client.recv(1000).endswith(b"[]"):
+        pass
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_closes_at_once_has_received_what_it_has_read(
+    opened: Any, with_tls: Any, monkeypatch: pytest.MonkeyPatch, loop_factory: Any
+) -> None:
+    """It is quicker than a busy server, which has not looked yet whether the system has its answer."""
+    arrivals, written = [], ClientConnection.written
+
+    async def observed(connection: ClientConnection, *patience: float) -> Any:
+        arrivals.append(await written(connection, *patience))
+        return arrivals[-1]
+
+    monkeypatch.setattr(ClientConnection, "written", observed)
+
+    async def main() -> None:
+        async with opened(**with_tls) as server:
+            port = server.web.url.rpartition(":")[2]
+            client = subprocess.Popen([sys.executable, "-c", CLOSES_AT_ONCE, port])  # noqa: ASYNC220 a thread is slower
+            while client.poll() is None:
+                time.sleep(0.001)  # noqa: ASYNC251 the server has other work in each turn
+                await asyncio.sleep(0)
+            await until(lambda: len(arrivals) == 20)
+            assert [arrival and await arrival.received() for arrival in arrivals] == [True] * 20
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())

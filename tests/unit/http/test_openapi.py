@@ -1,0 +1,323 @@
+"""The API document: it is one, it says what is served, and what it says is so."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
+
+import headrace
+from headrace import errors
+from headrace.app.documents import ENDPOINTS
+from headrace.control.dead_letters.routes import DeadLetterEndpoints
+from headrace.control.health import routes
+from headrace.control.routes import ControlEndpoints, WaitQuery
+from headrace.http.endpoint import JSON_BODY, endpoints_of
+from headrace.http.openapi import document, errors_of
+from headrace.runtime import Readiness
+from headrace.sidecar.active.routes import ActiveEndpoints
+
+SOURCE = Path(headrace.__file__).parent
+RECORD = b'{"records":[{"value":1}]}'
+NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
+HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
+SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
+POST = "/producers/{topic}"
+OPERATIONS = {(one.method, one.path): one for one in ENDPOINTS}
+DOCUMENT = json.loads(json.dumps(document(ENDPOINTS)))
+ALL = [one for one in ENDPOINTS if one.described]
+
+
+def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: str = "Host: h\r\n") -> bytes:
+    path = re.sub(r"\{.*?\}", "t", path.replace("{partition}", "0"))
+    head = f"{method} {path} HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
+
+
+async def test_the_document_is_one_in_both_versions(server: Any) -> None:
+    """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
+    for path, kind, read in (
+        ("/spec.yaml", "text/yaml", lambda text: yaml.load(text, yaml.CSafeLoader)),
+        ("/openapi.json", "application/json", json.loads),
+    ):
+        newer, older = await server.get(path), await server.get(f"{path}?version=3.0")
+        assert newer.headers["content-type"].startswith(kind)
+        assert read(newer.body) == DOCUMENT
+        assert read(older.body)["openapi"].startswith("3.0")
+        assert b"null" not in older.body.replace(b"nullable", b"").replace(b"is null", b"")
+        for query in ("version=2.0", "versoin=3.0"):
+            assert (await server.get(f"{path}?{query}")).json["code"] == "ERR11004"
+    assert DOCUMENT["openapi"] == "3.1.0"
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+    OpenAPIV30SpecValidator(json.loads(older.body)).validate()
+
+
+def test_every_endpoint_is_in_the_document(opened: Any) -> None:
+    """With the scopes of its rule, and under its own id and path; nothing is served that is not described."""
+    paths = DOCUMENT["paths"]
+    assert sum(map(len, paths.values())) == len(ALL)
+    for one in ALL:
+        scopes = [alternative["kafka_auth"] for alternative in paths[one.path][one.method.lower()]["security"]]
+        assert scopes == [[scope] for scope in one.rule.any_of]
+    assert len({one.id for one in ENDPOINTS}) == len(OPERATIONS) == len(ENDPOINTS)
+
+
+def test_what_changes_state_is_audited() -> None:
+    """Records have notes of their own, and a report is a note."""
+    silent = {one.id for one in ENDPOINTS if one.changes and not one.audited}
+    of_instances = {one.id for one in endpoints_of(ActiveEndpoints) if one.changes}
+    assert silent - of_instances == {
+        "postData",
+        "postTransaction",
+        "ConsumerActiveAudit",
+        "DLTopicReplayActive",
+        "DLQProducer",
+    }
+
+
+def test_operations_are_in_groups() -> None:
+    """By what they are for; a page with all of them under one heading is hard to read."""
+    operations = [operation for methods in DOCUMENT["paths"].values() for operation in methods.values()]
+    tags = [tag for operation in operations for tag in operation["tags"]]
+    assert len(tags) == len(operations)
+    assert set(tags) == {tag["name"] for tag in DOCUMENT["tags"]}
+    assert max(map(tags.count, tags)) <= 12
+    assert tags.count("Documents") == 4
+
+
+async def test_the_root_says_where_to_read_on(server: Any) -> None:
+    """Every path that it names is served."""
+    answer = await server.get("/")
+    assert answer.status == 200
+    for path in answer.json["paths"]:
+        assert (await server.get(path)).status == 200
+
+
+async def test_nothing_is_changed_for_a_page_of_another_site(server: Any) -> None:
+    """Every operation that changes something, whatever its method; an image tag sends a GET without an Origin."""
+
+    for (method, path), operation in OPERATIONS.items():
+        for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
+            refused = operation.changes or more.startswith("Origin")
+            answer = await server.ask(request(method, path, f"{more}\r\n"))
+            assert (answer.status == 403) is refused, (method, path, more)
+            assert not refused or answer.json["code"] == "ERR40034"
+        for site in ("same-origin", "none"):
+            answer = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
+            assert answer.status != 403, (method, path)
+
+    assert DeadLetterEndpoints.redeliver_by_get.changes
+
+
+async def test_a_body_that_may_be_left_out_is_not_required(server: Any) -> None:
+    """The document and the server agree: what is taken without a body is described so, and nothing else is."""
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
+                refused = answer.status == 400 and answer.json["code"] != "ERR12218"
+                assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
+
+
+async def test_the_page_asks_no_other_site(server: Any) -> None:
+    """Everything it names is served here, and its policy forbids the rest."""
+    page = await server.get("/specui.html")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
+    assert len(named) == 3
+    for name in named:
+        answer = await server.get(f"/{name}")
+        assert answer.status == 200
+        assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
+    start = (await server.get("/specui/start.js")).body.decode()
+    assert "validatorUrl: null" in start
+    assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == DOCUMENT
+    assert (await server.get("/specui/..%2f__init__.py")).status == 404
+
+
+Answers = AsyncIterator[tuple[tuple[str, str], Any]]
+
+
+async def open_answers(opened: Any) -> Answers:
+    """Provoke what endpoints answer to whoever may do everything."""
+    async with opened(max_body_bytes=1000) as server:
+        for method, path in OPERATIONS:
+            edge = [
+                request(method, path),
+                request(method, path, host="Host: h\r\nHost: h\r\n"),
+                request(method, path, host="Host: elsewhere\r\n"),
+                request(method, path, "".join(f"X-{n}: 1\r\n" for n in range(101))),
+                re.sub(
+                    rb"Content-Length: \d+",
+                    b"Transfer-Encoding: gzip, chunked",
+                    request(method, path, body=b"0\r\n\r\n"),
+                ),
+                *([request(method, path).replace(b"/t ", b"/other ")] if "serviceId" in path else ()),
+                *([request(method, f"{path}?what=this")] if OPERATIONS[method, path].query else ()),
+            ]
+            for ask in [*edge, *(produce_requests(server) if path == POST else ()), *keyed_requests(method, path)]:
+                server.kafka.failure = ask if isinstance(ask, Exception) else None
+                asked = usual(method, path) if isinstance(ask, Exception) else ask
+                yield (method, path), await server.ask(asked)
+        server.services["kafka"] = Readiness(False, "for this test")
+        server.web._application.gate.draining = True
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(routes, "hanging_consumers", lambda: ["for this test"])
+            for method, path in OPERATIONS:
+                yield (method, path), await server.ask(request(method, path))
+
+
+async def guarded_answers(opened: Any) -> Answers:
+    """Provoke what endpoints answer to those who may not, or may not so often."""
+    tokens = {f"{'-'.join(place):->16}": place for place in OPERATIONS}
+    principals = {f"n{number}": {"token": token} for number, token in enumerate(tokens)}
+    security = {"mode": "token", "requests_per_second": 2, "principals": principals}
+    async with opened(security=security) as server:
+        for token, (method, path) in tokens.items():
+            for more in ("", *[f"Authorization: Bearer {token}\r\n"] * 3):
+                yield (method, path), await server.ask(request(method, path, more))
+    async with opened(security=NO_KEYS) as server:
+        for method, path in OPERATIONS:
+            answer = await server.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
+            yield (method, path), answer
+
+
+def code_of(answer: Any) -> str:
+    is_json = answer.headers.get("content-type") == "application/json"
+    return answer.json.get("code", "") if is_json and isinstance(answer.json, dict) else ""
+
+
+def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
+    """Return a request that works; `value` is what it writes."""
+    body = json.dumps({"records": [{"value": value}]})
+    if path == TRANSACTIONS:
+        body = json.dumps({"topics": [{"topic": "t", "records": [{"value": value}]}]})
+    elif path != POST:
+        example = OPERATIONS[method, path].example
+        return request(method, path, body=json.dumps(example).encode() if example else b"")
+    return request(method, path, more, body=body.encode())
+
+
+def keyed_requests(method: str, path: str) -> list[Any]:
+    """Return what makes the answers of keys, and of transactions; and what else an endpoint fails with."""
+    if path not in (POST, TRANSACTIONS):
+        endpoint = OPERATIONS[method, path]
+        failures = (error() for error in (*endpoint.errors, *(JSON_BODY if endpoint.request else ())))
+        return [usual(method, path), *failures, *dry_runs(method, path)]
+    key = "Idempotency-Key: k\r\n"
+    found = [usual(method, path, key, value) for value in (1, 1, 2)]
+    if path == TRANSACTIONS:
+        bodies = [b"", b"[]", b" " * 2000, b'{"topics":[{"topic":"missing","records":[{"value":1}]}]}']
+        found += [request(method, path, body=body) for body in bodies]
+        found += [request(method, path, "Content-Encoding: gzip\r\n")]
+        found += [error() for error in OPERATIONS[method, path].errors if issubclass(error, errors.KafkaError)]
+    return found
+
+
+def dry_runs(method: str, path: str) -> list[bytes]:
+    """Return the usual request to an endpoint that can say what it would do, so that it does that."""
+    example = OPERATIONS[method, path].example
+    if OPERATIONS[method, path].query is WaitQuery:
+        return [usual(method, path).replace(b" HTTP/1.1", b"?waitSeconds=0 HTTP/1.1", 1)]
+    if not isinstance(example, dict) or "dryRun" not in example:
+        return []
+    return [request(method, path, body=json.dumps({**example, "dryRun": not example["dryRun"]}).encode())]
+
+
+def produce_requests(server: Any) -> list[Any]:
+    yes = request("POST", POST)
+    schema = b'"valueFormat":"avro","valueSchemaId":1'
+    bodies = [b"", b"[]", b"{", b'{"valueFormat":"string","records":[{"value":1}]}', b" " * 2000]
+    bodies += [b'{"records":[{"partition":9}]}', b'{"valueFormat":"avro","records":[{"value":1}]}']
+    bodies += [b'{%s,"valueSchema%s":%s,"records":[{"value":1}]}' % (schema, *more) for more in CONFLICTS]
+    bodies += [b'{"valueFormat":"avro","valueSchemaVersion":1,"valueSchema":"x","records":[{"value":1}]}']
+    bodies += [b'{"valueSchema":"{}","records":[{"value":1}]}']
+    bodies += [b'{"valueFormat":"avro","valueSchema":"{","records":[{"value":1}]}']
+    failures = [error for error in OPERATIONS["POST", POST].errors if issubclass(error, errors.KafkaError)]
+    missing = [request("POST", "/producers/missing"), request("POST", "/producers/a/b"), yes]
+    missing += [request("POST", POST, "Content-Encoding: gzip\r\n")]
+    return [*(request("POST", POST, body=body) for body in bodies), *missing, *(error() for error in failures)]
+
+
+TRANSACTIONS = "/transactions"
+DESCRIBED = [(one.method, one.path) for one in ALL]
+CONFLICTS = [(b"Version", b"1"), (b"", b'"x"')]
+
+
+async def test_the_documented_statuses_are_those_that_happen(opened: Any) -> None:
+    """Each of them can be provoked, and nothing else is answered; every code stands under its status."""
+    paths = DOCUMENT["paths"]
+    described = {(method, path): paths[path][method.lower()]["responses"] for method, path in DESCRIBED}
+    seen: dict[tuple[str, str], set[str]] = {place: set() for place in DESCRIBED}
+    for answers in (open_answers(opened), guarded_answers(opened)):
+        async for place, answer in answers:
+            if place not in DESCRIBED:
+                continue
+            status = str(answer.status)
+            seen[place].add(status)
+            if code := code_of(answer):
+                schema = described[place][status]["content"]["application/json"]["schema"]
+                assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
+    for place, statuses in seen.items():
+        assert statuses == set(described[place]), place
+
+
+BELOW = {
+    POST: ["web/routes/produce*.py", "sidecar/produce*.py"],
+    TRANSACTIONS: ["sidecar/produce/transactions.py", "kafka/transaction*.py"],
+}
+BELOW_ALL = [
+    "sidecar/produce/transaction_routes.py",
+    "http/messages.py",
+    "sidecar/produce/idempotency.py",
+    "formats/*.py",
+]
+BELOW_ALL += [f"kafka/{name}.py" for name in ("producer", "topics", "error_map")]
+NOT_HERE = {"HeadraceError", "DecodeError", "InternalError"}
+"""The base of all; what is raised when records are read; and defects."""
+
+
+@pytest.mark.parametrize("path", BELOW)
+def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> None:
+    """Whoever raises a new one describes it: no file below the endpoint names an error that its entry does not."""
+    known = {error.__name__ for error in errors.catalogue()} - NOT_HERE
+    named = {
+        name
+        for pattern in (*BELOW[path], *BELOW_ALL)
+        for file in SOURCE.glob(pattern)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in known
+    }
+    documented = {error.__name__ for error in errors_of(OPERATIONS["POST", path])}
+    assert named - documented == set()
+
+
+async def test_the_example_is_a_request_that_works(server: Any) -> None:
+    """As it stands in the document."""
+    example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
+    answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
+    assert answer.status == 200
+    assert [record.key for record in server.kafka.records] == [b"alice", None]
+
+
+async def test_an_endpoint_is_called_without_a_server(server: Any) -> None:
+    """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
+    call = server.web._application.call
+    status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
+    assert (status, json.loads(body)["name"]) == (200, "t")
+    status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
+    assert (status, json.loads(body)["pending"]) == (202, True)
+    assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
+    assert server.notes.controls == [
+        ("pause", "reactive t", "r", "SUCCESS"),
+        ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
+    ]

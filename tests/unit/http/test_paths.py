@@ -1,0 +1,80 @@
+"""Row H10: methods and spellings of paths; no spelling of one path reaches another one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.app.documents import ENDPOINTS
+
+RECORD = b'{"records":[{"value":1}]}'
+SECURITY = {"mode": "token", "principals": {"loader": {"token": "a-token-of-16-or-more", "scopes": ["produce:mine"]}}}
+SPELLINGS = yaml.safe_load(Path(__file__).with_name("paths.yaml").read_text())
+"""What is asked for, and the topic that may be written then."""
+METHODS = ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD", "PROPFIND", "post", "Get", "get"]
+
+
+def post(path: str, method: str = "POST", more: str = "") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{more}"
+    return f"{head}Content-Length: {len(RECORD)}\r\n\r\n".encode("latin-1") + RECORD
+
+
+async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
+    """What may be written is written under the one name that the token allows; the rest is refused."""
+    bearer = "Authorization: Bearer a-token-of-16-or-more\r\n"
+    async with opened(security=SECURITY) as server:
+        for path, topic in SPELLINGS.items():
+            server.kafka.records.clear()
+            answer = await server.ask(post(path, more=bearer))
+            assert [record.topic for record in server.kafka.records] == ([topic] if topic else []), path
+            assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
+
+
+async def test_a_path_has_one_spelling(server: Any) -> None:
+    """Capitals, more slashes, dots and what is escaped behind it make it another one, which does not exist."""
+    for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in ENDPOINTS}):
+        path = re.sub("{.*?}", "t", rule)
+        others = [path.upper(), path.title(), f"/{path}", f"{path}/", f"{path}/..", f"{path}%2f"]
+        if not path.startswith(("/health/", "/producers/")) and not rule.endswith("{group}"):
+            others.append(f"{path}%00")  # there it is a name, which nobody has
+        for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
+            answer = await server.ask(post(spelled, method))
+            assert answer.status in (404, 405), spelled
+    assert server.kafka.records == []
+
+
+async def test_other_methods_are_refused(server: Any) -> None:
+    """405 with those that are right, or 400 for what is no method; a wish to override the method is not heard."""
+    for method in METHODS:
+        reader, writer = await server.connect()
+        writer.write(post("/producers/t", method, "X-HTTP-Method-Override: POST\r\n"))
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
+        assert ("HTTP/1.1 405" in head and "allow: POST" in head) or "HTTP/1.1 400" in head, method
+    assert server.kafka.records == []
+
+
+@pytest.mark.parametrize(
+    ("request_line", "hint"),
+    [
+        ("POST /topics/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
+        ("POST /producer/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
+        (
+            "POST /consumers/g/instances/i/subscription",
+            "did you mean POST /consumers/{group}/instances/{instance}/subscriptions? All paths: /specui.html",
+        ),
+        ("GET /heath/readiness", "did you mean GET /health/readiness? All paths: /specui.html"),
+        ("GET /topics", "all are at /specui.html"),
+        (f"GET /{'producers/' * 400}", "all are at /specui.html"),
+    ],
+)
+async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, hint: str) -> None:
+    """The nearest path for the method, and where all of them are."""
+    method, path = request_line.split()
+    answer = await server.ask(post(path, method))
+    assert (answer.status, answer.json["code"]) == (404, "ERR10007")
+    assert answer.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"

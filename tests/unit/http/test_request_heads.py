@@ -1,0 +1,343 @@
+"""Heads of requests that are refused, and slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from yaml_table import table
+
+from headrace.http.asgi import STREAMING
+from headrace.http.server import check_deadlines
+from tests.raw_server import until
+
+BODY = b'{"records":[{"value":1}]}'
+
+
+def post(*headers: str, host: str = "Host: h", body: bytes = BODY) -> bytes:
+    lines = ["POST /producers/t HTTP/1.1", host, "Content-Type: application/json", *headers]
+    if not any(name in line for line in headers for name in ("Content-Length", "Transfer-Encoding")):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([line for line in lines if line] + ["", ""]).encode() + body
+
+
+async def status_of(server: Any, data: bytes) -> tuple[int, bytes]:
+    reader, writer = await server.connect()
+    writer.write(data)
+    text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    return int(text.split()[1]), text
+
+
+@pytest.mark.parametrize(("host", "status"), table(__file__, "only_own_names_are_served"))
+async def test_only_own_names_are_served(server: Any, host: str, status: int) -> None:
+    """A page whose name leads to loopback (DNS rebinding) is refused, in every mode; Host stands once."""
+    for _ in range(2):
+        assert (await status_of(server, post(host=host)))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://h", 200), ("https://h", 403), ("http://evil.example", 403), ("null", 403), ("http://h.evil", 403)],
+)
+async def test_pages_of_other_sites_may_not_call(server: Any, origin: str, status: int) -> None:
+    """And no answer has CORS headers; a preflight finds nothing."""
+    found, head = await status_of(server, post(f"Origin: {origin}"))
+    assert found == status
+    assert b"access-control" not in head
+    preflight = b"OPTIONS /producers/t HTTP/1.1\r\nHost: h\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+    found, head = await status_of(server, preflight)
+    assert found == 405
+    assert b"access-control" not in head
+
+
+CHUNKED = b"5\r\n" + BODY[:5] + b"\r\n0\r\n\r\n"
+AMBIGUOUS = {
+    "length and chunks": post("Content-Length: 5", "Transfer-Encoding: chunked", body=CHUNKED),
+    "chunks and length": post("Transfer-Encoding: chunked", "Content-Length: 5", body=CHUNKED),
+    "two lengths": post("Content-Length: 25", "Content-Length: 24"),
+    "the same length twice": post("Content-Length: 25", "Content-Length: 25"),
+    "a list of lengths": post("Content-Length: 25, 25"),
+    "length with a sign": post("Content-Length: +25"),
+    "negative length": post("Content-Length: -1"),
+    "two encodings": post("Transfer-Encoding: chunked", "Transfer-Encoding: chunked", body=CHUNKED),
+    "unknown encoding": post("Transfer-Encoding: xchunked", body=CHUNKED),
+    "chunked not last": post("Transfer-Encoding: chunked, gzip", body=CHUNKED),
+    "space before colon": post("Content-Length : 25"),
+    "folded line": post("X-A: 1\r\n folded"),
+    "bare line feeds": post().replace(b"\r\n", b"\n"),
+    "bare carriage return": post("X-A: 1\rX-B: 2"),
+    "NUL": post("X-A: \x00"),
+    "no colon": post("X-A"),
+    "no version": b"GET /live\r\nHost: h\r\n\r\n",
+    "space in the path": b"GET /li ve HTTP/1.1\r\nHost: h\r\n\r\n",
+    "version 2.0": b"GET /live HTTP/2.0\r\nHost: h\r\n\r\n",
+    "version in lower case": b"GET /live http/1.1\r\nHost: h\r\n\r\n",
+    "unknown method": b"MAKE /live HTTP/1.1\r\nHost: h\r\n\r\n",
+    "space before the method": b" GET /live HTTP/1.1\r\nHost: h\r\n\r\n",
+    "TLS where none is spoken": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "missing Host": b"GET /live HTTP/1.1\r\n\r\n",
+    "two Hosts": post("Host: h"),
+    "Host with a space before the colon": post(host="Host : h"),
+    "empty length": post("Content-Length: "),
+    "length beyond 64 bits": post("Content-Length: 99999999999999999999999"),
+    "encoding of control characters": post("Transfer-Encoding: \x0bchunked", body=CHUNKED),
+    "chunks in HTTP/1.0": post("Transfer-Encoding: chunked", body=CHUNKED).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "another host in the request line": post().replace(b" /prod", b" http://evil.example/prod"),
+    "a host in the request line alone": post(host="").replace(b" /prod", b" http://h/prod"),
+    "chunk size that is none": post("Transfer-Encoding: chunked", body=b"x\r\n" + BODY),
+    "chunk size with a sign": post("Transfer-Encoding: chunked", body=b"+5\r\nabcde\r\n0\r\n\r\n"),
+    "chunk size beyond 64 bits": post("Transfer-Encoding: chunked", body=b"f" * 17 + b"\r\nabcde\r\n0\r\n\r\n"),
+    "chunk longer than its size": post("Transfer-Encoding: chunked", body=b"2\r\nabcde\r\n0\r\n\r\n"),
+    "chunks with bare line feeds": post("Transfer-Encoding: chunked", body=b"5\nabcde\n0\n\n"),
+    "authorization twice": post("Authorization: Bearer a", "Authorization: Bearer b"),
+    "content type twice": post("Content-Type: application/json", "Content-Type: text/plain"),
+    "idempotency key twice": post("Idempotency-Key: a", "Idempotency-Key: b"),
+    "header name that is no token": post("X(A): 1"),
+}
+
+
+async def test_what_two_readers_may_read_differently_is_refused(server: Any) -> None:
+    """Row H2: 400 with the one error body, and the connection ends, so nothing behind it counts as a request."""
+
+    async def refuse(server: Any, case: str) -> None:
+        reader, writer = await server.connect()
+        writer.write(AMBIGUOUS[case] + post())
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert text.startswith(b"HTTP/1.1 400 "), case
+        head, _, body = text.partition(b"\r\n\r\n")
+        assert text.count(b"HTTP/1.1 ") == 1, case
+        assert b"x-correlation-id: " in head
+        assert json.loads(body)["code"] == "ERR40039", case
+
+    await asyncio.gather(*(refuse(server, case) for case in AMBIGUOUS))
+    assert server.kafka.records == []
+
+    assert len(AMBIGUOUS) >= 40
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked", "chunked;q=1", "Chunked, chunked"])
+async def test_another_transfer_coding_than_chunked_is_refused(server: Any, coding: str) -> None:
+    """RFC 9112 section 6.1: 501 for a coding that is not known; the connection ends. Chunked alone in any case."""
+    reader, writer = await server.connect()
+    writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
+    text = await asyncio.wait_for(reader.read(), 60)
+    assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
+    assert text.count(b"HTTP/1.1 ") == 1
+    assert server.kafka.records == []
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    assert (await status_of(server, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
+
+
+@pytest.mark.parametrize("refused", [b"GET http://other/live HTTP/1.1\r\nHost: h\r\n\r\n", b"\x00\r\n\r\n"])
+async def test_nothing_behind_a_refused_request_is_done(server: Any, refused: bytes) -> None:
+    """One refusal is all that the client reads, whatever came in the same packet."""
+    more = b"GET /consumers/deadLetter/reactive?topic=t.dlq&consumerGroup=g HTTP/1.1\r\nHost: h\r\n\r\n" + post()
+    for behind in (more, more * 30, more + b"\x00\r\n\r\n"):
+        reader, writer = await server.connect()
+        writer.write(refused + behind)
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert text.startswith(b"HTTP/1.1 400 ")
+        assert text.count(b"HTTP/1.1 ") == 1
+    assert server.dead_letters.requests == server.kafka.records == []
+
+
+async def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
+    """A record that is written is not answered 400 because of what a client sends behind it."""
+    async with opened() as server:
+        server.kafka.gate.clear()
+        reader, writer = await server.connect()
+        writer.write(post())
+        await server.kafka.taken.wait()
+        writer.write(b"\x00\x01\r\n\r\n")
+        await until(lambda: any(c._refused for c in server.web._server.server_state.connections))
+        server.kafka.gate.set()
+        text = await asyncio.wait_for(reader.read(), 60)
+        assert text.startswith(b"HTTP/1.1 200 ")
+        assert text.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [f"X-{n}: 1" for n in range(101)],
+        ["X: 1"] * 101,
+        ["X: " + "x" * 40_000],
+        ["X: " + "x" * 200_000],
+        [f"X-{n}: {'x' * 4000}" for n in range(20)],
+    ],
+    ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20"],
+)
+async def test_large_heads_are_refused(server: Any, headers: list[str]) -> None:
+    """Row H3, whether they come at once or in pieces."""
+    assert (await status_of(server, post(*headers)))[0] == 431
+    _, writer = pair = await server.connect()
+    data = post(*headers)
+    for start in range(0, len(data), 10_000):
+        writer.write(data[start : start + 10_000])
+        await asyncio.sleep(0)
+    assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
+    assert server.kafka.records == []
+    assert (await status_of(server, post()))[0] == 200
+
+
+async def test_a_long_path_is_refused(server: Any) -> None:
+    """More than 8 KiB with its query."""
+    assert (await server.get("/" + "x" * 8193)).status == 431
+    assert (await server.get("/live?" + "x" * 8193)).status == 431
+    assert (await server.get("/live?" + "x" * 8000)).status == 200
+
+
+SLOW = {
+    "silent": b"",
+    "half a head": b"POST /producers/t HT",
+    "half a second head": post() + b"POST /prod",
+    "line breaks between requests": post(),
+    "no body": post(body=b"")[:-4].replace(b"Length: 0", b"Length: 9") + b"\r\n\r\n",
+    "half a body": post("Content-Length: 900"),
+    "half a chunk": post("Transfer-Encoding: chunked", body=b"5\r\nab"),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+async def test_slow_clients_are_let_go(server: Any, case: str) -> None:
+    """Row H1: after ten seconds without a head, or with a body slower than 1 KiB/s."""
+    reader, writer = await server.connect()
+    writer.write(SLOW[case])
+    if "second" in case or "between" in case:
+        await reader.readuntil(b'OK"}')
+    if "between" in case:
+        writer.write(b"\r\n")
+    connections = server.web._server.server_state.connections
+    await until(lambda: any(_has_come(connection, case) for connection in connections))
+    check_deadlines(connections, 100.0)
+    check_deadlines(connections, 110.0)
+    assert not next(iter(connections)).transport.is_closing()
+    check_deadlines(connections, 110.1)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+
+
+def _has_come(connection: Any, case: str) -> bool:
+    if case == "silent":
+        return True
+    if case == "line breaks between requests":
+        return connection.timeout_keep_alive_task is None
+    if "body" in case or "chunk" in case:
+        return not connection.in_head
+    return connection.scope is not None and connection.in_head
+
+
+async def test_others_are_not_let_go(server: Any) -> None:
+    """Idle between requests, waiting for an answer, a body that is fast enough, one that may be slow."""
+    idle = await server.connect()
+    idle[1].write(post())
+    await idle[0].readuntil(b'OK"}')
+    server.kafka.gate.clear()
+    waiting = await server.connect()
+    waiting[1].write(post())
+    await server.kafka.taken.wait()
+    sending = await server.connect()
+    sending[1].write(post("Content-Length: 900000"))
+    connections = server.web._server.server_state.connections
+    await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
+    slow = next(connection for connection in connections if connection.cycle.more_body)
+    check_deadlines(connections, 100.0)
+    slow.received_bytes += 20_000
+    check_deadlines(connections, 112.0)
+    slow.cycle.scope["state"][STREAMING] = True
+    check_deadlines(connections, 124.0)
+    check_deadlines(connections, 136.0)
+    assert not any(connection.transport.is_closing() for connection in connections)
+    slow.cycle.scope["state"][STREAMING] = False
+    check_deadlines(connections, 137.0)
+    check_deadlines(connections, 148.0)
+    assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
+    server.kafka.gate.set()
+
+
+async def test_a_request_ends_after_a_minute(server: Any) -> None:
+    """One that waits is told that the outcome is unknown, one whose body is still coming is cut off; streams go on."""
+
+    async def rest(reader: asyncio.StreamReader) -> bytes:
+        with contextlib.suppress(ConnectionResetError):
+            return await asyncio.wait_for(reader.read(), 60)
+        return b""
+
+    server.kafka.gate.clear()
+    pairs = [await server.connect() for _ in range(3)]
+    for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
+        pair[1].write(data)
+    connections = server.web._server.server_state.connections
+    await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
+    address = pairs[2][1].get_extra_info("sockname")
+    stream = next(connection for connection in connections if connection.client == address)
+    stream.cycle.scope["state"][STREAMING] = True
+    for now in range(0, 61, 6):
+        for connection in connections:
+            connection.received_bytes += 60_000
+        check_deadlines(connections, 100.0 + now)
+    assert not any(connection.transport.is_closing() for connection in connections)
+    check_deadlines(connections, 160.1)
+    server.kafka.gate.set()
+    text = await rest(pairs[0][0])
+    assert text.startswith(b"HTTP/1.1 504 ")
+    assert text.count(b"HTTP/1.1 ") == 1
+    assert json.loads(text.partition(b"\r\n\r\n")[2])["code"] == "ERR40013"
+    assert await rest(pairs[1][0]) == b""
+    assert (await pairs[2][0].readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_what_has_not_come_whole_has_a_limit_in_all(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or many who send a part each would use up the memory; who goes over it is refused, and the others go on."""
+    monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
+    body = b'{"records":[{"value":"%b"}]}' % (b"x" * 100_000)
+    head = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    requests = [
+        head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body),
+        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+    ]
+    shared = server.web._server.shared
+    for first, second in (requests, reversed(requests)):
+        pairs = [await server.connect() for _ in range(2)]
+        pairs[0][1].write(first[:-1])
+        await until(lambda: shared.receiving_bytes >= 100_000)
+        pairs[1][1].write(second[:-1])
+        answer = await server.read(pairs[1][0])
+        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        assert 100_000 <= shared.receiving_bytes < 150_000
+        pairs[0][1].write(first[-1:])
+        assert (await server.read(pairs[0][0])).status == 200
+        pairs[1][1].close()
+        await until(lambda: shared.receiving_bytes == 0)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 200000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n"])
+async def test_a_body_above_the_limit_in_all_is_too_large(
+    server: Any, monkeypatch: pytest.MonkeyPatch, framing: bytes
+) -> None:
+    """No other request is the reason, so sending it again cannot help; the next request is served."""
+    monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
+    reader, writer = await server.connect()
+    writer.write(b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + framing)
+    writer.write(b"x" * 199_999)
+    answer = await server.read(reader)
+    assert (answer.status, answer.json["code"]) == (413, "ERR10068")
+    assert "larger than 150000 bytes" in answer.json["description"]
+    assert server.web._server.shared.receiving_bytes == 0
+    assert (await status_of(server, post()))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/producers/t", b"200"), ("/nowhere", b"404")])
+async def test_what_is_not_kept_is_not_counted(server: Any, path: str, status: bytes) -> None:
+    """The bytes of a stream, and of a request that is answered before it came whole."""
+    reader, writer = await server.connect()
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
+    writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
+    assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
+    (connection,) = server.web._server.server_state.connections
+    assert connection._held_bytes
+    check_deadlines([connection], 0.0)
+    assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0

@@ -1,0 +1,135 @@
+"""What clients that fetch records may report of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.config.audit import AuditConfig
+from headrace.config.http import HttpConfig
+from headrace.errors import AuditNotTaken, HeadraceError, ProducerQueueFull, TooManyRecords
+from headrace.http.endpoint import served
+from headrace.runtime import Deadline
+from headrace.runtime.telemetry.audit import Audit
+from headrace.runtime.telemetry.audit_notes import Line
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.sidecar.active.audit_routes import AuditEndpoints
+from headrace.testing import ManualClock
+
+RECORD = {"topic": "orders", "partition": 1, "offset": 7}
+SETTINGS = HttpConfig(max_records=3)
+
+
+class Target:
+    """Keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    async def write(self, lines: Sequence[Line]) -> int:
+        self.notes += [json.loads(line) for _, line in lines]
+        return 0
+
+
+def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
+    """Return what is answered to a body, and what is noted."""
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": text, "more_body": False}
+
+    async def send(part: Any) -> None:
+        sent.append(part)
+
+    async def main() -> tuple[Any, list[Any]]:
+        target, clock = Target(), ManualClock(1000.0)
+        audit = Audit(AuditConfig(**settings), target, Metrics(), clock)
+        await audit.start()
+        audit.put((), 0, 1)  # so that it is not empty, and its budget counts
+        family = AuditEndpoints(None if settings.get("to") == "none" else audit, SETTINGS.max_records)
+        [(_, app)] = served(family, SETTINGS, audit)
+        await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)
+        await audit.drain(Deadline(clock, 1))
+        await audit.stop()
+        return json.loads(sent[1]["body"]), target.notes
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
+@pytest.mark.parametrize("name", ["record", "consumerRecord"])
+def test_each_result_has_a_note_and_all_are_answered(settings: Any, name: str) -> None:
+    """Whatever the switches say; by either name of the record, and with fields nobody asked for."""
+    results = [
+        {name: {**RECORD, "value": {"card": "4111"}, "more": 1}, "processed": True, "key": "k", "timestamp": 5},
+        {name: RECORD, "processed": False, "stacktrace": "Traceback", "correlationId": "c-1", "more": [1]},
+    ]
+    answered, notes = report(results, **settings)
+    assert notes == answered
+    assert [len(note.pop("id")) for note in notes] == [22, 22]
+    generated = notes[0].pop("correlationId")
+    assert len(generated) == 22
+    usual = {"serviceId": "headrace", "auditType": "ACTIVE_CONSUMER", **RECORD}
+    hashed = "8254c329a92850f6d539dd376f4816ee"
+    assert notes == [
+        {**usual, "auditStatus": "SUCCESS", "timestamp": 5, "key": hashed},
+        {**usual, "auditStatus": "FAILURE", "timestamp": 1_000_000, "correlationId": "c-1"},
+    ]
+
+
+def test_ids_come_from_the_record_first() -> None:
+    """And from the result where the record has none."""
+    headers = {"X-Correlation-Id": "c-1", "X-Traceability-Id": None}
+    result = {"record": {**RECORD, "headers": headers}, "correlationId": "r-1", "traceabilityId": "s-1", "key": 5}
+    _, [note] = report([result], keys="text")
+    assert (note["correlationId"], note["traceabilityId"], note["key"]) == ("c-1", "s-1", "5")
+    assert note["auditStatus"] == "FAILURE"
+
+
+def test_nothing_to_report_is_fine() -> None:
+    """An empty array is answered with one."""
+    assert report([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("body", "index", "text"),
+    [
+        (b"", None, "no array"),
+        (b"\xff", None, "no array"),
+        ({"record": RECORD}, None, "Expected `array`"),
+        ([{"record": RECORD}, {"processed": True}], 1, "result 1 has no record"),
+        ([{"record": {"topic": "orders", "partition": 1}}], 0, "missing required field `offset`"),
+        ([{"record": {**RECORD, "offset": -1}}], 0, "`int` >= 0"),
+        ([{"record": {**RECORD, "offset": 2**64}}], 0, "`int`"),
+        ([{"record": {**RECORD, "partition": 2**31}}], 0, "`int` <= 2147483647"),
+        ([{"record": {**RECORD, "topic": "a b"}}], 0, "matching regex"),
+        ([{"record": {**RECORD, "headers": {"a": 1}}}], 0, "Expected `str | null`"),
+        ([{"record": RECORD, "processed": "yes"}], 0, "Expected `bool | null`"),
+        ([{"record": RECORD, "correlationId": "c" * 1001}], 0, "length <= 1000"),
+        ([{"record": RECORD, "key": "k" * 10_001}], 0, "length <= 10000"),
+        ([{"record": RECORD, "timestamp": -5}], 0, "`int` >= 0"),
+        (b'[{"record":' + b"[" * 100_000, None, ""),
+    ],
+)
+def test_a_report_that_is_not_as_it_should_be_is_refused(body: Any, index: int | None, text: str) -> None:
+    """400 with the original's code and the place; nothing is noted."""
+    with pytest.raises(AuditNotTaken) as refused:
+        report(body)
+    assert (refused.value.code, refused.value.status) == ("ERR30004", 400)
+    assert text in refused.value.description
+    assert index is None or refused.value.parameters["index"] == index
+
+
+@pytest.mark.parametrize(
+    ("results", "settings", "error"),
+    [(4, {}, TooManyRecords), (3, {"max_pending_bytes": 2000}, ProducerQueueFull), (1, {"to": "none"}, AuditNotTaken)],
+)
+def test_a_report_that_does_not_fit_is_refused(results: int, settings: Any, error: type[HeadraceError]) -> None:
+    """Too many, no room for the notes, or nowhere to write them."""
+    with pytest.raises(error):
+        report([{"record": RECORD}] * results, **settings)

@@ -1,0 +1,332 @@
+"""The two ways a produce request can be served: which takes what, and that nobody can tell them apart."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.records import OutgoingRecord, Produced
+from headrace.runtime import Deadline, SystemClock
+from headrace.sidecar.produce.fast_path import Exchange
+from headrace.sidecar.produce.produce_response import ProduceAnswer
+
+RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
+SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
+BEARER = "Authorization: Bearer 0123456789abcdef\r\n"
+
+
+def post(body: bytes = RECORD, more: str = "", topic: str = "t", version: str = "1.1") -> bytes:
+    head = f"POST /producers/{topic} HTTP/{version}\r\nHost: h\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def chunked(request: bytes) -> bytes:
+    """Return the same request in a form that the hot path does not take."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+    return head + b"\r\n\r\n" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+@pytest.fixture
+def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statuses that the hot path has answered."""
+    statuses: list[int] = []
+    answer = Exchange.answer
+
+    def noted(self: Exchange, given: ProduceAnswer) -> None:
+        statuses.append(given.status)
+        answer(self, given)
+
+    monkeypatch.setattr(Exchange, "answer", noted)
+    return statuses
+
+
+async def text_of(server: Any, request: bytes) -> bytes:
+    """Return an answer's bytes but for its date."""
+    reader, writer = await server.connect()
+    writer.write(request)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    body = await asyncio.wait_for(reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0])), 60)
+    writer.close()
+    return re.sub(rb"date: [^\r]*", b"date", head) + body
+
+
+def raw(body: bytes, more: str = "", kind: str = "image/png", topic: str = "t") -> bytes:
+    return post(body, more, topic).replace(b"application/json", kind.encode(), 1)
+
+
+IDS = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
+FORMATS = b'{"keyFormat":"STRING","valueFormat":0,"records":[{"key":"","value":"YQ=="},{"value":null}]}'
+SAME = [
+    (post(more=IDS), 200),
+    (post(FORMATS, IDS), 200),
+    (post(b'{"records":[]}', IDS), 200),
+    (post(b'{"records":[{"value":1,"headers":{"a":null},"correlationId":"r","partition":2,"timestamp":5}]}', IDS), 200),
+    (post(b"{", IDS), 0),
+    (post(b'{"records":[{"value":1,"partition":3}]}', IDS), 0),
+    (post(b'{"records":[{"value":"\xff"}]}', IDS), 0),
+    (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 0),
+    (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 0),
+    (post(b'{"valueFormat":"avro","records":[{"value":1}]}', IDS), 0),
+    (raw(b"\x00\xff", IDS), 200),
+    (raw(b"1", IDS + "X-Headrace-Key: k\r\nX-Headrace-Header-A: 1\r\nX-Headrace-Partition: 2\r\n"), 200),
+    (raw(b"1", IDS + "traceparent: 00-http\r\nX-Headrace-Header-Traceparent: 00-own\r\n"), 200),
+    (raw(b"1", IDS + "X-Headrace-Timestamp: x\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Keys: k\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Partition: 3\r\n"), 0),
+    (raw(b"1", IDS + "X-Headrace-Tombstone: true\r\n"), 0),
+    (raw(b'{"records":[]}', IDS, "text/plain"), 0),
+    (raw(b"1", IDS, topic="missing"), 0),
+    (post(RECORD, IDS, "missing"), 0),
+    (post(RECORD, IDS, "new"), 0),
+    (post(RECORD, IDS + "Origin: http://evil.example\r\n"), 0),
+]
+
+
+async def test_both_ways_answer_and_write_the_same_bytes(server: Any, hot: list[int]) -> None:
+    """Good and bad; the hot way is taken for what is good and usual."""
+    for request, expected in SAME:
+        hot.clear()
+        answer = await text_of(server, request)
+        assert hot == ([expected] if expected else []), request
+        written, server.kafka.records = server.kafka.records, []
+        assert await text_of(server, chunked(request)) == answer
+        assert hot == ([expected] if expected else []), request
+        assert server.kafka.records == written
+        server.kafka.records = []
+
+
+TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(),
+        chunked(post()),
+        raw(b"1"),
+        chunked(raw(b"1")),
+        post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
+    ],
+)
+async def test_records_have_the_correlation_id_of_the_answer(server: Any, request_bytes: bytes) -> None:
+    """Also where the client named none."""
+    head = (await text_of(server, request_bytes)).decode()
+    (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
+    assert server.kafka.records
+    for record in server.kafka.records:
+        assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [errors.KafkaTimeout("late")],
+        [errors.KafkaUnavailable("down")],
+        [errors.RecordTooLarge("large")],
+        [Produced(0, 1), errors.KafkaUnauthorized("no")],
+    ],
+)
+async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[int], results: list[Any]) -> None:
+    """ConsumerStatuses, Retry-After and entries of records that failed."""
+
+    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
+        return results
+
+    server.kafka.produce = produce
+    request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
+    answer = await text_of(server, request)
+    assert len(hot) == 1
+    assert await text_of(server, chunked(request)) == answer
+    assert len(hot) == 1
+
+
+@pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
+async def test_a_full_budget_is_told_in_the_same_bytes(server: Any, hot: list[int], body: bytes) -> None:
+    """At once, without the work being done twice."""
+    server.kafka.failure = errors.ProducerQueueFull("full")
+    answer = await text_of(server, post(body, IDS))
+    assert hot == [503]
+    assert b"retry-after: 1" in answer
+    assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
+    assert await text_of(server, chunked(post(body, IDS))) == answer
+    assert hot == [503]
+    await server.web.drain(Deadline(SystemClock(), 60))
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (post(version="1.0"), 200),
+        (post(more="Connection: close\r\n"), 200),
+        (post(more="Origin: http://h\r\n"), 200),
+        (post(more="Expect: 100-continue\r\n"), 200),
+        (post(more="X-Headrace-Nothing: a\r\nX-Headrace-Nothing: b\r\n"), 200),
+        (post(topic="%74"), 200),
+        (post(topic="t?q=1"), 200),
+        (post(gzip.compress(RECORD, mtime=0), "Content-Encoding: gzip\r\n"), 415),
+        (post(b""), 400),
+    ],
+)
+async def test_what_is_unusual_is_served_by_the_application(
+    server: Any, hot: list[int], request_bytes: bytes, status: int
+) -> None:
+    """It alone knows what each of these means."""
+    reader, writer = await server.connect()
+    writer.write(request_bytes)
+    head = b"100"
+    while head.split()[:2][-1] == b"100" or head == b"100":
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert int(head.split()[1]) == status
+    assert hot == []
+
+
+async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(server: Any, hot: list[int]) -> None:
+    """The record is written and counted, and draining has nothing to wait for."""
+    server.kafka.gate.clear()
+    _, writer = await server.connect()
+    writer.write(post())
+    await server.kafka.taken.wait()
+    writer.transport.abort()
+    assert (await server.get("/live")).status == 200  # by now the server knows
+    server.kafka.gate.set()
+    await server.web.drain(Deadline(SystemClock(), 60))
+    assert hot == [200]
+    assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
+
+
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, hot: list[int]) -> None:
+    """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
+    reader, writer = await server.connect()
+    requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
+    writer.write(b"".join(requests))
+    found: list[bytes] = []
+    while len(found) < 3:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        found += re.findall(rb"x-correlation-id: (c-\d)", head)
+        await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+    assert found == [b"c-0", b"c-1", b"c-2"]
+    writer.write(post())
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert hot == [200, 200]
+
+
+async def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
+    """One request at once and then 429; who is not known, or may not, is told so by the application."""
+    async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
+        server.kafka.gate.clear()
+        first = asyncio.ensure_future(server.ask(post(more=BEARER)))
+        await server.kafka.taken.wait()
+        assert (await server.ask(post(more=BEARER))).status == 429
+        server.kafka.gate.set()
+        assert (await first).status == 200
+        assert (await server.ask(post(more=BEARER))).status == 200
+        assert hot == [200, 200]
+        assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
+        assert (await server.ask(post())).status == 401
+        assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
+        assert hot == [200, 200]
+
+
+async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) -> None:
+    """Whichever way serves it in the end."""
+    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+        assert (await server.ask(post(b"{", BEARER))).status == 400
+        assert (await server.ask(post(more=BEARER))).status == 429
+    async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
+        assert (await server.ask(post(more=BEARER))).status == 200
+        assert (await server.ask(post(more=BEARER))).status == 429
+        assert hot == [200]
+
+
+@pytest.mark.parametrize("before", [1, 3])
+async def test_what_cannot_be_read_does_not_answer_for_what_came_before(server: Any, before: int) -> None:
+    """On one connection: requests that came whole are answered when they are written, and with them it ends."""
+    loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+    server.kafka.gate.clear()
+    reader, writer = await server.connect()
+    writer.write(post() * before + loose)
+    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    server.kafka.gate.set()
+    text = await asyncio.wait_for(reader.read(), 60)
+    assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
+    assert text.count(b"connection: close") == 1
+    assert len(server.kafka.records) == before
+
+
+@pytest.mark.parametrize("first", [post(), chunked(post())])
+@pytest.mark.uvloop
+async def test_who_leaves_while_requests_wait_harms_nobody(
+    server: Any, first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
+
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    server.kafka.gate.clear()
+    _, writer = await server.connect()
+    writer.write(first + post())
+    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    (connection,) = server.web._server.server_state.connections
+    connection.transport.abort()
+    for _ in range(10):  # turns of the loop until the connection is closed
+        await asyncio.sleep(0)
+    assert not server.web._server.server_state.connections
+    server.kafka.gate.set()
+    await server.web.drain(Deadline(SystemClock(), 60))
+    assert not failures
+
+    assert "Exception" not in caplog.text
+
+
+@pytest.mark.parametrize("counted", [False, True])
+async def test_a_defect_is_answered_and_counted_off_once(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    """A caller's requests in flight are as many as before, whether the defect is met before they count or after."""
+
+    def fail(*args: Any) -> bool:
+        if counted:
+            args[4]()  # admit
+        raise RuntimeError
+
+    monkeypatch.setattr("headrace.sidecar.produce.produce.ProduceService.begin", fail)
+    async with opened(security=SECURITY) as server:
+        assert (await server.ask(post(more=BEARER))).status == 500
+        hot_path = server.web._server.shared.hot_path
+        assert hot_path._authenticator.in_flight._counts == {}
+        await server.web.drain(Deadline(SystemClock(), 60))
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "told"),
+    [
+        (post(b"{"), ("t", "ERR10015")),
+        (post(b'{"records":[{"value":1,"partition":3}]}'), ("t", "ERR40007")),
+        (post(topic="missing"), ("missing", "ERR40006")),
+        (chunked(post(topic="missing")), ("missing", "ERR40006")),
+        (post(b'{"topics":[{"topic":"missing","records":[{"value":1}]}]}').replace(b"/producers/t", b"/transactions"),
+         ("missing", "ERR40006")),
+        (post(b"[").replace(b"/producers/t", b"/transactions"), ("", "ERR11004")),
+        (post(b"v", topic="missing").replace(b"application/json", b"text/plain"), ("missing", "ERR40006")),
+        (post(b'{"value":1}\n{\n', topic="t").replace(b"application/json", b"application/x-ndjson"),
+         ("t", "ERR11004", 1)),
+    ],
+)  # fmt: skip
+@pytest.mark.uvloop
+async def test_a_produce_request_that_is_not_sent_is_audited_once(
+    server: Any, request_bytes: bytes, told: tuple[Any, ...]
+) -> None:
+    """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
+
+    reader, writer = await server.connect()
+    writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
+    await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]

@@ -1,0 +1,252 @@
+"""Keys: what is remembered, what is refused, what is read back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from headrace import errors
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.records import OutgoingRecord, Produced, Record
+from headrace.runtime.telemetry.correlation import caller
+from headrace.sidecar.produce import idempotency
+from headrace.sidecar.produce.idempotency import Idempotency, RememberedRequests
+from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.produce_response import Prepared
+from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
+from headrace.testing import ManualClock
+
+RECORD = OutgoingRecord("t", None, b"1")
+
+
+class Kafka:
+    """The topic of keys, and producers whose outcome the test decides."""
+
+    def __init__(self, *kept: Record, there: bool = True) -> None:
+        self.kept = list(kept)
+        self.there = there
+        self.written: list[OutgoingRecord] = []
+        self.outcomes: list[asyncio.Future[list[Any]]] = []
+        self.failure: errors.HeadraceError | None = None
+
+    def submit(
+        self, records: Sequence[OutgoingRecord], closing: Any = None, group: Any = None
+    ) -> asyncio.Future[list[Any]]:
+        results = [Produced(0, index) for index in range(len(records))]
+        self.written += [*records, closing(results)]
+        self.outcomes.append(asyncio.get_running_loop().create_future())
+        return self.outcomes[-1]
+
+    def end(self, *results: Any) -> None:
+        self.outcomes[-1].set_result(list(results) or [Produced(0, 0)])
+
+    async def has_topic(self, name: str) -> bool:
+        if self.failure:
+            raise self.failure
+        return self.there
+
+    async def ensure_topic_like(self, name: str, source: str, *_: Any) -> None:
+        self.there = source == "t"
+
+    config = KafkaConfig()
+
+
+@pytest.fixture(autouse=True)
+def read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the records that the test keeps."""
+
+    async def read(kafka: Kafka, topic: Any, since_ms: int) -> AsyncIterator[list[Record]]:
+        yield [record for record in kafka.kept if record.timestamp_ms >= since_ms]
+
+    monkeypatch.setattr(idempotency, "read_back", read)
+
+
+class Keys:
+    """The service on that, one request after another."""
+
+    def __init__(self, kafka: Kafka, clock: ManualClock | None = None) -> None:
+        self.kafka, self.clock = kafka, clock or ManualClock()
+        produce = ProduceService(ProducerConfig(), None, None, None)  # type: ignore[arg-type]  # not asked
+        self.transactions = Transactions(ProducerConfig(delivery_timeout_seconds=0.5), produce, kafka)  # type: ignore[arg-type]
+        self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, self.clock)  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> Keys:
+        await self.service.start()
+        await self.clock.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.service.stop()
+
+    async def prepare(self) -> PreparedTransaction:
+        return self.transactions.of_produce(Prepared([RECORD], None, None))
+
+    def send(self, key: bytes = b"k", target: str = "t", request: bytes = b"r") -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.service.once(key, target, request, self.prepare))
+
+    async def write(self, *outcome: Any, **request: Any) -> Any:
+        sent = self.send(**request)
+        await self.clock.settle()
+        self.kafka.end(*outcome)
+        return await sent
+
+
+def run(kafka: Kafka, test: Any, clock: ManualClock | None = None) -> None:
+    async def main() -> None:
+        async with Keys(kafka, clock) as keys:
+            await test(keys)
+
+    asyncio.run(main())
+
+
+async def test_a_key_that_comes_again_has_the_same_answer() -> None:
+    """And writes nothing; the entry holds a hash of the request, not the request."""
+    async with Keys(Kafka()) as keys:
+        first, replayed = await keys.write(request=b"a secret")
+        assert (first.status, replayed, len(keys.kafka.written)) == (200, False, 2)
+        again, replayed = await keys.send(request=b"a secret")
+        assert (again.status, again.body, replayed, len(keys.kafka.written)) == (200, first.body, True, 2)
+        entry = keys.kafka.written[1]
+        assert entry.topic == IdempotencyConfig().topic
+        assert first.body in (entry.value or b"")
+        assert b"secret" not in (entry.value or b"") + (entry.key or b"")
+
+
+async def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
+    """Others may take the same word; another request under it is a conflict, also while the first one runs."""
+    async with Keys(Kafka()) as keys:
+        await keys.write()
+        with pytest.raises(errors.IdempotencyKeyReused):
+            await keys.send(request=b"other")
+        await keys.write(target="t2", request=b"other")
+        caller.set("somebody")
+        await keys.write(request=b"other")
+        running = keys.send(key=b"k2")
+        await keys.clock.settle()
+        with pytest.raises(errors.IdempotencyKeyReused):
+            await keys.send(key=b"k2", request=b"other")
+        with pytest.raises(errors.IdempotencyKeyBusy):
+            await keys.send(key=b"k2")
+        keys.kafka.end()
+        await running
+        assert (await keys.send(key=b"k2"))[1]
+
+
+async def test_a_request_that_failed_is_not_remembered() -> None:
+    """It may be sent again, also with another body."""
+    async with Keys(Kafka()) as keys:
+        assert (await keys.write(errors.TransactionAborted()))[0].status == 503
+        answer, replayed = await keys.write(request=b"other")
+        assert (answer.status, replayed) == (200, False)
+
+
+async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """504 and unknown; then busy; then the answer it should have had."""
+    monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
+    async with Keys(Kafka()) as keys:
+        keys.transactions._settings = ProducerConfig(delivery_timeout_seconds=0.1, linger_seconds=0)
+        unknown, _ = await keys.send()
+        assert (unknown.status, b'"outcome":"unknown"' in unknown.body) == (504, True)
+        with pytest.raises(errors.IdempotencyKeyBusy):
+            await keys.send()
+        keys.kafka.end()
+        await keys.clock.settle()
+        answer, replayed = await keys.send()
+        assert (answer.status, replayed) == (200, True)
+
+
+async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_key() -> None:
+    """Nothing was written, so it may be sent again."""
+    async with Keys(Kafka()) as keys:
+        with pytest.raises(asyncio.CancelledError):
+            await keys.service.once(b"k", "t", b"r", AsyncMock(side_effect=asyncio.CancelledError))
+        assert (await keys.write())[0].status == 200
+
+
+async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No callback fails, and the key stays in use."""
+    async with Keys(Kafka()) as keys:
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        sent = keys.send()
+        await keys.clock.settle()
+        keys.kafka.outcomes[-1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sent
+        with pytest.raises(errors.IdempotencyKeyBusy):
+            await keys.send()
+        assert problems == []
+
+
+def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
+    """What another process of the same name wrote is answered as it would have; what is too old is not."""
+    clock, kafka = ManualClock(), Kafka()
+
+    async def write(keys: Keys) -> None:
+        await keys.write()
+
+    run(kafka, write, clock)
+    entry = kafka.written[1]
+    for age, known in ((599, True), (601, False)):
+        kept = Record("keys", 0, 0, int((clock.time() - age) * 1000), entry.key, entry.value)
+        odd = Record("keys", 0, 1, kept.timestamp_ms, b"x", b"\x09another version")
+
+        async def read(keys: Keys, known: bool = known) -> None:
+            assert len(keys.service.window) == known
+            if known:
+                assert (await keys.send())[1]
+
+        run(Kafka(kept, odd), read, clock)
+
+
+async def test_the_topic_of_keys_is_made_with_the_first_key() -> None:
+    """Like the topic of that request; nobody who uses no keys gets one."""
+    async with Keys(Kafka(there=False)) as keys:
+        assert not keys.kafka.there
+        assert (await keys.write())[0].status == 200
+        assert keys.kafka.there
+
+
+async def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written, and the answer says what is waited for."""
+    monkeypatch.setattr("headrace.sidecar.produce.idempotency._WAIT_SECONDS", 0.01)
+    kafka = Kafka()
+    kafka.failure = errors.KafkaUnavailable("no broker")
+    async with Keys(kafka) as keys:
+        with pytest.raises(errors.KafkaUnavailable, match="no broker"):
+            await keys.send()
+        assert keys.kafka.written == []
+        keys.kafka.failure = None
+        await keys.clock.advance(1)
+        assert (await keys.write())[0].status == 200
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 256, b"\xe9"])
+async def test_a_key_is_visible_ascii(key: bytes) -> None:
+    """1 to 255 characters."""
+    async with Keys(Kafka()) as keys:
+        with pytest.raises(errors.InvalidRequest):
+            await keys.send(key=key)
+
+
+def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:
+    """The oldest goes first; an answer that comes again takes its old one's place."""
+    clock = ManualClock()
+    window = RememberedRequests(IdempotencyConfig(window_seconds=10, max_keys=3, max_bytes=3000), clock)
+    now = clock.time()
+    for number in range(5):
+        window.remember(b"%d" % number, b"r", b"a", now + number)
+    assert [window.find(b"%d" % number) is not None for number in range(5)] == [False, False, True, True, True]
+    window.remember(b"2", b"r", b"b", now + 5)
+    assert (len(window), window.find(b"2").answer) == (3, b"b")  # type: ignore[union-attr]
+    window.remember(b"5", b"r", b"x" * 2000, now + 6)
+    assert (len(window), window.find(b"3")) == (2, None)
+    asyncio.run(clock.advance(15.5))
+    assert (window.find(b"2"), len(window)) == (None, 1)
+    window.remember(b"6", b"r", b"x" * 4000, now + 16)
+    assert len(window) == 0

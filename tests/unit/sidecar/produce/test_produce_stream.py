@@ -1,0 +1,267 @@
+"""NDJSON in, receipts out, on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.records import Produced
+from tests.raw_server import until
+
+LIMIT_SECONDS = 60.0
+
+
+class Client:
+    """Sends chunks of lines and reads receipts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._text = b""
+
+    def buffered(self) -> bytes:
+        """Return what has arrived and is not read."""
+        return bytes(vars(self.reader)["_buffer"])
+
+    def begin(self, path: str = "/producers/t", *headers: str, kind: str = "application/x-ndjson") -> None:
+        lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Type: {kind}", "Transfer-Encoding: chunked", *headers]
+        self.writer.write("\r\n".join([*lines, "", ""]).encode())
+
+    def send(self, *lines: Any, end: bytes = b"\n") -> None:
+        """Write lines as one chunk: bytes as they are, anything else as JSON."""
+        texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        self.chunk(b"".join(text + end for text in texts))
+
+    def chunk(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def finish(self) -> None:
+        self.writer.write(b"0\r\n\r\n")
+
+    async def head(self) -> str:
+        return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)).decode()
+
+    async def receipt(self) -> Any:
+        """Return the next receipt; None at the end of the answer."""
+        while b"\n" not in self._text:
+            size = int(await asyncio.wait_for(self.reader.readline(), LIMIT_SECONDS), 16)
+            data = await asyncio.wait_for(self.reader.readexactly(size + 2), LIMIT_SECONDS)
+            if not size:
+                return None
+            self._text += data[:-2]
+        line, _, self._text = self._text.partition(b"\n")
+        return json.loads(line)
+
+    async def receipts(self) -> list[Any]:
+        """Return every receipt to the end, and check that the connection ends with them."""
+        found = []
+        while (receipt := await self.receipt()) is not None:
+            found.append(receipt)
+        assert await asyncio.wait_for(self.reader.read(), LIMIT_SECONDS) == b""
+        return found
+
+
+@contextlib.asynccontextmanager
+async def streaming(server: Any, *arguments: str) -> AsyncIterator[Client]:
+    client = Client(*await server.connect())
+    client.begin(*arguments)
+    assert (await client.head()).startswith("HTTP/1.1 200 ")
+    yield client
+
+
+async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
+    """The answer comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
+    async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
+        client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
+        assert await client.receipt() == {"partition": 0, "offset": 0}
+        client.chunk(b'\n \r\n{"value":')
+        client.chunk(b'null}\r\n{"key":"b"}')
+        client.finish()
+        assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
+        first, second, third = server.kafka.records
+        assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
+        assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
+        assert (second.value, third.key, third.value) == (None, b"b", None)
+        assert len({second.headers[0][1], third.headers[0][1]}) == 2
+        counted = server.metrics.render().decode()
+        assert "headrace_produce_acknowledged_records_total 3.0" in counted
+
+
+async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
+    """Whatever is wrong with it; the lines around it are written, in one go with it."""
+    bad = [
+        b"{",
+        b'{"value":NaN}',
+        b'{"key":1,"partition":"0"}',
+        b'{"value":"\xff"}',
+        b"{}{}",
+        b"[" * 5000,
+        b'{"key":1,"partition":3}',
+    ]
+    bad += [b'{"vaule":"1"}', b"{}", b'{"value":1}']
+    async with opened() as server, streaming(server, "/producers/t?valueFormat=string") as client:
+        client.send({"value": "first"}, b"", b"")
+        assert (await client.receipt())["offset"] == 0
+        client.send(*bad, {"value": "last"})
+        client.finish()
+        *receipts, last = await client.receipts()
+        assert last["offset"] == 0
+        assert [(r["line"], r["outcome"]) for r in receipts] == [(4 + n, "fail") for n in range(len(bad))]
+        assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
+        assert "STRING takes a JSON string" in receipts[-1]["error"]
+        assert all(r["errorCode"] for r in receipts)
+        assert [record.value for record in server.kafka.records] == [b"first", b"last"]
+
+
+REFUSED = [
+    ("/producers/missing", 404, "ERR40006", ""),
+    ("/producers/t?valueFromat=json", 400, "ERR11004", "did you mean valueFormat?"),
+    ("/producers/t?valueFormat=yaml", 400, "ERR11004", ""),
+    ("/producers/t?valueFormat=9", 400, "ERR11004", ""),
+    ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "repeated"),
+    ("/producers/t?valueSchemaId=x", 400, "ERR11004", ""),
+    ("/producers/t?valueSchemaReferences=x", 400, "ERR11004", ""),
+    ("/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""),
+    ("/producers/t?keySchema=%ff", 400, "ERR11004", ""),
+    ("/producers/t?keyFormat=avro&keySchemaId=1&keySchema=x", 400, "ERR12211", ""),
+    ("/producers/t?valueFormat=avro", 503, "ERR40010", ""),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "code", "says"), REFUSED)
+async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
+    server: Any, path: str, status: int, code: str, says: str
+) -> None:
+    """With the one error body, while the client has sent nothing yet."""
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
+    answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+    assert (answer.status, answer.json["code"]) == (status, code)
+    assert says in answer.json["description"]
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [("Content-Encoding: gzip", 415), ("Idempotency-Key: k", 400), ("X: y\r\nHost: h", 400)]
+)
+async def test_heads_that_do_not_go_with_a_stream_are_refused(server: Any, header: str, status: int) -> None:
+    """Nothing is taken that could not be held."""
+    client = Client(*await server.connect())
+    client.begin("/producers/t", header)
+    assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
+
+
+async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:
+    """Batches that are acknowledged the other way round; nothing is shown before those before it."""
+    async with opened() as server, streaming(server) as client:
+        sent = hold(server)
+        for value in range(3):
+            client.send({"value": value})
+            await until(lambda count=value + 1: len(sent) == count)
+        for partition, (records, done) in reversed([*enumerate(sent)]):
+            assert b"offset" not in client.buffered()
+            done([Produced(partition, 7)] * len(records))
+            await still(lambda: len(client.buffered()))
+        client.finish()
+        assert [receipt["partition"] for receipt in await client.receipts()] == [0, 1, 2]
+
+
+def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:
+    """Have Kafka keep what it gets; the test calls `done`."""
+    sent: list[tuple[Sequence[Any], Any]] = []
+    server.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
+    return sent
+
+
+async def still(read: Any) -> Any:
+    """Return a number once it has not moved for a while."""
+    seen, since = read(), 0
+    while since < 20:
+        await asyncio.sleep(0.01)
+        seen, since = (seen, since + 1) if read() == seen else (read(), 0)
+    return seen
+
+
+async def test_a_full_budget_is_waited_for(opened: Any) -> None:
+    """Not refused, and the order of the lines is kept."""
+    async with opened() as server, streaming(server) as client:
+        server.kafka.failure = errors.ProducerQueueFull()
+        client.send({"value": 1})
+        client.send({"value": 2})
+        await still(lambda: len(server.kafka.records))
+        assert server.kafka.records == []
+        server.kafka.failure = None
+        client.finish()
+        assert len(await client.receipts()) == 2
+        assert [record.value for record in server.kafka.records] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None:
+    """Those before it are written; whether its end ever comes does not matter."""
+    async with opened(max_body_bytes=1000) as server, streaming(server) as client:
+        client.send({"value": 1}, {"value": 1})
+        client.chunk(b'{"value":"%s"%s' % (b"x" * 1000, b'}\n{"value":2}\n' if whole else b""))
+        *receipts, last = await client.receipts()
+        assert len(receipts) == 2
+        assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
+        assert len(server.kafka.records) == 2
+
+
+async def test_a_stream_ends_when_the_token_it_was_opened_with_does(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J2; the line says that another token is needed."""
+    monkeypatch.setattr("headrace.sidecar.produce.ndjson_route.expires_at", lambda scope: time.time() + 0.2)
+    async with opened() as server, streaming(server) as client:
+        client.send({"value": 1})
+        *receipts, last = await client.receipts()
+        assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
+
+
+async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
+    """What it has sent is written; the half line is not; no stream stays open."""
+    async with opened() as server, streaming(server) as client:
+        server.kafka.gate.clear()
+        client.send({"value": 1})
+        client.chunk(b'{"value":2}')
+        await server.kafka.taken.wait()
+        streams = server.streams._open
+        assert len(streams) == 1
+        client.writer.transport.abort()
+        server.kafka.gate.set()
+        await until(lambda: not streams)
+        assert [record.value for record in server.kafka.records] == [b"1"]
+        assert not server.web._application.gate._in_progress
+
+
+async def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
+    """A client that breaks the grammar in the middle is not waited for."""
+    async with opened() as server, streaming(server) as client:
+        client.send({"value": 1})
+        assert await client.receipt() == {"partition": 0, "offset": 0}
+        client.writer.write(b"zz\r\n")
+        await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
+        await until(lambda: not server.streams._open)
+
+
+async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the trace."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("inner secret")
+
+    async with opened() as server, streaming(server) as client:
+        server.kafka.send = broken
+        client.send({"value": 1})
+        last = await client.receipt()
+        assert last["code"] == "ERR10010" and "secret" not in str(last)
+        assert (await server.get("/live")).status == 200
+
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,387 @@
+"""The produce use case against a producer that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from headrace import errors
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.producer import ProducerConfig
+from headrace.formats.codecs import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce.produce import ProduceService, RequestIds
+from headrace.sidecar.produce.produce_request import ProduceRequest, choice_of
+from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer, answer_of
+from headrace.testing import ManualClock
+
+NO_IDS = RequestIds()
+
+
+class Kafka:
+    """Three partitions of every topic but `missing`; answers what it is told, else the next offset of partition 0."""
+
+    def __init__(self, *results: Any) -> None:
+        self.records: list[OutgoingRecord] = []
+        self.results = results
+
+    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
+        first = len(self.records)
+        self.records += records
+        return list(self.results) or [Produced(0, first + index) for index in range(len(records))]
+
+    async def partitions_of(self, topic: str) -> int:
+        if topic == "missing":
+            raise errors.TopicNotFound()
+        return 3
+
+
+def produce(
+    body: Any, kafka: Kafka | None = None, ids: RequestIds = NO_IDS, topic: str = "t", **settings: Any
+) -> ProduceAnswer:
+    kafka = kafka or Kafka()
+    registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+    service = ProduceService(ProducerConfig(**settings), Codecs(registry), kafka, kafka)
+
+    async def main() -> ProduceAnswer:
+        try:
+            text = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await service.write(await service.prepare(topic, text, ids))
+        finally:
+            await registry.close()
+
+    return asyncio.run(main())
+
+
+def sent(body: Any, ids: RequestIds = NO_IDS, **settings: Any) -> list[OutgoingRecord]:
+    kafka = Kafka()
+    produce(body, kafka, ids, "t", **settings)
+    return kafka.records
+
+
+def test_records_reach_kafka_in_order_with_all_they_say() -> None:
+    """Key, value, partition, timestamp; offsets come back in the same order."""
+    kafka = Kafka()
+    answer = produce(
+        {"records": [{"key": "a", "value": {"n": 1}, "partition": 2, "timestamp": 5}, {"value": [1]}]}, kafka
+    )
+    first, second = kafka.records
+    assert (first.topic, first.key, first.value, first.partition, first.timestamp_ms) == ("t", b"a", b'{"n": 1}', 2, 5)
+    assert (second.key, second.value, second.partition, second.timestamp_ms) == (None, b"[1]", None, 0)
+    assert answer.status == 200
+    assert json.loads(answer.body) == {
+        "offsets": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}],
+        "requestStatus": "OK",
+    }
+    assert (answer.requested_records, answer.written_records) == (2, 2)
+
+
+DIGITS = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400}'
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "value"),
+    [
+        pytest.param(b'{"records":[{"value": ' + DIGITS + b" }]}", None, DIGITS, id="every digit, space and field"),
+        (b'{"records":[{"key":null}]}', None, None),
+        (b'{"records":[{"value":null}]}', None, None),
+        pytest.param(
+            {"valueFormat": "String", "records": [{"key": "", "value": ""}]}, b"", b"", id="empty is not null"
+        ),
+        pytest.param({"keyFormat": 5, "records": [{"key": "k"}]}, b"k", None, id="string by its code"),
+    ],
+)
+def test_what_is_stored_of_a_request(body: Any, key: bytes | None, value: bytes | None) -> None:
+    """JSON as it was written, nulls as tombstones, and formats by name or by the codes of the seed document."""
+    (found,) = sent(body)
+    assert (found.key, found.value) == (key, value)
+
+
+def test_timestamps_not_above_zero_mean_now() -> None:
+    """decisions.md 12."""
+    records = [{"key": "k", "timestamp": stamp} for stamp in (-1, 0, None, 1)]
+    assert [record.timestamp_ms for record in sent({"records": records})] == [0, 0, 0, 1]
+
+
+def test_unknown_fields_are_ignored_and_listed_where_that_is_set() -> None:
+    """Clients of the light-4j sidecar send some; what is wrong beside them is still found."""
+    records = [{"value": 1, "colour": "red"}, {"key": "k", "vaule": 1}, {"value": 2, "colour": "blue"}]
+    kafka = Kafka()
+    answer = produce({"records": records, "isFoo": True}, kafka, unknown_fields="ignore")
+    assert [record.value for record in kafka.records] == [b"1", None, b"2"]
+    assert json.loads(answer.body)["ignoredFields"] == ["isFoo", "records.colour", "records.vaule"]
+    assert "ignoredFields" not in json.loads(produce({"records": [{"value": 1}]}, unknown_fields="ignore").body)
+    with pytest.raises(errors.InvalidRequest, match=r"record 1 .*partition"):
+        produce({"records": [{"value": 1, "a": 1}, {"value": 1, "partition": "x"}]}, unknown_fields="ignore")
+    with pytest.raises(errors.InvalidRequest, match="record 0 has neither key nor value"):
+        produce({"records": [{"partition": 1, "colour": "red"}]}, unknown_fields="ignore")
+
+
+@pytest.mark.parametrize("unknown_fields", ["refuse", "ignore"])
+def test_a_body_with_too_many_records_is_refused_before_it_is_decoded(unknown_fields: str) -> None:
+    """What stands behind the first record too many is not looked at; nested objects are no records."""
+    body = b'{"records":[' + b'{"value":1},' * 10_001 + b"5]}"
+    with pytest.raises(errors.TooManyRecords, match="more than 10000"):
+        produce(body, unknown_fields=unknown_fields)
+    nested = b'{"records":[{"value":[' + b"{}," * 20_000 + b"1]}]}"
+    assert len(json.loads(produce(nested, unknown_fields=unknown_fields).body)["offsets"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "headers", "slices"), [(1000, 0, 1), (1001, 0, 2), (2001, 0, 3), (16, 256, 2), (15, 256, 1)]
+)
+async def test_long_requests_are_worked_on_in_slices(count: int, headers: int, slices: int) -> None:
+    """One slice of all requests per pass of the loop, so that others are served between; headers count too."""
+    body = json.dumps({"records": [{"value": n, "headers": [["a", ""]] * headers} for n in range(count)]}).encode()
+    passes: list[int] = []
+
+    kafka = Kafka()
+    registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
+    service = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka)
+
+    async def watch() -> None:
+        while True:
+            passes.append(len(kafka.records))
+            await asyncio.sleep(0)
+
+    async def one() -> None:
+        await service.write(await service.prepare("t", body, NO_IDS))
+
+    watcher = asyncio.ensure_future(watch())
+    await asyncio.gather(one(), one())
+    watcher.cancel()
+    assert len(kafka.records) == 2 * count
+    await registry.close()
+    assert len(passes) >= (2 * slices if slices > 1 else 1)
+
+
+def test_a_misfit_in_a_later_slice_is_named_by_its_number_in_the_request() -> None:
+    """Whatever does not fit: partition, format, depth."""
+    good: list[Any] = [{"value": "YQ=="}] * 2500
+    for bad, kind in (
+        ({"value": 7}, errors.EncodeError),
+        ({"value": "", "partition": 3}, errors.PartitionNotFound),
+        ({"value": json.loads("[" * 65 + "]" * 65)}, errors.InvalidRequest),
+    ):
+        with pytest.raises(kind) as raised:
+            produce({"valueFormat": "BINARY", "records": [*good, bad]})
+        assert raised.value.parameters["index"] == 2500
+        assert "ecord 2500" in str(raised.value)
+
+
+IDS = RequestIds(b"http-c", b"http-t", b"Bearer x")
+TRACED = RequestIds(b"c", traceparent=b"00-http")
+ORDERED = {
+    "value": 1,
+    "traceabilityId": "t",
+    "correlationId": "c",
+    "headers": {"b": "\u00e9", "x-correlation-id": "no", "X-TRACEABILITY-ID": "no", "a": None},
+}
+LISTED = {"value": 1, "correlationId": "c", "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]]}
+TOKEN, TRACE, CORRELATION = ("authorization", b"Bearer x"), ("traceparent", b"00-http"), ("X-Correlation-Id", b"c")
+OF_HTTP = [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
+
+
+@pytest.mark.parametrize(
+    ("record", "ids", "settings", "headers"),
+    [
+        (
+            ORDERED,
+            IDS,
+            {"forward_authorization": True},
+            [TOKEN, ("X-Traceability-Id", b"t"), CORRELATION, ("b", "\u00e9".encode()), ("a", None)],
+        ),
+        (LISTED, NO_IDS, {}, [CORRELATION, ("b", b"1"), ("a", None), ("b", b"")]),
+        (
+            {"value": 1},
+            IDS,
+            {"forward_authorization": True, "caller_id": "me"},
+            [TOKEN, ("caller_id", b"me"), *OF_HTTP],
+        ),
+        ({"value": 1}, IDS, {}, OF_HTTP),
+        ({"value": 1}, TRACED, {}, [CORRELATION, TRACE]),
+        ({"value": 1, "headers": {"a": "1"}}, TRACED, {}, [CORRELATION, TRACE, ("a", b"1")]),
+        ({"value": 1, "headers": {"TraceParent": "00-own"}}, TRACED, {}, [CORRELATION, ("TraceParent", b"00-own")]),
+    ],
+    ids=["all", "a list", "caller id", "ids of HTTP", "trace", "trace and headers", "own trace"],
+)
+def test_record_headers_have_the_order_of_the_original(
+    record: Any, ids: RequestIds, settings: Any, headers: Any
+) -> None:
+    """Token, caller, ids, trace, the record's own; ids are not repeated, null is a null, and a list keeps repeats.
+
+    A record's id goes before that of the request. The token stays out of Kafka unless it is asked for.
+    """
+    assert sent({"records": [record]}, ids, **settings)[0].headers == headers
+
+
+def test_without_any_id_every_record_gets_its_own() -> None:
+    """Generated, 22 characters, each once."""
+    headers = [record.headers or [] for record in sent({"records": [{"value": 1}, {"value": 1}, {"value": 1}]})]
+    ids = {value for entry in headers for _, value in entry}
+    assert [name for entry in headers for name, _ in entry] == ["X-Correlation-Id"] * 3
+    assert len(ids) == 3
+    assert {len(value or b"") for value in ids} == {22}
+
+
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_bodies.yaml").read_text())
+REFUSED += [
+    [b'{"records":[{"value":"\xff"}]}', "ContentTypeMismatch", "utf-8"],
+    [b'{"records":[{"value":' + b"[" * 5000 + b"]" * 5000 + b"}]}", "InvalidRequest", "nested"],
+    [{"records": [{"value": 1, "headers": {str(n): "" for n in range(257)}}]}, "InvalidRequest", "<= 256"],
+    [{"records": [{"value": 1, "headers": [["a", ""]] * 257}]}, "InvalidRequest", "<= 256"],
+]
+
+
+@pytest.mark.parametrize(("body", "error", "says"), REFUSED)
+def test_a_request_that_does_not_fit_sends_nothing_and_says_why(body: Any, error: str, says: str) -> None:
+    """Each with its own error, and the index where a record is at fault."""
+    kafka = Kafka()
+    with pytest.raises(errors.HeadraceError) as raised:
+        produce(body.encode() if isinstance(body, str) else body, kafka)
+    assert type(raised.value).__name__ == error
+    assert says in str(raised.value)
+    assert kafka.records == []
+
+
+def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
+    """At once, and not by a timeout of the client."""
+    with pytest.raises(errors.TopicNotFound):
+        produce({"records": [{"value": 1}]}, topic="missing")
+
+
+def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
+    """Also those after the first; a long list is cut; values are not shown."""
+    records = [{"value": "YQ==" if index == 1 else f"hunter!{index}"} for index in range(40)]
+    kafka = Kafka()
+    with pytest.raises(errors.EncodeError) as raised:
+        produce({"valueFormat": "BINARY", "records": records}, kafka)
+    assert "39 of 40 records" in str(raised.value)
+    assert raised.value.parameters["indexes"] == [0, *range(2, 21)]
+    assert "hunter" not in str(raised.value)
+    assert kafka.records == []
+
+
+def test_null_values_need_no_schema_and_no_registry() -> None:
+    """Tombstones pass while the registry is down; values do not."""
+    assert produce({"valueFormat": "AVRO", "records": [{"key": "a"}]}).status == 200
+    with pytest.raises(errors.RegistryUnavailable):
+        produce({"valueFormat": "AVRO", "records": [{"value": 1}]})
+
+
+def test_producing_can_be_switched_off() -> None:
+    """With the original's code."""
+    with pytest.raises(errors.ProducerNotEnabled):
+        produce({"records": []}, enabled=False)
+
+
+OK = Produced(0, 1)
+TIMEOUT, FATAL = errors.KafkaTimeout("late"), errors.FatalKafkaError("fenced")
+DOWN, FULL = errors.KafkaUnavailable("down"), errors.ProducerQueueFull("full")
+LARGE, GONE = errors.RecordTooLarge("large"), errors.TopicNotFound("gone")
+FORBIDDEN, OTHER = errors.KafkaUnauthorized("no"), errors.KafkaError("odd")
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        ([OK, TIMEOUT], 200),
+        ([OK, LARGE], 200),
+        ([DOWN, FULL], 503),
+        ([DOWN, LARGE], 413),
+        ([GONE, DOWN], 404),
+        ([LARGE, TIMEOUT], 504),
+        ([DOWN, FATAL], 504),
+        ([FORBIDDEN, DOWN], 403),
+    ],
+)
+def test_the_status_is_that_of_the_worst_unless_a_record_is_written(results: list[Any], status: int) -> None:
+    """decisions.md 3; the original's status by configuration."""
+    body = {"records": [{"value": 1}] * len(results)}
+    answer = produce(body, Kafka(*results))
+    assert answer.status == status
+    assert (answer.retry_after_seconds is not None) == (status == 503)
+    assert ("code" in json.loads(answer.body)) == (status != 200)
+    assert produce(body, Kafka(*results), always_200=True).status == 200
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "outcome"),
+    [
+        (TIMEOUT, 50004, "unknown"),
+        (FATAL, 50004, "unknown"),
+        (DOWN, 50003, "fail"),
+        (LARGE, 50002, "fail"),
+        (OTHER, 50002, "fail"),
+        (FORBIDDEN, 40301, "fail"),
+        (errors.KafkaUnauthenticated("who"), 40101, "fail"),
+    ],
+)
+def test_each_failed_record_says_whether_it_is_certainly_not_there(
+    result: errors.HeadraceError, code: int, outcome: str
+) -> None:
+    """A record whose fate is not known is never called failed."""
+    entry = json.loads(produce({"records": [{"value": 1}, {"value": 1}]}, Kafka(OK, result)).body)["offsets"][1]
+    assert entry == {"errorCode": code, "error": result.description, "outcome": outcome}
+
+
+def test_the_request_status_is_that_of_the_first_refusal_of_access() -> None:
+    """The original's word for it."""
+    body = json.loads(produce({"records": [{"value": 1}] * 3}, Kafka(OK, DOWN, FORBIDDEN)).body)
+    assert body["requestStatus"] == "FORBIDDEN"
+
+
+def test_an_empty_request_is_answered_with_no_offsets() -> None:
+    """Nothing to do is no fault."""
+    assert json.loads(produce({"records": []}).body) == {"offsets": [], "requestStatus": "OK"}
+
+
+@pytest.mark.parametrize("results", [[DOWN, FULL], [LARGE, TIMEOUT]])
+def test_an_error_does_not_contradict_itself(results: list[Any]) -> None:
+    """No `requestStatus: OK` beside an error; `retriable` only where sending again unchanged doubles nothing."""
+    body = json.loads(produce({"records": [{"value": 1}, {"value": 2}]}, Kafka(*results)).body)
+    assert "requestStatus" not in body
+    again = "read the topic before you send it again" not in body["description"]
+    assert body["metadata"]["retriable"] is again
+    kept = json.loads(produce({"records": [{"value": 1}, {"value": 2}]}, Kafka(*results), always_200=True).body)
+    assert kept["requestStatus"] == "OK"
+
+
+DOCUMENTED = ["binary", "avro", "json", "jsonschema", "protobuf", "string"]
+LIGHT_4J = ["binary", "json", "avro", "jsonschema", "protobuf", "string"]
+
+
+@pytest.mark.parametrize(("codes", "names"), [("documented", DOCUMENTED), ("light-4j", LIGHT_4J)])
+def test_numbers_mean_what_the_switch_says(codes: Literal["documented", "light-4j"], names: list[str]) -> None:
+    """The documented order, or that of the light-4j sidecar's code; a name means the same in both."""
+    for number, name in enumerate(names):
+        request = ProduceRequest(records=[], key_format=number, value_format=name.upper())
+        assert choice_of(request, "key", codes).format == name
+        assert choice_of(request, "value", codes).format == name.upper()
+    with pytest.raises(errors.InvalidRequest, match="format 6 is not served: as a number, 0 to 5 are"):
+        choice_of(ProduceRequest(records=[], key_format=6), "key", codes)
+
+
+PLACE = {"partition": 2, "offset": 7}
+
+
+@pytest.mark.parametrize(("acks", "offsets", "said"), [("all", [PLACE], None), (1, [PLACE], 1), (0, [PLACE], 0)])
+def test_an_answer_that_is_weaker_than_ok_says_so(acks: Literal["all", 1, 0], offsets: object, said: object) -> None:
+    """And one that is not, does not."""
+    answer = answer_of(Prepared([]), [Produced(2, 7)], False, acks)
+    body = json.loads(answer.body)
+    assert (body["offsets"], body.get("acks"), answer.status) == (offsets, said, 200)
+
+
+def test_what_is_unknown_stays_unknown_with_weak_acks() -> None:
+    """Beside a record that was sent."""
+    body = json.loads(answer_of(Prepared([]), [Produced(0, -1), errors.KafkaTimeout("late")], False, 0).body)
+    assert [entry.get("outcome") for entry in body["offsets"]] == [None, "unknown"]
+    assert body["offsets"][0]["offset"] == -1

@@ -1,0 +1,150 @@
+"""Requests for transactions, and what they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.config.producer import ProducerConfig
+from headrace.records import OutgoingRecord, Produced
+from headrace.sidecar.produce.produce import RequestIds
+from headrace.sidecar.produce.produce_response import Prepared
+from headrace.sidecar.produce.transactions import (
+    PreparedTransaction,
+    TransactionRequest,
+    Transactions,
+    parse_transaction,
+)
+
+
+class Kafka:
+    """Prepares a record for each of a request, and ends transactions as it is told."""
+
+    def __init__(self, *results: Any) -> None:
+        self.results = results
+
+    async def prepare_request(self, topic: str, request: Any, ids: RequestIds) -> Prepared:
+        if topic == "bad":
+            raise errors.EncodeError("record 0 does not fit", index=0)
+        return Prepared([OutgoingRecord(topic, None, b"1") for _ in request.records], None, 7)
+
+    def submit(self, records: Any, closing: Any = None, group: Any = None) -> asyncio.Future[list[Any]]:
+        outcome = asyncio.get_running_loop().create_future()
+        if self.results:
+            outcome.set_result(list(self.results))
+        return outcome
+
+
+def request(**records: int) -> TransactionRequest:
+    parts = [{"topic": topic, "records": [{"value": n} for n in range(count)]} for topic, count in records.items()]
+    return parse_transaction(json.dumps({"topics": parts}).encode(), 100)
+
+
+def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed: bool = False) -> Any:
+    async def main() -> Any:
+        kafka = Kafka(*results)
+        settings = ProducerConfig(delivery_timeout_seconds=seconds, linger_seconds=0)
+        transactions = Transactions(settings, kafka, kafka)  # type: ignore[arg-type]
+        work = await transactions.prepare(wanted, RequestIds())
+        if keyed:
+            return await transactions.finish(work, kafka.submit(work.records), keyed=True)
+        return await transactions.write(work)
+
+    return asyncio.run(main())
+
+
+def test_each_topic_has_the_offsets_of_its_records() -> None:
+    """In the order of the request, schema ids beside them."""
+    answer = write(request(a=2, b=1), Produced(0, 5), Produced(1, 6), Produced(2, 7))
+    first, second = json.loads(answer.body)["topics"]
+    assert (answer.status, answer.written_records) == (200, 3)
+    assert (first["topic"], first["offsets"]) == ("a", [{"partition": 0, "offset": 5}, {"partition": 1, "offset": 6}])
+    assert (second["topic"], second["offsets"], second["value_schema_id"]) == ("b", [{"partition": 2, "offset": 7}], 7)
+
+
+def test_what_is_at_fault_decides_the_status() -> None:
+    """Not what happened to the records beside it; without a fault it is 503 and may be sent again."""
+    aborted = errors.TransactionAborted()
+    answer = write(request(a=1, b=1), aborted, errors.RecordTooLarge())
+    assert (answer.status, answer.retry_after_seconds, answer.written_records) == (413, None, 0)
+    answer = write(request(a=1, b=1), aborted, aborted)
+    body = json.loads(answer.body)
+    assert (answer.status, answer.retry_after_seconds, body["code"]) == (503, 1, "ERR40042")
+    assert [part["offsets"][0]["outcome"] for part in body["topics"]] == ["fail", "fail"]
+
+
+def test_a_late_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """504 for all of it, never fail."""
+    monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
+    answer = write(request(a=1, b=1), seconds=0.1)
+    outcomes = [part["offsets"][0]["outcome"] for part in json.loads(answer.body)["topics"]]
+    assert (answer.status, outcomes) == (504, ["unknown", "unknown"])
+
+
+def test_an_error_names_the_topic_it_is_about() -> None:
+    """An index alone would not do."""
+    with pytest.raises(errors.EncodeError) as raised:
+        write(request(a=1, bad=1))
+    assert raised.value.parameters == {"index": 0, "topic": "bad"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"topics":[]}', "length >= 1"),
+        (b'{"topics":[{"records":[]}]}', "topic"),
+        (b'{"topics":[{"topic":"a/b","records":[]}]}', "regex"),
+        (b'{"topics":[{"topic":"a","records":[]}],"atomic":true}', "atomic"),
+        (b'{"topics":[{"topic":"a","record":[],"records":[]}]}', "Did you mean records?"),
+        (b'{"topic":"a","records":[]}', "Did you mean topics?"),
+        (b'{"topics":[{"topic":"a","records":[{"key":1,"vlaue":1}]}]}', "Did you mean value?"),
+        (b'{"%s":1}' % (b"x" * 900_000), "unknown field `xxx"),
+    ],
+)
+def test_a_body_that_is_none_is_refused(body: bytes, said: str) -> None:
+    """With what does not fit, and the nearest name for one that is not known; a misspelt value is no tombstone."""
+    with pytest.raises(errors.InvalidRequest) as raised:
+        parse_transaction(body, 100)
+    assert said in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_transaction_of_empty_or_too_many_records_is_refused() -> None:
+    """Records of all its topics count; one with neither key nor value would be a tombstone by accident."""
+    part = b'{"topic":"a","records":[' + b",".join([b'{"value":1}'] * 60) + b"]}"
+    with pytest.raises(errors.TooManyRecords, match="more than 100 records"):
+        parse_transaction(b'{"topics":[' + part + b"," + part + b"]}", 100)
+    with pytest.raises(errors.InvalidRequest, match="record 0 has neither") as raised:
+        parse_transaction(b'{"topics":[{"topic":"a","records":[{"partition":1}]}]}', 100)
+    assert raised.value.parameters == {"index": 0, "topic": "a"}
+
+
+def test_a_transaction_without_records_is_refused() -> None:
+    """There is nothing to commit."""
+    with pytest.raises(errors.InvalidRequest):
+        write(request(a=0))
+
+
+def test_a_produce_request_as_a_transaction_is_answered_like_any_other() -> None:
+    """The same body, with the schema ids of the request."""
+
+    async def main() -> PreparedTransaction:
+        kafka = Kafka()
+        transactions = Transactions(ProducerConfig(), kafka, kafka)  # type: ignore[arg-type]
+        return transactions.of_produce(Prepared([OutgoingRecord("a", None, b"1")], 3, None))
+
+    body = json.loads(asyncio.run(main()).answer([Produced(0, 1)]).body)
+    assert body == {"offsets": [{"partition": 0, "offset": 1}], "key_schema_id": 3, "requestStatus": "OK"}
+
+
+def test_a_failed_transaction_does_not_contradict_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No topic says OK beside an error; with a key the same request may be sent again, without one it may not."""
+    monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
+    for keyed, advice in ((False, "read the topic"), (True, "same Idempotency-Key")):
+        body = json.loads(write(request(a=1), seconds=0.1, keyed=keyed).body)
+        assert "requestStatus" not in body["topics"][0]
+        assert (body["metadata"]["retriable"], advice in body["description"]) == (keyed, True)

@@ -1,0 +1,178 @@
+"""However an answer is cut on its way, it is the same answer, or the same refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.sidecar.reactive.backend_connection import Broken, Connection, HttpAnswer
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"
+ANSWERS = [
+    HEAD + b"Content-Length: 5\r\n\r\nhello",
+    CHUNKED + b"3\r\nabc\r\n2;x\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\nX: 1\r\n\r\n" * 2 + b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+    HEAD + b"Connection: close\r\n\r\nuntil the end",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+    CHUNKED + b"2\r\nabc\r\n0\r\n\r\n",
+    HEAD + b"Content-Encoding: br\r\nContent-Length: 1\r\n\r\nx",
+    HEAD + b"Content-Length: 101\r\n\r\n",
+    CHUNKED + (b"9\r\n123456789\r\n" * 12) + b"0\r\n\r\n",
+    b"HTTP/1.1 100 C\r\n\r\n" * 11,
+    HEAD + b"X: " + b"y" * 70_000,
+    HEAD + b"Content-Length: 5\r\n\r\nhel",
+]
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.aborted = False
+        self.waiting = 0
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.sent += b"".join(list_of_data)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+
+def read(pieces: list[bytes]) -> tuple[HttpAnswer | str, bool]:
+    """Feed a connection, then end it; return the answer or refusal, and whether it would have been kept."""
+
+    async def main() -> tuple[HttpAnswer | str, bool]:
+        connection, wire = Connection(100), Wire()
+        connection.connection_made(wire)
+        waiter = connection.ask((b"request", b"body"), asyncio.get_running_loop().time() + 600)
+        assert wire.sent == b"requestbody"
+        for piece in pieces:
+            if not wire.aborted:
+                connection.data_received(piece)
+        kept = connection.reusable
+        if not wire.aborted:
+            connection.eof_received()
+        connection.connection_lost(None)
+        try:
+            return await waiter, kept
+        except Broken as broken:
+            return str(broken), kept
+
+    return asyncio.run(main())
+
+
+def same(one: tuple[HttpAnswer | str, bool], other: tuple[HttpAnswer | str, bool]) -> bool:
+    """Refusals may be worded by what had come first; an answer is the same to the last byte."""
+    if isinstance(one[0], str):
+        return isinstance(other[0], str) and not other[1]
+    return one == other
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_comes_byte_by_byte_is_the_same(answer: bytes) -> None:
+    """Each byte on its own."""
+    assert same(read([answer]), read([answer[at : at + 1] for at in range(len(answer))]))
+
+
+@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 400), max_size=12))
+def test_an_answer_that_is_cut_anywhere_is_the_same(answer: bytes, cuts: list[int]) -> None:
+    """Slices of any length."""
+    edges = sorted({0, len(answer), *(cut for cut in cuts if cut < len(answer))})
+    assert same(read([answer]), read([answer[a:b] for a, b in itertools.pairwise(edges)]))
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", *ANSWERS]), st.integers(0, 80))
+def test_no_bytes_break_it(noise: bytes, answer: bytes, at: int) -> None:
+    """Noise before, in or behind an answer: an answer, or a refusal in words; never anything else."""
+    got, kept = read([answer[:at] + noise + answer[at:]])
+    assert isinstance(got, HttpAnswer) or (got and not kept)
+
+
+def test_what_follows_an_answer_ends_its_connection() -> None:
+    """A whole second answer in the same bytes changes nothing of the first, and nothing is kept."""
+    first = HEAD + b"A: 1\r\nContent-Length: 3\r\n\r\none"
+    second = b"HTTP/1.1 500 Evil\r\nA: 2\r\nContent-Length: 3\r\n\r\ntwo"
+    got, kept = read([first + second])
+    assert got == HttpAnswer(200, {"a": "1", "content-length": "3"}, b"one")
+    assert not kept
+    assert read([first]) == (got, True)
+
+
+def test_headers_are_those_of_the_answer_alone() -> None:
+    """Not those of interim answers or behind the body; repeated ones are joined."""
+    assert read([ANSWERS[1]])[0] == HttpAnswer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
+    assert read([ANSWERS[2]])[0] == HttpAnswer(404, {"content-length": "0"}, b"")
+
+
+@pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
+async def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> None:
+    """A success that comes before the whole request is none; a failure is one, and the connection ends."""
+    connection, wire = Connection(100), Wire()
+    connection.connection_made(wire)
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    wire.waiting = 1
+    connection.data_received(b"HTTP/1.1 " + status + b" Early\r\nContent-Length: 0\r\n\r\n")
+    assert not connection.reusable
+    if counts:
+        assert (await waiter).status == 413
+    else:
+        with pytest.raises(Broken, match="before the request had gone out"):
+            await waiter
+    connection.connection_lost(None)
+
+
+async def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() -> None:
+    """From the moment that is known, though closing it may take its time."""
+    connection = Connection(100)
+    connection.connection_made(Wire())
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    connection.data_received(ANSWERS[0])
+    await waiter
+    assert connection.reusable
+    connection.eof_received()
+    assert not connection.reusable
+    connection.connection_lost(None)
+
+
+async def test_a_kept_connection_holds_no_answer() -> None:
+    """Many connections with large answers would hold each of them until the next request."""
+    connection = Connection(1_000_000)
+    connection.connection_made(Wire())
+    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
+    body = b"y" * 1_000_000
+    connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
+    assert (await waiter).body == body
+    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | HttpAnswer)]
+    assert not any(held)
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.05, 600.0), (600.0, 0.05)])
+async def test_each_request_on_a_connection_has_its_own_deadline(first: float, second: float) -> None:
+    """An earlier one with less or more time left changes nothing."""
+    connection, now = Connection(100), asyncio.get_running_loop().time
+    connection.connection_made(Wire())
+    earlier = connection.ask((b"x",), now() + first)
+    connection.data_received(ANSWERS[0])
+    assert (await earlier).body == b"hello"
+    later = connection.ask((b"x",), now() + second)
+    if second < first:
+        with pytest.raises(Broken, match="no answer arrived in time"):
+            await asyncio.wait_for(later, 60)
+    else:
+        await asyncio.wait({later}, timeout=4 * first)
+        connection.data_received(ANSWERS[0])
+        assert (await later).body == b"hello"
+    connection.connection_lost(None)

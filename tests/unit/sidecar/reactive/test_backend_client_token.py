@@ -1,0 +1,118 @@
+"""Tokens towards a backend: kept until shortly before their end, asked for by one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from headrace.config.backend import OAuth
+from headrace.errors import DestinationUnavailable
+from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.token import Token
+from headrace.testing import ManualClock
+
+OAUTH = OAuth.model_validate(
+    {"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"}
+)
+
+
+class Giver:
+    """A token server in memory."""
+
+    def __init__(self, **body: Any) -> None:
+        self.answers: list[HttpAnswer] = []
+        self.body: dict[str, Any] = {"token_type": "Bearer", "expires_in": 100, **body}
+        self.asked = 0
+        self.gate: asyncio.Event | None = None
+        self.clock = ManualClock()
+        self.token = Token(OAUTH, self.ask, lambda: None, self.clock)
+
+    async def ask(self, form: bytes) -> HttpAnswer:
+        self.asked += 1
+        number = self.asked
+        if self.gate:
+            await self.gate.wait()
+        if self.answers:
+            return self.answers.pop(0)
+        return HttpAnswer(200, {}, json.dumps({"access_token": f"t{number}", **self.body}).encode())
+
+
+@pytest.mark.parametrize(("lasts", "renewed"), [(100, 90.0), (3600, 3570.0), ("100", 90.0), (None, 270.0)])
+async def test_a_token_is_renewed_shortly_before_its_end(lasts: Any, renewed: float) -> None:
+    """A tenth of its life before, 30 seconds at most; five minutes where the server does not say."""
+    giver = Giver(expires_in=lasts)
+    assert await giver.token.value() == "t1"
+    await giver.clock.advance(renewed - 1)
+    assert await giver.token.value() == "t1"
+    await giver.clock.advance(1)
+    assert await giver.token.value() == "t2"
+
+
+async def test_many_who_need_a_token_ask_once() -> None:
+    """Those who wait beside the one who asks have its token, or its refusal."""
+    giver = Giver()
+    giver.gate = asyncio.Event()
+    waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
+    await giver.clock.settle()
+    giver.gate.set()
+    assert set(await asyncio.gather(*waiting)) == {"t1"}
+    await giver.clock.advance(1000)
+    giver.gate.clear()
+    giver.answers.append(HttpAnswer(503, {}, b""))
+    waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
+    await giver.clock.settle()
+    await giver.clock.advance(1)
+    giver.gate.set()
+    refused = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, DestinationUnavailable) for one in refused)
+    assert giver.asked == 2
+    assert await giver.token.value() == "t3"
+
+
+async def test_who_gives_up_leaves_the_question_to_the_next() -> None:
+    """A cancelled wait blocks nobody."""
+    giver = Giver()
+    giver.gate = asyncio.Event()
+    first, second = asyncio.ensure_future(giver.token.value()), asyncio.ensure_future(giver.token.value())
+    await giver.clock.settle()
+    first.cancel()
+    giver.gate.set()
+    assert await second == "t2"
+
+
+async def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_replaced() -> None:
+    """Many requests are refused with one token; it is replaced once."""
+    giver = Giver()
+    old = await giver.token.value()
+    giver.token.forget(old)
+    assert await giver.token.value() == "t2"
+    giver.token.forget(old)
+    assert await giver.token.value() == "t2"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (400, b'{"error": "invalid_scope", "error_description": "canary"}', r"HTTP 400 \(invalid_scope\): check"),
+        (401, b'{"error": "<script>canary"}', "HTTP 401: check oauth.client_id"),
+        (500, b"canary", "HTTP 500$"),
+        (302, b"", "HTTP 302$"),
+        (200, b"canary", "no bearer token"),
+        (200, b'{"access_token": "canary\\r\\nX-Evil: 1"}', "no bearer token"),
+        (200, b'{"access_token": ""}', "no bearer token"),
+        (200, b'{"access_token": "canary", "token_type": "mac"}', "no bearer token"),
+        (200, b'{"access_token": 7, "token_type": {}}', "no bearer token"),
+        (200, b"[" * 100_000, "no bearer token"),
+        (200, b'{"x": ' + b"[" * 60_000, "no bearer token"),
+    ],
+)
+async def test_answers_that_give_no_token_are_said_without_what_they_hold(status: int, body: bytes, says: str) -> None:
+    """The status and the standard's own word for the error, never the rest."""
+    giver = Giver()
+    giver.answers.append(HttpAnswer(status, {}, body))
+    with pytest.raises(DestinationUnavailable, match=says) as failed:
+        await giver.token.value()
+    assert "canary" not in str(failed.value.body())

@@ -1,0 +1,131 @@
+"""A consumer begins with the first answer to a health question, and only then can it be drained, stopped or dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from headrace.config.backend import BackendHealth
+from headrace.errors import DestinationUnavailable
+from headrace.runtime import Deadline, Readiness, Service
+from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
+from headrace.testing import ManualClock
+
+
+class FakeBackend:
+    """Answers with the statuses it is given, the last one for ever; 0 is no answer."""
+
+    url = "http://localhost/"
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.asked = list(statuses), 0
+
+    async def get(self, path: str) -> HttpAnswer:
+        assert path == "/ready?x=1"
+        self.asked += 1
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if not status:
+            raise DestinationUnavailable("waiting for the backend: no process listens there")
+        return HttpAnswer(status, {}, b"")
+
+
+class Consumer(Service):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__("consumer")
+        self.calls: list[str] = []
+        self.cannot_start = False
+
+    async def start(self) -> None:
+        self.calls.append("start")
+        if self.cannot_start:
+            raise RuntimeError("can't start new thread")
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.calls.append("drain")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    def readiness(self) -> Readiness:
+        return Readiness(False, "not joined yet")
+
+
+def run(
+    backend: FakeBackend,
+    then: Callable[[StartWhenHealthy, Consumer, ManualClock], Awaitable[None]],
+    fails: bool = False,
+) -> Consumer:
+    consumer, clock = Consumer(), ManualClock()
+    consumer.cannot_start = fails
+    gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
+
+    async def all_of_it() -> None:
+        await gate.start()
+        await clock.settle()
+        try:
+            await then(gate, consumer, clock)
+        finally:
+            await gate.stop()
+
+    asyncio.run(all_of_it())
+    return consumer
+
+
+def test_consumption_begins_with_the_first_success() -> None:
+    """Not before, whatever else is answered; readiness says what it waits for; one question per interval."""
+    backend = FakeBackend(0, 503, 302, 204)
+
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+        for says in ("no process listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
+            ready, reason = gate.readiness()
+            assert (ready, consumer.calls) == (False, [])
+            assert reason.startswith("waiting for 2xx of GET /ready: ")  # a query may hold a secret
+            assert says in reason
+            await clock.advance(2)
+        assert consumer.calls == ["start"]
+        assert gate.readiness() == Readiness(False, "not joined yet")
+        await gate.drain(Deadline(clock, 1))
+        await clock.advance(100)
+
+    assert run(backend, then).calls == ["start", "drain", "stop"]
+    assert backend.asked == 4
+
+
+def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
+    """It has nothing to drain or stop, and nobody asks any more."""
+    backend = FakeBackend(503)
+
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+        await gate.drain(Deadline(clock, 1))
+        backend.statuses = [200]
+        await clock.advance(100)
+
+    assert run(backend, then).calls == []
+    assert backend.asked == 1
+
+
+def test_the_death_of_the_consumer_is_told() -> None:
+    """Whoever watches knows the one it was given."""
+    told: list[Service] = []
+
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+        gate.on_death = told.append
+        cause = DestinationUnavailable("broken")
+        consumer.die(cause)
+        assert (told, gate.death) == ([gate], cause)
+
+    run(FakeBackend(200), then)
+
+
+def test_a_consumer_that_cannot_start_is_dead_and_not_started_twice() -> None:
+    """What its start has begun would run twice, with two members of its group."""
+
+    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+        await asyncio.sleep(1.2)  # the pause of a kept task
+        assert consumer.calls == ["start"]
+        assert isinstance(gate.death, RuntimeError)
+
+    run(FakeBackend(200), then, fails=True)

@@ -1,0 +1,244 @@
+"""A backend as a destination: what each answer means for the records, and which of them are sent at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable
+from email.utils import formatdate
+from typing import Any, get_args
+from unittest.mock import AsyncMock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.backend import BackendConfig, BackendMode
+from headrace.config.consumers import RetryConfig
+from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
+from headrace.formats.codecs import Codecs
+from headrace.records import Record, TopicPartition
+from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, HttpDestination, retry_after_seconds
+from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.testing import ManualClock
+
+CODECS = Codecs(None)  # type: ignore[arg-type]
+ONE = b'[{"processed":true}]'
+DONE = b'[{"processed":true},{"processed":true}]'
+
+
+class FakeClient:
+    """Answers every post in the same way."""
+
+    url = "http://localhost/"
+
+    def __init__(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.answer = HttpAnswer(status, headers, body)
+        self.posts: list[tuple[bytes, dict[str, str]]] = []
+        self.closed = False
+
+    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> HttpAnswer:
+        self.posts.append((body, dict(headers)))
+        return self.answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def destination(client: FakeClient, mode: Any = "results", **retry: Any) -> HttpDestination:
+    backend = BackendConfig(url="http://localhost/", mode=mode)
+    stored = PayloadDecoder(CODECS.for_reading("string"), "string", CODECS.for_reading("json"), "json")
+    made = HttpDestination("backend", backend, RetryConfig(**retry), stored, ManualClock(1_800_000_000))
+    made.client = client  # type: ignore[assignment]
+    return made
+
+
+def deliver(to: HttpDestination, what: Delivery) -> list[Reply]:
+    return list(asyncio.run(to.deliver(what)))
+
+
+def delivery(*values: bytes) -> Delivery:
+    records = [Record("t", 0, n, 0, None, value) for n, value in enumerate(values)]
+    return Delivery("g", TopicPartition("t", 0), 1, records, 1)
+
+
+TWO = delivery(b"1", b"2")
+
+
+@pytest.mark.parametrize("mode", ["results", "status"])
+def test_a_delivery_is_one_request(mode: str) -> None:
+    """All its records, with the type of the body."""
+    client = FakeClient(200, DONE)
+    assert deliver(destination(client, mode), TWO) == [ACK, ACK]
+    ((body, headers),) = client.posts
+    assert len(json.loads(body)) == 2
+    assert headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("mode", get_args(BackendMode))
+def test_a_backend_can_tell_a_replay_from_a_first_delivery(mode: str) -> None:
+    """By a header of the request, and in batches by what stands beside the attempt; the identity is the same."""
+    client = FakeClient(200, ONE)
+    once = Delivery("g", TopicPartition("t", 0), 1, [Record("t", 0, 7, 0, None, b"1")], 1)
+    deliver(destination(client, mode), once)
+    deliver(destination(client, mode), once._replace(replay="job-1"))
+    (body, headers), (again, of_replay) = client.posts
+    assert ("X-Headrace-Replay" in headers, of_replay.pop("X-Headrace-Replay")) == (False, "job-1")
+    assert {name: of_replay[name] for name in headers} == headers
+    inside = {"results": "replay", "status": "replay", "single": ""}.get(mode, "headracereplay")
+    if mode == "cloudevents_binary":
+        assert of_replay["ce-headracereplay"] == "job-1"
+    elif inside:
+        found, first = json.loads(again), json.loads(body)
+        entry = found if isinstance(found, dict) else found[0]
+        assert entry.pop(inside) == "job-1"
+        assert found == first
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "alive"), [("", 405, True), ("", 503, False), ("/ready", 204, True), ("/ready", 404, False)]
+)
+def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
+    path: str, status: int, alive: bool
+) -> None:
+    """Only before one that was alone then; by its health, or by OPTIONS."""
+    client = AsyncMock(**{"post.side_effect": [DestinationUnavailable("closed", broken_off=True) for _ in range(4)]})
+    asked = client.get if path else client.options
+    asked.return_value = HttpAnswer(status, {}, b"")
+    to = destination(client)
+    to._health = path
+    found = []
+    for what in (TWO, delivery(b"1"), delivery(b"1"), TWO):
+        with pytest.raises(DestinationUnavailable) as error:
+            deliver(to, what)
+        found.append(error.value.is_alive)
+    assert found == [False, False, alive, False]
+    assert asked.await_count == 1
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+def test_a_success_is_enough_where_answers_are_not_read(status: int) -> None:
+    """Whatever the body is."""
+    assert deliver(destination(FakeClient(status, b"<html>"), "status"), TWO) == [ACK, ACK]
+
+
+@pytest.mark.parametrize("mode", ["single", "cloudevents_structured", "cloudevents_binary"])
+def test_one_record_is_one_request(mode: str) -> None:
+    """Under its idempotency key."""
+    client = FakeClient(204)
+    assert deliver(destination(client, mode), delivery(b"1")) == [ACK]
+    ((_, headers),) = client.posts
+    assert headers["Idempotency-Key"] == "g:t:0:0"
+
+
+@pytest.mark.parametrize("status", [200, 202])
+def test_a_success_that_is_not_as_agreed_ends_nothing(status: int) -> None:
+    """The backend has to be mended; no record is to blame."""
+    with pytest.raises(DestinationRefused, match="1 results for 2 records"):
+        deliver(destination(FakeClient(status, b'[{"processed":true}]')), TWO)
+
+
+@pytest.mark.parametrize(("mode", "status"), [("results", 302), ("status", 307), ("results", 401), ("status", 503)])
+def test_statuses_that_speak_of_the_backend_blame_no_record(mode: str, status: int) -> None:
+    """Among them every redirect, which is not followed."""
+    with pytest.raises(DestinationUnavailable, match=f"http://localhost/: it answers HTTP {status}") as raised:
+        deliver(destination(FakeClient(status, DONE), mode), TWO)
+    assert raised.value.wait_seconds is None
+
+
+def test_a_backend_says_how_long_to_wait() -> None:
+    """`Retry-After` goes to whoever decides when the next delivery begins."""
+    client = FakeClient(503, **{"retry-after": "7"})
+    with pytest.raises(DestinationUnavailable) as raised:
+        deliver(destination(client), TWO)
+    assert raised.value.wait_seconds == 7
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_any_other_failure_is_one_of_each_record(status: int) -> None:
+    """With its status and the beginning of what was said, for the policy to judge."""
+    outcomes = deliver(destination(FakeClient(status, b"\xffno" + b"x" * 9999)), TWO)
+    assert [(o.permanent, o.error, o.status, o.reason[:3]) for o in outcomes] == [
+        (False, f"HTTP {status}", status, "\ufffdno")
+    ] * 2
+    assert len(outcomes[0].reason) == 2000
+
+
+def test_records_that_cannot_be_read_do_not_keep_the_others_back() -> None:
+    """They are dead letters at once, and each outcome stands in the place of its record."""
+    client = FakeClient(200, DONE)
+    outcomes = deliver(destination(client), delivery(b"{", b"2", b"\xff", b"4"))
+    assert [outcome.permanent for outcome in outcomes] == [True, False] * 2
+    assert outcomes[0].error == "DecodeError"
+    assert [entry["offset"] for entry in json.loads(client.posts[0][0])] == [1, 3]
+
+
+@pytest.mark.parametrize("mode", ["results", "single"])
+def test_nothing_is_posted_when_nothing_can_be_read(mode: str) -> None:
+    """A request without records would mean nothing."""
+    client = FakeClient(200, b"[]")
+    (outcome,) = deliver(destination(client, mode), delivery(b"{"))
+    assert isinstance(outcome, Reply)
+    assert outcome.permanent
+    assert client.posts == []
+
+
+def test_a_registry_that_is_down_costs_nobody_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without schemas it is not known what is sound."""
+
+    async def prepare(_: Any, __: Any) -> None:
+        raise RegistryUnavailable("it hangs")
+
+    monkeypatch.setattr(PayloadDecoder, "prepare", prepare)
+    with pytest.raises(DestinationUnavailable, match="waiting for the schema registry: it hangs"):
+        deliver(destination(FakeClient(200)), TWO)
+
+
+def test_connections_end_with_the_service() -> None:
+    """Nothing stays open behind it."""
+    client = FakeClient(200)
+    asyncio.run(destination(client).stop())
+    assert client.closed
+
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (" 120 ", 120.0),
+        ("301", 300.0),
+        ("315360000", 300.0),
+        ("9" * 5000, 300.0),
+        (formatdate(NOW + 42, usegmt=True), 42.0),
+        (formatdate(NOW + 42), 42.0),  # zone -0000: universal time all the same
+        (formatdate(NOW + 315_360_000, usegmt=True), 300.0),
+    ],
+)
+def test_seconds_and_dates_are_honoured_up_to_the_cap(value: str, seconds: float) -> None:
+    """Whole seconds and HTTP dates; ten years are five minutes."""
+    assert retry_after_seconds(value, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "0", "-5", "+5", "1.5", "1e3", "soon", "٣", "5 s", "5, 7", "Fri, 99 Foo 2026", "nan", "inf"),
+        *(formatdate(NOW - 1, usegmt=True), "Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"),
+    ],
+)
+def test_what_makes_no_sense_leaves_the_own_back_off(value: str) -> None:
+    """Zero, negative, past, fractions and words say nothing."""
+    assert retry_after_seconds(value, NOW) is None
+
+
+@given(st.text(st.characters(max_codepoint=0x2FF)))
+def test_no_header_breaks_it(value: str) -> None:
+    """Whatever a backend writes, the wait is none or sensible."""
+    seconds = retry_after_seconds(value, NOW)
+    assert seconds is None or (math.isfinite(seconds) and 0 < seconds <= MAX_WAIT_SECONDS)

@@ -55,6 +55,8 @@ _OPEN_FIRST = {
     "functions/worker": "loop handler",
     "runtime/jvm": "artifacts",
     "kafka": "consumer poll_thread producer commits compacted_table admin",
+    "kafka/client": "",
+    "kafka/transactions": "producers",
     "runtime": "supervisor service clock",
     "pipelines": "runs process spec",
     "pipelines/driver": "sources sinks",

@@ -17,9 +17,9 @@ from headrace import errors
 from headrace.app.documents import DocumentEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
-from headrace.config.internal_topics import kind_by_name
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.config.topic_names import kind_by_name
 from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.consumer_status import BreakerDetails, Details, Summary

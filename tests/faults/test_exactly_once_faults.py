@@ -27,7 +27,7 @@ UNCONFIRMED = table(__file__, "unconfirmed")
 KILLED = table(__file__, "killed")
 OFFSETS_OUTSIDE = f"""{KILLED}
 from headrace.functions.exactly_once import TransactionalPump
-from headrace.kafka.transaction_job import GroupOffsets
+from headrace.kafka.transactions.transaction_job import GroupOffsets
 
 count, write = 0, TransactionalPump._write_once
 
@@ -46,8 +46,8 @@ TransactionalPump._write_once = _write_once
 """
 RANDOM_IDS = f"""{KILLED}
 import uuid
-from headrace.kafka import transactions
-from headrace.kafka.transaction_job import GroupOffsets
+from headrace.kafka.transactions import producers as transactions
+from headrace.kafka.transactions.transaction_job import GroupOffsets
 
 count, send, properties = 0, GroupOffsets.send, transactions.GroupTransactions._properties
 
@@ -67,8 +67,8 @@ from headrace.functions.exactly_once import TransactionalPump
 TransactionalPump._begin_again = lambda self, lanes, error, pause_seconds: None
 """
 KEPT_PRODUCER = f"""{KILLED}
-from headrace.kafka import transactions
-from headrace.kafka.transaction_job import GroupOffsets
+from headrace.kafka.transactions import producers as transactions
+from headrace.kafka.transactions.transaction_job import GroupOffsets
 
 count, commit, send = 0, transactions._Writer._commit, GroupOffsets.send
 

@@ -14,8 +14,8 @@ import confluent_kafka
 import pyarrow
 import pytest
 
-from headrace.config.internal_topics import BATCHES_TOPIC
 from headrace.config.load import load_config
+from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import (
     ConfigError,
     FatalKafkaError,
@@ -26,8 +26,8 @@ from headrace.errors import (
     TopicNotFound,
     TransactionAborted,
 )
-from headrace.kafka import batch_transactions
-from headrace.kafka.batch_transactions import BatchTransactions
+from headrace.kafka.transactions import batch_transactions
+from headrace.kafka.transactions.batch_transactions import BatchTransactions
 from headrace.testing.secured import SecuredCluster, kafka_settings
 from tests.least_rights import Row, World
 

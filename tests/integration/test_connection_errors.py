@@ -26,7 +26,7 @@ from headrace.devcluster.security import AUDIENCE, ISSUER, ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin
-from headrace.kafka.connection_errors import PROBLEMS
+from headrace.kafka.client.connection_errors import PROBLEMS
 from headrace.testing.secured import SecuredCluster
 
 LIMIT_SECONDS = 30

@@ -27,7 +27,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.control.health.lag import lag_of
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, TopicDirectory, read_records
-from headrace.kafka.properties import client_properties
+from headrace.kafka.client.properties import client_properties
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace.testing.secured import kafka_settings

@@ -74,7 +74,7 @@ def warnings(process: Any) -> list[dict[str, Any]]:
 def assert_one_line(process: Any, before: int) -> None:
     """All clients together log the refused login with its fix once, and then only as a reminder."""
     found = warnings(process)[before:]
-    assert {line["logger"] for line in found} == {"headrace.kafka.reachability"}, found
+    assert {line["logger"] for line in found} == {"headrace.kafka.client.reachability"}, found
     refused = [line["time"] for line in found if REFUSED in line["message"]]
     pauses = [
         (datetime.fromisoformat(late) - datetime.fromisoformat(early)).total_seconds()

@@ -205,7 +205,7 @@ def test_a_commit_in_doubt_is_looked_up(
                 super().commit_transaction(timeout)
             raise KafkaException(KafkaError(KafkaError._FATAL, "for this test", fatal=True))
 
-    monkeypatch.setattr("headrace.kafka.transactions.confluent_kafka.Producer", Doubtful)
+    monkeypatch.setattr("headrace.kafka.transactions.producers.confluent_kafka.Producer", Doubtful)
     name = topic()
 
     async def main() -> list[Any]:
@@ -223,7 +223,7 @@ def test_a_commit_in_doubt_is_looked_up(
 
 def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers: 503 at once above the bound, and after the limit a certain no for those that waited."""
-    monkeypatch.setattr("headrace.kafka.transactions._OPEN_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.kafka.transactions.producers._OPEN_SECONDS", 0.2)
 
     async def main() -> list[Any]:
         settings = ProducerConfig.model_validate({"delivery_timeout_seconds": 0.3, "transactions": {"max_waiting": 1}})

@@ -10,7 +10,6 @@ from headrace.app.context import ProcessContext, inner_settings, transactional_i
 from headrace.app.retry_path import RetryPath
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import BatchConfig, DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
@@ -29,6 +28,7 @@ from headrace.functions.reload import FunctionReload
 from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
+from headrace.kafka.internal_topics import InternalTopics
 from headrace.kafka.topics import TopicDirectory
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.process import check_heaps

@@ -9,7 +9,6 @@ from headrace.app.context import make_context
 from headrace.app.jobs import jobs_of
 from headrace.config.audit import AuditConfig
 from headrace.config.http import HttpConfig
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.control.runs.redrive_spec import Target
@@ -18,6 +17,7 @@ from headrace.functions.spec import triggers_of
 from headrace.http.application import Application
 from headrace.http.endpoint import Endpoint
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer
+from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.runtime import Clock, Deadline, Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller

@@ -4,7 +4,6 @@ import socket
 from typing import Any
 
 from headrace.app.context import ProcessContext
-from headrace.config.internal_topics import InternalTopics
 from headrace.control.dead_letters.origins import Origins
 from headrace.control.dead_letters.pages import DeadLetterPages
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
@@ -17,6 +16,7 @@ from headrace.control.runs.replay import RunContext
 from headrace.control.runs.replay_requests import Replays, conflict
 from headrace.control.runs.routes import JobEndpoints
 from headrace.kafka import CompactedTable, Lease
+from headrace.kafka.internal_topics import InternalTopics
 
 
 def jobs_of(

@@ -41,7 +41,7 @@ from headrace.http.auth import Authenticator
 from headrace.http.forwarding import Forwarder
 from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
-from headrace.kafka.properties import check_properties
+from headrace.kafka.client.properties import check_properties
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine
 from headrace.control.health.preconditions import Finding, TopicRequirement
 from headrace.functions.spec import FunctionSpec, triggers_of
 from headrace.kafka import Admin
+from headrace.kafka.internal_topics import InternalTopics
 
 
 def examination(

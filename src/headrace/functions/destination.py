@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 from headrace import errors
-from headrace.config.internal_topics import kind_by_name
+from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
 from headrace.formats.codec import SCHEMA_TYPES

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from headrace.delivery.dead_letter import REFUSALS, DeadLetterTopic
 from headrace.delivery.protocols import DeadLetter, Outcome
 from headrace.errors import HeadraceError, RecordTooLarge
-from headrace.kafka.transaction_job import OF_BATCH
+from headrace.kafka.transactions.transaction_job import OF_BATCH
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 
 _EARLY_BYTES: Final = 4_194_304

@@ -22,11 +22,11 @@ from headrace.config.consumers import (
     RetryConfig,
     fit_retry_topics,
 )
-from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
+from headrace.config.topic_names import external_topic
 from headrace.functions import wire
 from headrace.functions.libraries import Libraries
 

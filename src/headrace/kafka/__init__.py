@@ -1,6 +1,7 @@
 """The only package that uses the Kafka client: producers, consumers, administration, tables, errors, properties."""
 
 from headrace.kafka.admin import Admin
+from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import PartitionInfo, TopicInfo
 from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back
 from headrace.kafka.consumer import Consumer, Subscription, hanging_consumers
@@ -8,8 +9,7 @@ from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
-from headrace.kafka.reachability import Reachability
 from headrace.kafka.reader import read_records, read_slice, read_window
 from headrace.kafka.topics import InternalTopic, TopicCreator, TopicDirectory
-from headrace.kafka.transaction_job import GroupOffsets
-from headrace.kafka.transactions import GroupTransactions, TransactionalProducers, TransactionSession
+from headrace.kafka.transactions.producers import GroupTransactions, TransactionalProducers, TransactionSession
+from headrace.kafka.transactions.transaction_job import GroupOffsets

@@ -11,14 +11,14 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.access import Kind, Right, is_refused
+from headrace.kafka.client.access import Kind, Right, is_refused
+from headrace.kafka.client.credentials import ClientSecurity
+from headrace.kafka.client.error_map import to_error
+from headrace.kafka.client.properties import client_properties
+from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import ClusterInfo, GroupInfo, GroupMember, PartitionInfo, TopicInfo
-from headrace.kafka.error_map import to_error
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.producer_limits import BatchLimits
-from headrace.kafka.properties import client_properties
-from headrace.kafka.reachability import Reachability
-from headrace.kafka.renewal import ClientSecurity
 from headrace.records import Offsets, TopicPartition
 from headrace.runtime import SystemClock, run_blocking
 

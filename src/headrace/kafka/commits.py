@@ -8,7 +8,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.errors import HeadraceError
-from headrace.kafka.access import is_refused
+from headrace.kafka.client.access import is_refused
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import from_client, to_client
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition

@@ -16,14 +16,14 @@ import confluent_kafka
 from headrace.config.consumers import FlowControl
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, TopicRecreated
 from headrace.kafka.admin import Admin
+from headrace.kafka.client.credentials import ClientSecurity
+from headrace.kafka.client.properties import member_properties
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
 from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy
-from headrace.kafka.properties import member_properties
-from headrace.kafka.renewal import ClientSecurity
-from headrace.kafka.transaction_job import GroupOffsets, metadata_in
+from headrace.kafka.transactions.transaction_job import GroupOffsets, metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline, OwnedThread, Readiness, Service, run_while
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
-from headrace.kafka.access import Right, is_refused
-from headrace.kafka.error_map import to_error
+from headrace.kafka.client.access import Right, is_refused
+from headrace.kafka.client.error_map import to_error
 from headrace.records import CommitOffsets, Epochs, Record, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, Service
 

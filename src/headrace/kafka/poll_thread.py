@@ -13,16 +13,16 @@ from typing import Any
 import confluent_kafka
 
 from headrace.errors import HeadraceError, PositionOutOfRange
-from headrace.kafka.access import is_refused, refusal_in
+from headrace.kafka.client.access import is_refused, refusal_in
+from headrace.kafka.client.credentials import ClientSecurity
+from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.commits import Commits, commit_now
-from headrace.kafka.error_map import ClientErrors
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
 from headrace.kafka.reader import to_batches
-from headrace.kafka.renewal import ClientSecurity
-from headrace.kafka.transaction_job import metadata_in
+from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline
 from headrace.runtime.failpoints import reach

@@ -19,12 +19,12 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.access import is_refused, principal_of, refusal_in
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import ClientErrors, report_error, write_error
+from headrace.kafka.client.access import is_refused, principal_of, refusal_in
+from headrace.kafka.client.credentials import ClientReplacement
+from headrace.kafka.client.error_map import ClientErrors, report_error, write_error
+from headrace.kafka.client.properties import client_log, producer_properties
 from headrace.kafka.producer_limits import SEVERAL, ByteBudget, key_of_request
-from headrace.kafka.properties import client_log, producer_properties
-from headrace.kafka.renewal import ClientReplacement
 from headrace.kafka.sent_request import Callbacks, Done, ProduceResult, Request, Results
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Readiness, Service, next_slice

@@ -12,10 +12,10 @@ import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable
-from headrace.kafka.access import Right
-from headrace.kafka.error_map import to_error
-from headrace.kafka.properties import client_properties
-from headrace.kafka.renewal import ClientSecurity
+from headrace.kafka.client.access import Right
+from headrace.kafka.client.credentials import ClientSecurity
+from headrace.kafka.client.error_map import to_error
+from headrace.kafka.client.properties import client_properties
 from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import run_blocking
 

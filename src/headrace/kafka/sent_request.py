@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace import errors
-from headrace.kafka.error_map import repeat_error
+from headrace.kafka.client.error_map import repeat_error
 from headrace.kafka.producer_limits import TopicPartitionKey
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 

@@ -25,8 +25,8 @@ from headrace.config.kafka_security import (
 )
 from headrace.config.section import Section
 from headrace.errors import ConfigError
-from headrace.kafka.access import Right, missing_right
-from headrace.kafka.connection_errors import refused_by_java
+from headrace.kafka.client.access import Right, missing_right
+from headrace.kafka.client.connection_errors import refused_by_java
 from headrace.pipelines.driver.plan import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.spec import PipelineSpec

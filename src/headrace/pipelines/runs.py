@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.config.internal_topics import BATCHES_TOPIC
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
+from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.pipelines.connector import (

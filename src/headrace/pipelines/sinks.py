@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model
 
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import PushConfig, ReactiveConsumerConfig
-from headrace.config.internal_topics import external_topic
 from headrace.config.section import Count, FormatName, Port, PositiveSeconds, Section, TopicName, known_by
+from headrace.config.topic_names import external_topic
 from headrace.pipelines.sources import ColumnName, EndSection, Options
 
 _TRANSACTION_SECONDS: Final = 60.0

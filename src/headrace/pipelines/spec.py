@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from headrace.config.internal_topics import external_topic
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
+from headrace.config.topic_names import external_topic
 from headrace.errors import PipelineInvalid
 from headrace.formats.codec import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink

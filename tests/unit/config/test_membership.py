@@ -13,7 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
-from headrace.kafka.properties import member_properties
+from headrace.kafka.client.properties import member_properties
 
 BROAD: dict[str, Any] = table(__file__, "broad")
 

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTo
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.kafka import Consumer
-from headrace.kafka.transaction_job import metadata_in
+from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock

@@ -16,7 +16,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.devcluster.certificates import Authority, KeyFiles
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
-from headrace.kafka.access import principal_of
+from headrace.kafka.client.access import principal_of
 
 PLAIN = {"enable": True, "user": "nuclio", "password": "s3rv3rl3ss"}
 NO_TLS: dict[str, Any] = {"tls": {"enable": False}}

@@ -4,9 +4,10 @@ A redrive writes with the rights of its caller, and the dead letter names the to
 consumer reads, or a retry topic of that consumer. And the consumer must write its dead letters to the topic read here.
 """
 
-from headrace.config.internal_topics import InternalTopics, Kind, Owner
 from headrace.config.section import fits_any
+from headrace.config.topic_names import Kind
 from headrace.delivery.dead_letter import Origin
+from headrace.kafka.internal_topics import InternalTopics, Owner
 
 QUARANTINE = ".quarantine"
 """Ending of the name of the topic that holds dead letters apart, so that no redrive finds them by mistake."""

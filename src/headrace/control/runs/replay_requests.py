@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace import errors
-from headrace.config.internal_topics import InternalTopics
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers, find_consumer
 from headrace.control.runs.jobs import Job, JobRunner, Jobs, JobView, spec_of
 from headrace.control.runs.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
 from headrace.control.runs.selection import Moment, Selection, Span, Window
 from headrace.kafka import Admin, check_topic
+from headrace.kafka.internal_topics import InternalTopics
 
 
 class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.config.internal_topics import kind_by_name
+from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import Origin
 from headrace.errors import InvalidRequest, PartitionNotFound, TopicNotFound
 from headrace.kafka import Admin, PartitionInfo

@@ -143,7 +143,9 @@ def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
             from headrace.pipelines.driver.postgres import PostgresBatches  # here, because it needs a further library
 
             return PostgresBatches(sink, f"{prefix}.{query}")
-        from headrace.kafka.batch_transactions import BatchTransactions  # only drivers with such a sink load the client
+        from headrace.kafka.transactions.batch_transactions import (
+            BatchTransactions,  # only drivers with such a sink load the client
+        )
 
         assert plan.kafka
         return BatchTransactions(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)

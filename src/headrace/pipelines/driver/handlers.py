@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from headrace.config.internal_topics import kind_by_name
+from headrace.config.topic_names import kind_by_name
 from headrace.delivery.protocols import Reply
 from headrace.errors import PipelineInvalid, SchemaNotFound
 from headrace.formats.codec import SCHEMA_TYPES, schema_id_of

@@ -11,7 +11,7 @@ import msgspec
 from headrace import errors
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
-from headrace.kafka.transaction_job import LastRecord
+from headrace.kafka.transactions.transaction_job import LastRecord
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime.telemetry.audit import Audit
 from headrace.sidecar.active.instance import ActiveInstance

@@ -18,8 +18,8 @@ from headrace.control.table.consumer_control import CommandAnswer
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.status import HeadRecord, PartitionStatus, PumpStatus, SettingsInForce
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
+from headrace.kafka.client.reachability import Outage
 from headrace.kafka.cluster_info import GroupMember
-from headrace.kafka.reachability import Outage
 from headrace.records import TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster

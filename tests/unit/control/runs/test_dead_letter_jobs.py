@@ -15,7 +15,6 @@ from redrive_kafka import FakeKafka
 from yaml_table import table
 
 from headrace.config.consumers import DeliveryConfig
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters.origins import Origins
 from headrace.control.runs import dead_letter_jobs
@@ -29,6 +28,7 @@ from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
+from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing import ManualClock
 from tests.control_world import running

@@ -10,7 +10,6 @@ from unittest.mock import AsyncMock
 import msgspec
 import pytest
 
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.control.runs.jobs import Job
@@ -30,6 +29,7 @@ from headrace.errors import (
     NotFound,
     RecordTooLarge,
 )
+from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.bed import kind_of

@@ -12,7 +12,6 @@ from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
 from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters import ended_offsets
 from headrace.control.dead_letters.ended_offsets import ENDED_TOPIC
@@ -36,6 +35,7 @@ from headrace.errors import (
     TopicNotFound,
     TransactionAborted,
 )
+from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import OutgoingRecord, Record, TopicPartition
 
 

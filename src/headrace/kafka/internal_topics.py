@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Protocol
 
+from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig, RetryConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.section import fits_any
+from headrace.config.topic_names import Kind, kind_by_name
 from headrace.errors import TopicInternal
 
-if TYPE_CHECKING:  # the Spark driver reads names only
-    from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig, RetryConfig
-    from headrace.config.model import HeadraceConfig
-
-Kind = Literal["", "state", "retry", "dead_letter"]
-"""`state`: audit, control, idempotency keys, locks, ended offsets, and Kafka's own topics; empty: not internal."""
-
-BATCHES_TOPIC: Final = "_headrace-eos"
-"""Its only partition has the groups whose offsets count the batches of exactly-once sinks; it never has records."""
-_STATE: Final = ("__", "_headrace-")
-_RETRY: Final = re.compile(r".+\.retry\.\d+s")
-_DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")
 _ORIGIN: Final = "{topic}"
 _MOST_KNOWN: Final = 10_000
 _MOST_CHARACTERS: Final = 249
@@ -102,26 +93,6 @@ class InternalTopics:
         if kind := kind_by_name(topic):
             return kind
         return "dead_letter" if any(_is_dead_letter_topic(owner, topic) for owner in self.owners) else ""
-
-
-def kind_by_name(topic: str) -> Kind:
-    """Return the kind of a topic by its name alone."""
-    if topic.startswith(_STATE):
-        return "state"
-    if _RETRY.fullmatch(topic):
-        return "retry"
-    return "dead_letter" if _DEAD_LETTERS.fullmatch(topic) else ""
-
-
-def external_topic(topic: str) -> str:
-    """Return a topic that users may write to.
-
-    Raises:
-        ValueError: It is an internal topic; the message is for the file that names it.
-    """
-    if kind_by_name(topic):
-        raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka writes: write a topic of yours")
-    return topic
 
 
 def _is_dead_letter_topic(owner: Owner, topic: str) -> bool:

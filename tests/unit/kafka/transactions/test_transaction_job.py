@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from headrace.errors import ProducerQueueFull, RecordRefused, TransactionAborted
 from headrace.kafka.producer_limits import Batches, BatchLimits
-from headrace.kafka.transaction_job import OF_BATCH, TransactionJob
+from headrace.kafka.transactions.transaction_job import OF_BATCH, TransactionJob
 from headrace.records import OutgoingRecord
 
 INVALID, OTHER = ClientError.INVALID_RECORD, ClientError._INVALID_DIFFERENT_RECORD

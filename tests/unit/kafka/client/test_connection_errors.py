@@ -14,7 +14,7 @@ import yaml
 from confluent_kafka import KafkaError
 
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.connection_errors import PROBLEMS, ConnectionErrors, plain_reason
+from headrace.kafka.client.connection_errors import PROBLEMS, ConnectionErrors, plain_reason
 
 SECRET = "canary-of-the-secret"
 OAUTH = {"token_url": f"https://t/token?key={SECRET}", "client_id": "app", "client_secret": SECRET}
@@ -81,7 +81,7 @@ def test_every_sentence_has_cause_and_fix() -> None:
 
 def test_the_page_has_every_sentence() -> None:
     """`docs/security-kafka.md` has a row for each, in their order, and no other."""
-    page = Path(__file__).parents[3] / "docs/security-kafka.md"
+    page = Path(__file__).parents[4] / "docs/security-kafka.md"
     rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \|$", page.read_text(), re.MULTILINE)
     values = {"address": "broker:9093", "user": "app", "mechanism": "SCRAM-SHA-512", "offered": "PLAIN", "text": "…"}
     values |= {"protocol": "ssl", "token_url": "https://localhost/token", "oauth_error": " (invalid_client)"}

@@ -11,8 +11,9 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
-from headrace.kafka import Admin, transactions
-from headrace.kafka.transaction_job import TransactionJob
+from headrace.kafka import Admin
+from headrace.kafka.transactions import producers as transactional
+from headrace.kafka.transactions.transaction_job import TransactionJob
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 
@@ -29,7 +30,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: 
         yield answer
 
     async def main() -> Any:
-        producers = transactions.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
+        producers = transactional.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
         job = TransactionJob([RECORD], (lambda results: RECORD) if closing else None)
         job.records += [RECORD] * closing
         job.results = [Produced(0, n) for n in range(len(job.records))]
@@ -40,8 +41,8 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: 
         assert not producers._open_jobs
         return result
 
-    monkeypatch.setattr(transactions, "read_records", read)
-    monkeypatch.setattr(transactions, "_LOOK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(transactional, "read_records", read)
+    monkeypatch.setattr(transactional, "_LOOK_AGAIN_SECONDS", 0)
     return asyncio.run(main())
 
 
@@ -65,7 +66,7 @@ def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_is_not() -> None:
     """Who sends it again would otherwise have it twice."""
-    producers = transactions.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
+    producers = transactional.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
     waiting, claimed = TransactionJob([RECORD], None), TransactionJob([RECORD], None)
     assert claimed.claim()
     for job in (waiting, claimed):
@@ -78,8 +79,8 @@ async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_i
 async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
     """An exactly-once redrive in a process must not take the number of its waiting transactions away."""
     name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()
-    producers = transactions.TransactionalProducers(kafka, ProducerConfig(), "x")
-    session = transactions.TransactionSession(Admin(kafka), "session")
+    producers = transactional.TransactionalProducers(kafka, ProducerConfig(), "x")
+    session = transactional.TransactionSession(Admin(kafka), "session")
     await producers.start()
     await session.start()
     await session.stop()

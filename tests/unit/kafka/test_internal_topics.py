@@ -11,11 +11,11 @@ import yaml
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import DeadLetterConfig
-from headrace.config.internal_topics import InternalTopics
 from headrace.config.model import ControlConfig, HeadraceConfig
 from headrace.errors import TopicInternal
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
+from headrace.kafka.internal_topics import InternalTopics
 
 KINDS = yaml.safe_load((Path(__file__).parent / "kinds_of_topics.yaml").read_text())
 FUNCTION = """\

@@ -16,9 +16,9 @@ import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
-from headrace.kafka.connection_errors import ConnectionErrors, ConnectionProblem
-from headrace.kafka.properties import client_properties
-from headrace.kafka.renewal import SecurityFiles
+from headrace.kafka.client.connection_errors import ConnectionErrors, ConnectionProblem
+from headrace.kafka.client.credentials import SecurityFiles
+from headrace.kafka.client.properties import client_properties
 from headrace.runtime import Clock, OwnedThread, Readiness, Service
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import yaml
 from confluent_kafka import KafkaError as ClientError
 
 from headrace import errors
-from headrace.kafka.error_map import ClientErrors, report_error, to_error
+from headrace.kafka.client.error_map import ClientErrors, report_error, to_error
 from headrace.runtime import OwnedThread
 
 KINDS = yaml.safe_load(Path(__file__).with_name("error_map.yaml").read_text())

@@ -11,8 +11,8 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.access import Right
-from headrace.kafka.error_map import repeat_error, to_error, write_error
+from headrace.kafka.client.access import Right
+from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.positions import to_client
 from headrace.kafka.producer_limits import Batches, wire_bytes
 from headrace.kafka.sent_request import ProduceResult

@@ -6,7 +6,7 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.access import KIND_OF, Right, is_refused, missing_right
+from headrace.kafka.client.access import KIND_OF, Right, is_refused, missing_right
 from headrace.records import OutgoingRecord
 
 

@@ -12,7 +12,7 @@ from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
-from headrace.kafka.properties import check_properties, producer_properties
+from headrace.kafka.client.properties import check_properties, producer_properties
 
 DIFFERENT = {
     "batch.size": "1000000",  # filled by the linger time, not by one request

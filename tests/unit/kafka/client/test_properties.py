@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.devcluster.certificates import SERVER_NAME, Authority
-from headrace.kafka.properties import client_log, client_properties
+from headrace.kafka.client.properties import client_log, client_properties
 from headrace.testing.scene import Scene
 
 

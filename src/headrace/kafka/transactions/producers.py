@@ -26,16 +26,16 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig, TransactionsConfig
-from headrace.kafka.access import Right
 from headrace.kafka.admin import Admin
-from headrace.kafka.error_map import ClientErrors, refused_records, to_error
+from headrace.kafka.client.access import Right
+from headrace.kafka.client.credentials import ClientSecurity
+from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
+from headrace.kafka.client.properties import producer_properties
 from headrace.kafka.producer_limits import Batches, BatchLimits
-from headrace.kafka.properties import producer_properties
 from headrace.kafka.reader import read_records
-from headrace.kafka.renewal import ClientSecurity
 from headrace.kafka.sent_request import ProduceResult
-from headrace.kafka.transaction_guard import TransactionGuard
-from headrace.kafka.transaction_job import GroupOffsets, LastRecord, TransactionJob
+from headrace.kafka.transactions.transaction_guard import TransactionGuard
+from headrace.kafka.transactions.transaction_job import GroupOffsets, LastRecord, TransactionJob
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service
 from headrace.runtime.gauge_registry import register_gauge, unregister_gauge

@@ -15,8 +15,8 @@ from headrace.config.references import FileChanges
 from headrace.config.yaml_tree import KeyPath
 from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.errors import KafkaUnavailable
-from headrace.kafka.properties import client_properties
-from headrace.kafka.renewal import ClientSecurity, SecurityFiles
+from headrace.kafka.client.credentials import ClientSecurity, SecurityFiles
+from headrace.kafka.client.properties import client_properties
 from headrace.testing import ManualClock
 
 

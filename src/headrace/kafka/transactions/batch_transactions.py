@@ -15,13 +15,13 @@ from typing import Any, Final
 import confluent_kafka
 
 from headrace import errors
-from headrace.config.internal_topics import BATCHES_TOPIC
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.kafka.access import Right
-from headrace.kafka.error_map import ClientErrors, to_error, write_error
-from headrace.kafka.properties import client_properties, producer_properties
-from headrace.kafka.transaction_guard import TransactionGuard
+from headrace.config.topic_names import BATCHES_TOPIC
+from headrace.kafka.client.access import Right
+from headrace.kafka.client.error_map import ClientErrors, to_error, write_error
+from headrace.kafka.client.properties import client_properties, producer_properties
+from headrace.kafka.transactions.transaction_guard import TransactionGuard
 from headrace.runtime.failpoints import reach
 
 _LIMIT_SECONDS: Final = 30.0

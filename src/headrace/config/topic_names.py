@@ -1,0 +1,35 @@
+"""The names of internal topics, which only Headrace writes: what a name alone tells of its topic."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+Kind = Literal["", "state", "retry", "dead_letter"]
+"""`state`: audit, control, idempotency keys, locks, ended offsets, and Kafka's own topics; empty: not internal."""
+
+BATCHES_TOPIC: Final = "_headrace-eos"
+"""Its only partition has the groups whose offsets count the batches of exactly-once sinks; it never has records."""
+_STATE: Final = ("__", "_headrace-")
+_RETRY: Final = re.compile(r".+\.retry\.\d+s")
+_DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")
+
+
+def kind_by_name(topic: str) -> Kind:
+    """Return the kind of a topic by its name alone."""
+    if topic.startswith(_STATE):
+        return "state"
+    if _RETRY.fullmatch(topic):
+        return "retry"
+    return "dead_letter" if _DEAD_LETTERS.fullmatch(topic) else ""
+
+
+def external_topic(topic: str) -> str:
+    """Return a topic that users may write to.
+
+    Raises:
+        ValueError: It is an internal topic; the message is for the file that names it.
+    """
+    if kind_by_name(topic):
+        raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka writes: write a topic of yours")
+    return topic

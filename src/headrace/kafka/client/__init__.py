@@ -1,0 +1,1 @@
+"""What every client of a cluster needs: properties, credentials, errors in words, rights, reachability."""

@@ -18,7 +18,7 @@ import pytest
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import CommitRefused, InstanceState, KafkaUnavailable
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.holdings import Processed

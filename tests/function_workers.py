@@ -21,15 +21,15 @@ import pytest
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.protocols import Delivery, Reply
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.frames import FramesInFlight, open_shared_page
 from headrace.functions.load import load_function
 from headrace.functions.process import WorkerProcess
-from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
+from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline, Service, SystemClock
@@ -122,7 +122,7 @@ class Running:
         answer = self.schemas[schema_id]
         if isinstance(answer, Exception):
             raise answer
-        if isinstance(answer, wire.Schema):
+        if isinstance(answer, protocol.Schema):
             return RegisteredSchema(schema_id, answer.schema_type, answer.text, cast(Any, answer.references))
         return RegisteredSchema(schema_id, "AVRO", json.dumps(answer))
 
@@ -249,7 +249,9 @@ class _Thread:
         self.on_end(code)
 
     def _log(self, level: str, message: str, fields: dict[str, Any]) -> None:
-        os.write(self._output, wire.LOG_MARK + msgspec.json.encode((level, message, fields), enc_hook=describe) + b"\n")
+        os.write(
+            self._output, protocol.LOG_MARK + msgspec.json.encode((level, message, fields), enc_hook=describe) + b"\n"
+        )
 
 
 class ThreadWorker(WorkerProcess):
@@ -268,7 +270,7 @@ class ThreadWorker(WorkerProcess):
 @pytest.fixture(autouse=True)
 def threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Run workers as threads: their folder is the current one, and what they change in this process is restored."""
-    monkeypatch.setattr("headrace.functions.service.WorkerProcess", ThreadWorker)
+    monkeypatch.setattr("headrace.functions.workers.WorkerProcess", ThreadWorker)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     before, environment = {*sys.modules}, {**os.environ}

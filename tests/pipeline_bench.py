@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from headrace.config.kafka import KafkaConfig
+from headrace.pipelines import protocol
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.process import Toolchain
+from headrace.pipelines.driver_process import Toolchain
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
@@ -27,10 +27,10 @@ SPEC = PipelineSpec.model_validate(
         "flows": {"by_carrier": {"sql": "SELECT * FROM flights", "sink": {"topic": "late"}}},
     }
 )
-READY = [wire.SessionReady(4.0), wire.FlowRunning("by_carrier")]
+READY = [protocol.SessionReady(4.0), protocol.FlowRunning("by_carrier")]
 
 
-def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
+def progress(batch_id: int, **values: Any) -> protocol.FlowProgress:
     fields = {
         "input_records": 10,
         "records_per_second": 5.0,
@@ -41,7 +41,7 @@ def progress(batch_id: int, **values: Any) -> wire.FlowProgress:
         "lag_records": 0,
         "positions": {"flights": {0: 10 * (batch_id + 1)}},
     }
-    return wire.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
+    return protocol.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
 
 
 def held(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
@@ -61,13 +61,13 @@ class FakeDriver:
     pid = 4711
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[wire.AnyEvent | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[protocol.AnyEvent | None] = asyncio.Queue()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stops = 0
-        self.last: list[wire.AnyEvent] = []
+        self.last: list[protocol.AnyEvent] = []
         self.words = ""
 
-    def tell(self, *events: wire.AnyEvent) -> None:
+    def tell(self, *events: protocol.AnyEvent) -> None:
         for event in events:
             self.queue.put_nowait(event)
 
@@ -76,7 +76,7 @@ class FakeDriver:
         if not self.ended.done():
             self.ended.set_result(code)
 
-    async def events(self) -> AsyncIterator[wire.AnyEvent]:
+    async def events(self) -> AsyncIterator[protocol.AnyEvent]:
         while (event := await self.queue.get()) is not None:
             yield event
 
@@ -104,7 +104,7 @@ class Bench:
     def __init__(self, folder: Path, kafka: KafkaConfig, spec: PipelineSpec | None = None) -> None:
         self.clock = ManualClock()
         self.lives: list[FakeDriver] = []
-        self.plans: list[wire.DriverPlan] = []
+        self.plans: list[protocol.DriverPlan] = []
         self.missing: dict[str, Exception] = {}
         self.topic_id = "1"
         self.created: list[tuple[str, str]] = []
@@ -130,7 +130,7 @@ class Bench:
         self.published.append((group, dict(offsets)))
 
     async def start_driver(
-        self, owner: Service, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+        self, owner: Service, plan: protocol.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
     ) -> FakeDriver:
         self.plans.append(plan)
         plan.folder.mkdir(exist_ok=True)

@@ -33,7 +33,7 @@ from headrace.control.table.consumer_control import CommandAnswer
 from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.control.table.registrations import Registration
 from headrace.delivery.status import SettingsInForce
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.application import Application

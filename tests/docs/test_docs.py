@@ -31,11 +31,11 @@ from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.functions import load as function_file
 from headrace.functions.load import load_function
+from headrace.pipelines.driver_tasks import load_trial
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.tasks import load_trial
 from headrace.records import Record
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.metrics import BY_NAME

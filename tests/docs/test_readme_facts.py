@@ -14,10 +14,10 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
-from headrace.formats.codec import PLAIN_CODECS, SCHEMA_TYPES
+from headrace.formats.plain import PLAIN_CODECS, SCHEMA_TYPES
 from headrace.functions import load
 from headrace.functions.spec import KafkaTrigger
-from headrace.pipelines.picture import guarantee
+from headrace.pipelines.lineage import guarantee
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import AnySource, KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineKafka

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.formats.codecs import Codecs, SchemaChoice
+from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.runtime import SystemClock

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.config.kafka import KafkaConfig
 from headrace.pipelines.checkpoints import Frozen, discard, preview
-from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.protocol import DriverTask
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock

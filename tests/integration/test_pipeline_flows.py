@@ -25,9 +25,9 @@ import yaml
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from headrace.config.kafka import KafkaConfig
-from headrace.formats.codec import header_of, unframe
-from headrace.formats.codec_avro import AvroCodec
-from headrace.formats.codec_protobuf import ProtobufCodec
+from headrace.formats.avro import AvroCodec
+from headrace.formats.plain import header_of, unframe
+from headrace.formats.protobuf import ProtobufCodec
 from headrace.records import Record
 from headrace.testing import HeadraceProcess, RecordingBackend
 from headrace.testing.secured import SecuredCluster

@@ -12,9 +12,9 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver.plan import DriverTask, Rows
+from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.tasks import TaskDriver
+from headrace.pipelines.protocol import DriverTask, Rows
 from headrace.testing.pipelines import PipelineRows
 from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
 

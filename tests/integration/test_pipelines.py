@@ -21,8 +21,8 @@ import pytest
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.kafka import Admin, read_records
 from headrace.pipelines.connector import ConnectorSecurity
-from headrace.pipelines.driver.plan import DriverPlan, FolderInUse
-from headrace.pipelines.process import DriverProcess, find_toolchain
+from headrace.pipelines.driver_process import DriverProcess, find_toolchain
+from headrace.pipelines.protocol import DriverPlan, FolderInUse
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import Record

@@ -142,8 +142,8 @@ async def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if it serves events in between; the others continue meanwhile."""
-    monkeypatch.setattr("headrace.functions.service._FREE_RESTARTS", 2)
-    monkeypatch.setattr("headrace.functions.service._RESTARTS_PER_SECOND", 0.001)
+    monkeypatch.setattr("headrace.functions.workers._FREE_RESTARTS", 2)
+    monkeypatch.setattr("headrace.functions.workers._RESTARTS_PER_SECOND", 0.001)
     code = """
         import os, pathlib
         def handler(context, event):

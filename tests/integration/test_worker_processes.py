@@ -203,7 +203,7 @@ def test_a_worker_imports_little() -> None:
         "headrace.errors",
         "headrace.functions",
         "headrace.functions.sdk",
-        "headrace.functions.wire",
+        "headrace.functions.protocol",
         "headrace.functions.worker",
         *(f"headrace.functions.worker.{name}" for name in ("__main__", "acks", "bodies", "handler", "loop", "serving")),
     }

@@ -14,7 +14,7 @@ from headrace.delivery.protocols import HELD
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
-from headrace.functions.service import FunctionService
+from headrace.functions.workers import FunctionService
 from tests.function_workers import PARTITION, Run, Write, acknowledged
 
 REPLY = """

@@ -25,13 +25,13 @@ from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
-from headrace.functions.service import Acknowledge, FunctionService
 from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
+from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.kafka.topics import TopicDirectory
+from headrace.pipelines.driver_process import check_heaps
 from headrace.pipelines.load import load_pipelines
-from headrace.pipelines.process import check_heaps
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec

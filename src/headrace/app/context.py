@@ -9,7 +9,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.protocols import OnEnded, Outcome, Reply
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.records import Produce, Record

@@ -32,7 +32,7 @@ from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
 from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
-from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.plain import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
 from headrace.functions.routes import FunctionEndpoints
 from headrace.functions.triggers.http import FunctionRequests

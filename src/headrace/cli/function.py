@@ -191,7 +191,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     Example: headrace function serve orders/function.yaml --port 8444
     """
     from headrace.functions.backend import FunctionBackend
-    from headrace.functions.service import FunctionService
+    from headrace.functions.workers import FunctionService
     from headrace.http.server import serve_alone
 
     spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()

@@ -35,15 +35,15 @@ from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, P
 from headrace.http.endpoint import Endpoint
 from headrace.kafka import Admin
 from headrace.pipelines.checkpoints import Frozen, discard, preview
-from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.driver_tasks import TaskDriver, differences, load_trial
 from headrace.pipelines.graph import paths_read, resolved_sql
+from headrace.pipelines.lineage import as_picture, as_text, guarantee
 from headrace.pipelines.load import load_pipeline, load_pipelines
-from headrace.pipelines.picture import as_picture, as_text, guarantee
 from headrace.pipelines.prepare import prepare as prepare_pipelines
+from headrace.pipelines.protocol import DriverTask
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.tasks import TaskDriver, differences, load_trial
 from headrace.runtime import Deadline, SystemClock, run_blocking
 
 _LOOK_SECONDS = 0.1

@@ -18,8 +18,8 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.section import FormatName
 from headrace.control.runs.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
-from headrace.formats.codec import JsonCodec
-from headrace.formats.codecs import Codecs, Reader, SchemaChoice
+from headrace.formats.choice import Codecs, Reader, SchemaChoice
+from headrace.formats.plain import JsonCodec
 from headrace.kafka import Admin, Reachability, read_records
 from headrace.records import OutgoingRecord, Record
 from headrace.runtime import SystemClock, run_blocking

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from headrace.formats.codec import Convert, Misfit, expected, of_type
+from headrace.formats.plain import Convert, Misfit, expected, of_type
 
 JSON_TYPE: Final = "headrace-json"
 """Logical type of what JSON cannot hold: bytes, and floats that are no number."""

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from headrace.formats.codec import Convert, Misfit, expected, of_type
+from headrace.formats.plain import Convert, Misfit, expected, of_type
 
 _TOO_LARGE_FOR_FLOAT: Final = 3.4028235677973366e38  # smaller values are rounded to the largest float
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headrace.errors import EnvironmentProblem, SchemaInvalid
-from headrace.formats.codec import SCHEMA_TYPES, Codec
+from headrace.formats.plain import SCHEMA_TYPES, Codec
 
 
 class SchemaCodec(Codec, Protocol):
@@ -39,15 +39,15 @@ def compile_schema(
     """
     try:
         if schema_type == "AVRO":
-            from headrace.formats.codec_avro import AvroCodec
+            from headrace.formats.avro import AvroCodec
 
             return AvroCodec(text, references.values(), plain_unions=plain_unions)
         if schema_type == "JSON":
-            from headrace.formats.codec_jsonschema import JsonSchemaCodec
+            from headrace.formats.jsonschema import JsonSchemaCodec
 
             return JsonSchemaCodec(text, references)
         if schema_type == "PROTOBUF":
-            from headrace.formats.codec_protobuf import ProtobufCodec
+            from headrace.formats.protobuf import ProtobufCodec
 
             return ProtobufCodec(text, references, message)
     except ImportError as cause:

@@ -35,11 +35,11 @@ def sql_columns(schema_type: str, text: str, references: Mapping[str, str]) -> s
         SchemaInvalid: The text is not usable, or a part of it has no type of SQL.
     """
     if schema_type == "AVRO":
-        from headrace.formats.codec_avro import AvroCodec
+        from headrace.formats.avro import AvroCodec
 
         found = _avro(AvroCodec(text, references.values()).schema, "$", {})
     elif schema_type == "PROTOBUF":
-        from headrace.formats.codec_protobuf import ProtobufCodec
+        from headrace.formats.protobuf import ProtobufCodec
 
         found = _message(ProtobufCodec(text, references).first.DESCRIPTOR, "$", ())
     else:

@@ -11,15 +11,15 @@ from headrace import errors
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
-from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.plain import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.held_outputs import HeldOutputs
-from headrace.functions.service import FunctionService
 from headrace.functions.spec import AnyTrigger
 from headrace.functions.suspects import Suspects
 from headrace.functions.worker_log import FailureLog
+from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
 from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
 from headrace.runtime import Clock, Deadline
@@ -61,7 +61,7 @@ class FunctionDestination:
         self._kind_of = kind_of
         """Returns the kind of an internal topic, which no handler may write; empty for others."""
         self._failures = FailureLog(workers.spec.name, trigger.name, clock)
-        self._schemas: dict[int, wire.Schema] = {}
+        self._schemas: dict[int, protocol.Schema] = {}
         self._attempts = _attempts_in_order(trigger)
         self._in_turn = trigger.ordering == "partition"
         self._ending: set[TopicPartition] = set()
@@ -132,8 +132,8 @@ class FunctionDestination:
         return delivery.attempt < self._attempts
 
     async def answer(
-        self, request: wire.Work, seconds: float, gone: Callable[[], Awaitable[None]]
-    ) -> tuple[Reply, wire.Output | None]:
+        self, request: protocol.Work, seconds: float, gone: Callable[[], Awaitable[None]]
+    ) -> tuple[Reply, protocol.Output | None]:
         """Let a worker answer a request and write what it emits; return how that ended, and the answer if there is one.
 
         It waits for a worker for so many seconds at most, and until `gone` returns.
@@ -152,11 +152,11 @@ class FunctionDestination:
             self._workers.stop_partitions([partition])
 
         request.trigger, waiting = self._trigger_index, self._workers.spawn(give_up(), "wait for a worker")
-        frame = wire.encode_frame(request)
+        frame = protocol.encode_frame(request)
         try:
             answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
-            result = answer.results[0] if isinstance(answer, wire.Results) and answer.results else None
-            if not isinstance(result, wire.Result):
+            result = answer.results[0] if isinstance(answer, protocol.Results) and answer.results else None
+            if not isinstance(result, protocol.Result):
                 raise errors.DestinationUnavailable(f"no worker was free within {seconds:g} s")
             end = "failure" if result.error else "success"
         finally:
@@ -180,8 +180,8 @@ class FunctionDestination:
             headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
         count, columns = await self._count_partitions(partition.topic), (records.offsets, records.timestamps_ms)
         how = self._trigger_index, self._is_in_order(delivery)
-        work = wire.Work(*partition, count, *columns, records.keys, records.values, headers, *how)
-        frame = wire.encode_frame(work)
+        work = protocol.Work(*partition, count, *columns, records.keys, records.values, headers, *how)
+        frame = protocol.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
             answer = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
@@ -190,11 +190,11 @@ class FunctionDestination:
             return self._blame(partition, records, lost)
         if answer is None:
             return []
-        results: Sequence[wire.AnyResult] = ()
-        if isinstance(answer, wire.Results):
+        results: Sequence[protocol.AnyResult] = ()
+        if isinstance(answer, protocol.Results):
             results = answer.results
             records = records[: len(results)]
-        failures = len([1 for result in results if type(result) is wire.Result and result.error])
+        failures = len([1 for result in results if type(result) is protocol.Result and result.error])
         handled["failure"] += failures
         handled["success"] += len(records) - failures
         if self._held:
@@ -211,7 +211,7 @@ class FunctionDestination:
         return [Reply(lost.parameters["error"] or "WorkerLost", text, permanent=True, calls=deaths)]
 
     async def _settle(
-        self, records: RecordBatch, results: Sequence[wire.AnyResult], mode: str = "disable", request: str = ""
+        self, records: RecordBatch, results: Sequence[protocol.AnyResult], mode: str = "disable", request: str = ""
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
         replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
@@ -221,7 +221,7 @@ class FunctionDestination:
             bodies: Any = results
             outgoing, owners = [*map(OutgoingRecord, repeat(topic), records.keys, bodies)], [*range(len(bodies))]
             results = ()
-        plain = [wire.Result([wire.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
+        plain = [protocol.Result([protocol.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
         emitted = {output.topic for result in plain if result for output in result.outputs if output.topic}
         internal = {each for each in emitted if self._kind_of(each)}
         for index, (key, result) in enumerate(zip(records.keys, plain, strict=False)):
@@ -292,20 +292,20 @@ class FunctionDestination:
             text = f"the number of partitions of {topic} is not known: {cause.description}"
             raise errors.DestinationUnavailable(text) from cause
 
-    async def _schemas_of(self, records: RecordBatch) -> dict[int, wire.Schema]:
+    async def _schemas_of(self, records: RecordBatch) -> dict[int, protocol.Schema]:
         """Return the schemas that these records name and the registry has."""
         ids: set[int] = set()
         if self._trigger.value_format in SCHEMA_TYPES:
             ids |= _schema_ids(records.values)
         if self._trigger.key_format in SCHEMA_TYPES:
             ids |= _schema_ids(records.keys)
-        found: dict[int, wire.Schema] = {}
+        found: dict[int, protocol.Schema] = {}
         for schema_id in ids:
             if schema_id not in self._schemas:
                 try:
                     schema = await self._registry.by_id(schema_id)
                     texts = await self._registry.texts_of(schema.references)
-                    self._schemas[schema_id] = wire.Schema(schema_id, schema.type, schema.text, texts)
+                    self._schemas[schema_id] = protocol.Schema(schema_id, schema.type, schema.text, texts)
                 except errors.SchemaNotFound:
                     continue  # the worker finds no schema for the record, so that becomes a dead letter
                 except errors.HeadraceError as cause:
@@ -350,7 +350,7 @@ def _unavailable(cause: errors.HeadraceError, topic: str) -> errors.DestinationU
     return errors.DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
 
 
-def _reply(result: wire.Result) -> Reply:
+def _reply(result: protocol.Result) -> Reply:
     bad, shared = result.undecodable, result.shared
     return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence, Set
 import msgspec
 
 from headrace.errors import FunctionInvalid
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.frames import Answer
 from headrace.functions.sdk import print_line
-from headrace.functions.service import FunctionService
 from headrace.functions.worker.handler import Unusable, context_of
 from headrace.functions.worker.loop import prepare
+from headrace.functions.workers import FunctionService
 from headrace.records import TopicPartition
 from headrace.runtime import run_blocking
 
@@ -26,7 +26,7 @@ class ForegroundFunction(FunctionService):
         partition: TopicPartition,
         frame: bytearray,
         records: int,
-        schemas: Mapping[int, wire.Schema],
+        schemas: Mapping[int, protocol.Schema],
         ending: Set[TopicPartition] = frozenset(),
     ) -> Answer:
         """Load the handler, let it do one encoded frame of work, and return its answer.
@@ -37,7 +37,7 @@ class ForegroundFunction(FunctionService):
         # Not on the loop's thread, where a handler could not run a loop of its own.
         return await run_blocking(self._serve, bytes(frame), schemas)
 
-    def _serve(self, frame: bytes, schemas: Mapping[int, wire.Schema]) -> Answer:
+    def _serve(self, frame: bytes, schemas: Mapping[int, protocol.Schema]) -> Answer:
         setup = msgspec.structs.replace(self._setup(0, self.spec), log_level="debug")
         os.environ.update(setup.env)
         libraries = self.spec.libraries
@@ -49,9 +49,9 @@ class ForegroundFunction(FunctionService):
             raise FunctionInvalid(str(cause)) from cause
         for schema in schemas.values():
             serving.bodies.learn(schema)
-        [work] = wire.FrameReader(wire.decode_to_worker).feed(frame)
-        assert isinstance(work, wire.Work)
-        [answer] = wire.FrameReader(wire.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
-        assert isinstance(answer, wire.Done | wire.Results)
+        [work] = protocol.FrameReader(protocol.decode_to_worker).feed(frame)
+        assert isinstance(work, protocol.Work)
+        [answer] = protocol.FrameReader(protocol.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
+        assert isinstance(answer, protocol.Done | protocol.Results)
         runs.close()
         return answer

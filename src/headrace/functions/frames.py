@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Set
 from typing import NamedTuple
 
 from headrace.errors import WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.records import TopicPartition
 
-Answer = wire.Done | wire.Results
+Answer = protocol.Done | protocol.Results
 
 _NUMBERS = 256
 _FRAME_SECONDS = 0.05
@@ -94,11 +94,11 @@ class FramesInFlight:
                 stopped the frame. It has fewer if a failure ends the frame, or if more do not fit in an answer.
         """
         if not self._frames:
-            raise wire.WireBroken("an answer without a request")
+            raise protocol.WireBroken("an answer without a request")
         frame = self._frames[0]
-        records = len(answer.results) if isinstance(answer, wire.Results) else frame.records
+        records = len(answer.results) if isinstance(answer, protocol.Results) else frame.records
         if records > frame.records or not (records or frame.number in self._stopped):
-            raise wire.WireBroken("an answer without a request")
+            raise protocol.WireBroken("an answer without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
         if self._shared[1] == frame.number + 1:  # else the next frame is stopped already

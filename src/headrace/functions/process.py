@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.frames import Answer, Frame, FramesInFlight, open_shared_page
 from headrace.functions.worker_log import WorkerOutput
 from headrace.records import TopicPartition
@@ -38,7 +38,7 @@ class _DrainCallback:
         self.exists = False
         self.undrained: set[TopicPartition] = set()
         """Partitions with events since the last request."""
-        self.ended: asyncio.Future[wire.Drained] | None = None
+        self.ended: asyncio.Future[protocol.Drained] | None = None
         """The end of the last request; None before the first one."""
         self.limit: asyncio.TimerHandle | None = None
         """Ends a callback that takes too long; None while none runs."""
@@ -50,7 +50,7 @@ class _DrainCallback:
         """Whether a request has not ended."""
         return self.ended is not None and not self.ended.done()
 
-    def requested(self, in_flight: Set[int]) -> asyncio.Future[wire.Drained]:
+    def requested(self, in_flight: Set[int]) -> asyncio.Future[protocol.Drained]:
         """Begin a request behind these frames, and return its end."""
         self.ended = asyncio.get_running_loop().create_future()
         self.undrained.clear()
@@ -64,7 +64,7 @@ class _DrainCallback:
         if self.pending and not self._after and not self.limit:
             self.limit = asyncio.get_running_loop().call_later(_CALLBACK_SECONDS, self._on_timeout, _CALLBACK_SECONDS)
 
-    def ends(self, message: wire.Drained) -> None:
+    def ends(self, message: protocol.Drained) -> None:
         if self.limit:
             self.limit.cancel()
             self.limit = None
@@ -81,7 +81,9 @@ class _Kill(NamedTuple):
 class WorkerProcess(asyncio.Protocol):
     """A started worker. It serves one frame at a time, and has the next one at hand."""
 
-    acknowledge: Callable[[wire.Ack], str] = staticmethod(lambda _: "the function has no trigger with explicitAckMode")
+    acknowledge: Callable[[protocol.Ack], str] = staticmethod(
+        lambda _: "the function has no trigger with explicitAckMode"
+    )
     """Takes an explicit acknowledgement; returns why that is not possible, else an empty text."""
 
     def __init__(
@@ -99,7 +101,7 @@ class WorkerProcess(asyncio.Protocol):
         self.at_rest = asyncio.Event()
         self.at_rest.set()
         self._on_ended = on_ended
-        self._reader = wire.FrameReader(wire.decode_to_parent)
+        self._reader = protocol.FrameReader(protocol.decode_to_parent)
         self._known_schemas: set[int] = set()
         self._drain_callback = _DrainCallback(self._kill_in_callback)
         self._killed = _Kill()
@@ -121,7 +123,7 @@ class WorkerProcess(asyncio.Protocol):
         """Resident memory of the process; 0 if it is not known."""
         return memory_bytes(self._child.pid) if self._child and self._child.running else 0
 
-    async def start(self, owner: Service, setup: wire.Setup) -> None:
+    async def start(self, owner: Service, setup: protocol.Setup) -> None:
         """Start the process and send it its setup; `ready` is done when it can serve.
 
         Raises:
@@ -130,7 +132,7 @@ class WorkerProcess(asyncio.Protocol):
         async with self._starting:
             await self._start(owner, setup)
 
-    async def _start(self, owner: Service, setup: wire.Setup) -> None:
+    async def _start(self, owner: Service, setup: protocol.Setup) -> None:
         own_end, worker_end = socket.socketpair()
         own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         loop = asyncio.get_running_loop()
@@ -152,7 +154,7 @@ class WorkerProcess(asyncio.Protocol):
         finally:
             worker_end.close()
             os.close(write_end)
-        self._transport.write(wire.encode_frame(setup))
+        self._transport.write(protocol.encode_frame(setup))
 
     async def _start_child(self, owner: Service, folder: str, worker_end: socket.socket, output: int) -> None:
         shared = open_shared_page()
@@ -175,7 +177,7 @@ class WorkerProcess(asyncio.Protocol):
             os.close(shared)
 
     async def serve(
-        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, wire.Schema]
+        self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, protocol.Schema]
     ) -> Answer | None:
         """Send one frame of work and return its answer; None if it was taken back.
 
@@ -192,7 +194,7 @@ class WorkerProcess(asyncio.Protocol):
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         assert self._frames
         for schema_id in schemas.keys() - self._known_schemas:
-            self._transport.write(wire.encode_frame(schemas[schema_id]))
+            self._transport.write(protocol.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
         answer = self._frames.add(records, partition)
         self._drain_callback.undrained.add(partition)
@@ -251,7 +253,7 @@ class WorkerProcess(asyncio.Protocol):
         ended = callback.ended
         if ended is None or ended.done():
             ended = callback.requested(self._frames.numbers if self._frames else frozenset())
-            self._transport.write(wire.encode_frame(wire.Drain()))
+            self._transport.write(protocol.encode_frame(protocol.Drain()))
         seconds = deadline.remaining_seconds
         await asyncio.wait([ended], timeout=seconds)
         if ended.done():
@@ -297,7 +299,7 @@ class WorkerProcess(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._take(message)
-        except wire.WireBroken as cause:
+        except protocol.WireBroken as cause:
             self.kill(f"the worker does not follow the protocol: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -306,20 +308,20 @@ class WorkerProcess(asyncio.Protocol):
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 
-    def _take(self, message: wire.ToParent) -> None:
+    def _take(self, message: protocol.ToParent) -> None:
         if isinstance(message, Answer):
             assert self._frames  # the wire is opened after it
             self._frame_left(self._frames.answered(message), message.seconds)
-        elif isinstance(message, wire.Ack):
+        elif isinstance(message, protocol.Ack):
             if self._ends:  # it gets no answer any more, so it must not count
                 return
-            answer = wire.Acked(message.number, self.acknowledge(message))
-            self._transport.write(wire.encode_frame(answer))
-        elif isinstance(message, wire.HasDrainCallback):
+            answer = protocol.Acked(message.number, self.acknowledge(message))
+            self._transport.write(protocol.encode_frame(answer))
+        elif isinstance(message, protocol.HasDrainCallback):
             self._drain_callback.exists = True
-        elif isinstance(message, wire.Drained):
+        elif isinstance(message, protocol.Drained):
             self._drain_callback.ends(message)
-        elif isinstance(message, wire.Unfit):
+        elif isinstance(message, protocol.Unfit):
             self._killed = self._killed._replace(reason=message.reason)
         elif not self.ready.done():
             self.ready.set_result(None)
@@ -360,7 +362,7 @@ class WorkerProcess(asyncio.Protocol):
         if self._frames:
             self._frames.lose(lambda begun: self._lost(text, begun))
             self._frames.close()
-        self._drain_callback.ends(wire.Drained())
+        self._drain_callback.ends(protocol.Drained())
         self.at_rest.set()
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid, HeadraceError
 from headrace.functions.load import load_function
-from headrace.functions.service import FunctionService
+from headrace.functions.workers import FunctionService
 from headrace.runtime import Clock, Service, run_blocking
 
 log = logging.getLogger(__name__)

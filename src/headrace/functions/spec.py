@@ -27,7 +27,7 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
 from headrace.config.section import FormatName, GroupName, Number, TopicName
 from headrace.config.topic_names import external_topic
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.libraries import Libraries
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -459,16 +459,16 @@ class FunctionSpec(_Part):
             pools.setdefault((shared, "" if shared else trigger.name), []).append(trigger)
         return [*pools.values()]
 
-    def setup(self, triggers: Iterable[AnyTrigger], worker_id: str, log_level: str) -> wire.Setup:
+    def setup(self, triggers: Iterable[AnyTrigger], worker_id: str, log_level: str) -> protocol.Setup:
         """Return the settings of a worker of these triggers."""
         settings = []
         for one in triggers:
             formats = one.key_format, one.value_format, one.output_format
             batch_size = one.batch.batch_size if one.batch.mode == "enable" else 0
-            settings.append(wire.TriggerSetup(one.kind, one.name, *formats, one.output_topic, batch_size))
+            settings.append(protocol.TriggerSetup(one.kind, one.name, *formats, one.output_topic, batch_size))
         about = {"NAME": self.name, "DESCRIPTION": self.description, "VERSION": str(self.version)}
         about["HANDLER"] = self.handler
-        return wire.Setup(
+        return protocol.Setup(
             handler=self.handler,
             folder=str(self.folder),
             libraries=str(self.libraries.folder) if self.libraries else "",

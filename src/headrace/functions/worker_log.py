@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.functions import wire
-from headrace.functions.wire import LOG_MARK
+from headrace.functions import protocol
+from headrace.functions.protocol import LOG_MARK
 from headrace.records import Record
 from headrace.runtime import Clock
 
@@ -134,7 +134,7 @@ class FailureLog:
         self._clock = clock
         self._silent_until: dict[tuple[str, str], float] = {}
 
-    def add(self, record: Record, result: wire.Result, request: str = "") -> None:
+    def add(self, record: Record, result: protocol.Result, request: str = "") -> None:
         """Log the failure of a record, or of a request by its id, unless one of its kind was logged within a minute."""
         frames = [line.strip() for line in result.stack.splitlines() if line.lstrip().startswith('File "')]
         kind, now = (result.error, frames[-1] if frames else ""), self._clock.monotonic()

@@ -27,8 +27,8 @@ from headrace.config.section import Section
 from headrace.errors import ConfigError
 from headrace.kafka.client.access import Right, missing_right
 from headrace.kafka.client.connection_errors import refused_by_java
-from headrace.pipelines.driver.plan import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.graph import topics_written
+from headrace.pipelines.protocol import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.spec import PipelineSpec
 
 NOT_VERIFIED: Final = (

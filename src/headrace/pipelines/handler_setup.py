@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import FunctionInvalid, PipelineInvalid
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.check import handler_problem
 from headrace.functions.load import load_function
 from headrace.pipelines.sources import KafkaSource
@@ -23,7 +23,7 @@ def handler_problems(spec: PipelineSpec) -> Iterator[tuple[tuple[str, ...], str]
             yield ("flows", name, "handler"), cause.description
 
 
-def setup_of(spec: PipelineSpec, name: str) -> wire.Setup:
+def setup_of(spec: PipelineSpec, name: str) -> protocol.Setup:
     """Return the settings of the handler of a flow: those of its function.yaml, or of its source.
 
     Raises:
@@ -36,8 +36,8 @@ def setup_of(spec: PipelineSpec, name: str) -> wire.Setup:
             raise PipelineInvalid(problem)
         source = spec.sources.get(flow.reads[0])
         value_format = source.value_format if isinstance(source, KafkaSource) else "json"
-        trigger = wire.TriggerSetup("kafka-cluster", name, "binary", value_format, "json", topic)
-        return wire.Setup(handler, str(folder), "0", [trigger], "default", "info", {})
+        trigger = protocol.TriggerSetup("kafka-cluster", name, "binary", value_format, "json", topic)
+        return protocol.Setup(handler, str(folder), "0", [trigger], "default", "info", {})
     try:
         function = load_function(folder / handler, check_handler=True)
     except FunctionInvalid as cause:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import EnvironmentProblem
+from headrace.pipelines import protocol
 from headrace.pipelines.connector import ConnectorSecurity
-from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
+from headrace.pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, Service, SystemClock
 from headrace.runtime.jvm import Progress
@@ -24,7 +24,7 @@ _PIPELINE = {
     "views": {"loaded": {"python": f"{__name__}:with_clients", "reads": ["events"]}},
     "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM loaded GROUP BY name", "sink": {"topic": "sums"}}},
 }
-_TASK = wire.DriverTask(
+_TASK = protocol.DriverTask(
     kind="trial", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
 )
 
@@ -54,7 +54,7 @@ def with_clients(rows: Any) -> Any:
 
 async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -> None:
     spec, owner = PipelineSpec.model_validate(_PIPELINE), Service("preparation")
-    plan = wire.DriverPlan(
+    plan = protocol.DriverPlan(
         spec=spec,
         bootstrap_servers="localhost:1",
         folder=scratch,
@@ -63,13 +63,13 @@ async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -
         task=_TASK,
     )
     driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
-    answer: wire.DriverEvent | None = None
+    answer: protocol.DriverEvent | None = None
     async for event in driver.events():
-        if isinstance(event, wire.Answered | wire.Failed):
+        if isinstance(event, protocol.Answered | protocol.Failed):
             answer = event
             break
     await driver.stop(Deadline(SystemClock(), _END_SECONDS))
     await owner.stop()
-    if not isinstance(answer, wire.Answered):
-        reason = answer.text if isinstance(answer, wire.Failed) else driver.last_output()
+    if not isinstance(answer, protocol.Answered):
+        reason = answer.text if isinstance(answer, protocol.Failed) else driver.last_output()
         raise EnvironmentProblem(f"Spark does not run on this machine: {reason}")

@@ -15,6 +15,7 @@ from headrace.config.references import FileChanges
 from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, PipelineInvalid, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
+from headrace.pipelines import protocol
 from headrace.pipelines.connector import (
     ConnectorSecurity,
     connector_options,
@@ -24,9 +25,8 @@ from headrace.pipelines.connector import (
     with_registry,
     write_secrets,
 )
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.graph import require_cores, topics_written
-from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, run_blocking
@@ -276,7 +276,7 @@ class PipelineRun(Service):
     def _runs(self, flow: str) -> bool:
         return self._status.flows[flow].state == "running"
 
-    async def _prepared(self) -> tuple[wire.DriverPlan, Toolchain, ConnectorSecurity] | None:
+    async def _prepared(self) -> tuple[protocol.DriverPlan, Toolchain, ConnectorSecurity] | None:
         """Return what a driver needs once topics, Java and jars are there, and TLS files and secrets can be read."""
         while not self._held:
             try:
@@ -294,7 +294,7 @@ class PipelineRun(Service):
                 security = await run_blocking(functools.partial(connector_options, in_use))
                 kafka = self._kafka.model_copy(update={"security": in_use}) if self._spec.transactions else None
                 if kafka and "task" in self._spec.transactions:
-                    security.secrets[wire.KAFKA] = wire.with_secrets(kafka)
+                    security.secrets[protocol.KAFKA] = protocol.with_secrets(kafka)
                 if self._spec.uses_registry:
                     security = with_registry(security, self._registry)
                 security = for_server(security, self._folder) if remote else security
@@ -306,7 +306,7 @@ class PipelineRun(Service):
                     self._status.become("waiting", cause.description)
                 await self._clock.sleep(_PREPARE_RETRY_SECONDS)
             else:
-                plan = wire.DriverPlan(
+                plan = protocol.DriverPlan(
                     spec=self._spec.model_copy(update={"kafka": PipelineKafka()}),
                     bootstrap_servers=self._kafka.bootstrap_servers,
                     security=security.options,
@@ -328,14 +328,14 @@ class PipelineRun(Service):
                 raise
             await self._admin.ensure_topic_like(topic, like)
 
-    async def _run_driver(self, plan: wire.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
+    async def _run_driver(self, plan: protocol.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity) -> None:
         """Run a driver process to its end. Returns if it had finished or was stopped, raises why it ended otherwise."""
         if self._stopping:
             return
         self._status.driver_started(renewed=self._renewing)
         self._driver_ended.clear()
         self._renewing = False
-        failure: wire.Failed | None = None
+        failure: protocol.Failed | None = None
         try:
             try:
                 driver = self._driver = await DriverProcess.start(self, plan, toolchain, security)
@@ -345,17 +345,19 @@ class PipelineRun(Service):
             if self._held or self._stopping:
                 driver.kill()
             async for event in driver.events():
-                if isinstance(event, wire.Failed) and event.error == wire.KAFKA_REFUSES:
+                if isinstance(event, protocol.Failed) and event.error == protocol.KAFKA_REFUSES:
                     event = msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
                 self._status.apply(event)
-                if isinstance(event, wire.SessionReady):  # another process had the folder until now, and its secrets
+                if isinstance(
+                    event, protocol.SessionReady
+                ):  # another process had the folder until now, and its secrets
                     write_secrets(self._folder, security.secrets, shared=self._spec.driver.on_cluster)
                 self._note_progress(event)
-                if isinstance(event, wire.FlowProgress):
+                if isinstance(event, protocol.FlowProgress):
                     self._python_failures.pop(f"flows.{event.flow}", None)
                     self._check_growth(event, driver)
                     self._publisher.add(self._spec.group(event.flow), event.positions)
-                if isinstance(event, wire.Failed):
+                if isinstance(event, protocol.Failed):
                     failure = self._bounded(event)
             code = await driver.exit_code()
         except OSError as cause:
@@ -375,12 +377,12 @@ class PipelineRun(Service):
             raise DriverLost(f"The Spark driver was replaced: {self._stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
 
-    def _bounded(self, failure: wire.Failed) -> wire.Failed:
+    def _bounded(self, failure: protocol.Failed) -> protocol.Failed:
         """Return the failure; one of Python code is lasting when it has come too often in the same micro-batch.
 
         Each further attempt could write the rows of the micro-batch again.
         """
-        if failure.error != wire.PYTHON_FAILED:
+        if failure.error != protocol.PYTHON_FAILED:
             return failure
         failures = self._python_failures[failure.part] = self._python_failures.get(failure.part, 0) + 1
         if failures < _PYTHON_ATTEMPTS:
@@ -389,7 +391,7 @@ class PipelineRun(Service):
         text = f"{failure.text}\nIt failed {failures} times in the same micro-batch. {_PYTHON_ADVICE}"
         return msgspec.structs.replace(failure, text=text, retriable=False)
 
-    def _check_growth(self, event: wire.FlowProgress, driver: DriverProcess) -> None:
+    def _check_growth(self, event: protocol.FlowProgress, driver: DriverProcess) -> None:
         """End a driver in real-time mode whose topics have more partitions than at its start: it may not read them."""
         grown = [topic for topic, found in event.positions.items() if len(found) > self._partitions.get(topic, 0)]
         if grown and self._spec.trigger.realtime and not self._renewing:
@@ -397,28 +399,28 @@ class PipelineRun(Service):
             self._renewing = True
             driver.kill()
 
-    def _note_progress(self, event: wire.AnyEvent) -> None:
-        if isinstance(event, wire.FlowRunning):
+    def _note_progress(self, event: protocol.AnyEvent) -> None:
+        if isinstance(event, protocol.FlowRunning):
             self._began[event.flow] = self._clock.monotonic()
-        elif isinstance(event, wire.FlowProgress):
+        elif isinstance(event, protocol.FlowProgress):
             self._began.pop(event.flow, None)
         match event:
-            case wire.FolderInUse():  # another process may have it for as long as it lives
+            case protocol.FolderInUse():  # another process may have it for as long as it lives
                 self._moved.clear()
-            case wire.SessionReady():
+            case protocol.SessionReady():
                 self._moved = dict.fromkeys(self._spec.running, self._clock.monotonic())
-            case wire.FlowFinished(flow=name) | wire.FlowFailed(flow=name):
+            case protocol.FlowFinished(flow=name) | protocol.FlowFailed(flow=name):
                 self._moved.pop(name, None)
                 self._began.pop(name, None)
-            case wire.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if lag and name in self._moved:
+            case protocol.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if lag and name in self._moved:
                 pass  # there are records, and none was read
-            case wire.FlowRunning(flow=name) | wire.FlowProgress(flow=name) | wire.FlowWorking(flow=name):
+            case protocol.FlowRunning(flow=name) | protocol.FlowProgress(flow=name) | protocol.FlowWorking(flow=name):
                 self._moved[name] = self._clock.monotonic()
-                if isinstance(event, wire.FlowRunning):  # flows are started one after the other
+                if isinstance(event, protocol.FlowRunning):  # flows are started one after the other
                     self._moved |= {each: self._moved[name] for each in self._moved if not self._runs(each)}
 
 
-def _as_error(pipeline: str, failure: wire.Failed | None, code: int, last_output: str) -> HeadraceError:
+def _as_error(pipeline: str, failure: protocol.Failed | None, code: int, last_output: str) -> HeadraceError:
     if failure is None:
         text = f"The Spark driver of pipeline {pipeline} ended with exit code {code}."
         text += f" Its last output: {last_output}" if last_output else ""

@@ -22,7 +22,7 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.errors import PipelineInvalid
-from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, AnySource, ColumnName, KafkaSource, Options
 

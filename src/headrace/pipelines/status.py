@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines import protocol
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 from headrace.runtime.gauge_registry import register_gauge
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 State = Literal["starting", "running", "waiting", "failed", "finished", "paused", "stopped"]
 
 
-class FlowStatus(wire.FlowMetrics, kw_only=True, rename="camel"):
+class FlowStatus(protocol.FlowMetrics, kw_only=True, rename="camel"):
     """One flow. Counts begin with this process; a micro-batch that was repeated after a crash counts twice."""
 
     state: State = "starting"
@@ -88,24 +88,24 @@ class RunStatus:
                 if flow.state != "finished":
                     flow.state = state
 
-    def apply(self, event: wire.AnyEvent) -> None:
+    def apply(self, event: protocol.AnyEvent) -> None:
         """Apply an event of the driver."""
-        self.waits_for_folder = isinstance(event, wire.FolderInUse)
+        self.waits_for_folder = isinstance(event, protocol.FolderInUse)
         match event:
-            case wire.FolderInUse(owner=owner):
+            case protocol.FolderInUse(owner=owner):
                 self.reason = f"{owner} runs this pipeline with the same state_dir: stop it, or wait for its end"
-            case wire.SessionReady():
+            case protocol.SessionReady():
                 self.reason = self.reason and "its flows are being started"
-            case wire.FlowRunning(flow=name):
+            case protocol.FlowRunning(flow=name):
                 self.flows[name].state = "running"
-            case wire.FlowFinished(flow=name):
+            case protocol.FlowFinished(flow=name):
                 self.flows[name].state = "finished"
-            case wire.FlowFailed(flow=name, error=error, text=text):
+            case protocol.FlowFailed(flow=name, error=error, text=text):
                 self.flows[name].state, self.flows[name].last_error = "failed", f"{error}: {text}"
                 log.error("pipeline %s: %s. Its other flows run on", self.pipeline, self._failures())
-            case wire.FlowProgress(flow=name):
+            case protocol.FlowProgress(flow=name):
                 self._progress(self.flows[name], event)
-            case wire.Failed(part=part):
+            case protocol.Failed(part=part):
                 if (flow := self.flows.get(part.removeprefix("flows."))) is not None:
                     flow.last_error = f"{event.error}: {event.text}"
         states = {flow.state for flow in self.flows.values()}
@@ -126,7 +126,7 @@ class RunStatus:
         )
         return "; ".join(failed)
 
-    def _progress(self, flow: FlowStatus, event: wire.FlowProgress) -> None:
+    def _progress(self, flow: FlowStatus, event: protocol.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
             count = f"{event.corrupt_records} of {event.input_records} records"
             what = "that do not match the schema of their source; later ones are only counted (corrupt_records)"

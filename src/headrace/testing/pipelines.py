@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from headrace.config.kafka import KafkaConfig
-from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.driver_tasks import TaskDriver, steps_of
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.tasks import TaskDriver, steps_of
+from headrace.pipelines.protocol import DriverTask
 
 T = TypeVar("T")
 

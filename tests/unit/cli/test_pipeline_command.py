@@ -21,9 +21,9 @@ from yaml_table import table
 
 from headrace.cli import pipeline as commands
 from headrace.pipelines.checkpoints import Frozen, check, discard
-from headrace.pipelines.driver.plan import DriverTask
+from headrace.pipelines.lineage import as_picture, guarantee
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.picture import as_picture, guarantee
+from headrace.pipelines.protocol import DriverTask
 from headrace.records import TopicPartition
 from tests.command_line import headrace
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from headrace import errors
-from headrace.formats.codec import header_of
-from headrace.formats.codecs import Codecs, SchemaChoice, SchemaRules
+from headrace.formats.choice import Codecs, SchemaChoice, SchemaRules
+from headrace.formats.plain import header_of
 from headrace.formats.registry import Reference
 
 CHOICES = yaml.safe_load(Path(__file__).with_name("schema_choice.yaml").read_text())
@@ -213,7 +213,7 @@ async def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
     """Extras are optional; the rest of Headrace runs without them."""
     import sys
 
-    monkeypatch.setitem(sys.modules, "headrace.formats.codec_protobuf", None)
+    monkeypatch.setitem(sys.modules, "headrace.formats.protobuf", None)
     async with serving() as it:
         fill(it.server)
         with pytest.raises(errors.EnvironmentProblem, match=r"headrace\[protobuf\]"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from headrace.functions.protocol import Output, Result
 from headrace.functions.sdk import Response
-from headrace.functions.wire import Output, Result
 from headrace.functions.worker.handler import Answers, Unusable, failure, is_async, load_handler
 
 

@@ -13,7 +13,7 @@ import pytest
 from yaml_table import table
 
 from headrace.errors import WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.frames import FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
 from headrace.testing.bed import Bed, running
@@ -32,8 +32,8 @@ async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, ex
     frames = FramesInFlight(memory)
     answers = [frames.add(2, P), frames.add(3, P), frames.add(2, P)]
     memoryview(memory).cast("Q")[0] = 2
-    frames.answered(wire.Done())
-    assert isinstance(await answers[0], wire.Done)
+    frames.answered(protocol.Done())
+    assert isinstance(await answers[0], protocol.Done)
     memoryview(memory).cast("Q")[0] = 2 + begun
     frames.lose(lost)
     for answer, count in zip(answers[1:], expected, strict=True):
@@ -53,8 +53,8 @@ async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> 
         assert (first.done(), await second) == (False, None)
         assert frames.numbers == {number}
         assert frames.take_back() == 0
-        frames.answered(wire.Done())
-        assert await first == wire.Done()
+        frames.answered(protocol.Done())
+        assert await first == protocol.Done()
     frames.close()
 
 
@@ -74,14 +74,14 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
 async def test_answers_that_do_not_fit_are_no_answers() -> None:
     """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in an answer."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
-    with pytest.raises(wire.WireBroken):
-        frames.answered(wire.Done())
+    with pytest.raises(protocol.WireBroken):
+        frames.answered(protocol.Done())
     frames.add(2, P)
-    with pytest.raises(wire.WireBroken):
-        frames.answered(wire.Results([]))
-    with pytest.raises(wire.WireBroken):
-        frames.answered(wire.Results([None] * 3))
-    assert frames.answered(wire.Results([None])) == 1
+    with pytest.raises(protocol.WireBroken):
+        frames.answered(protocol.Results([]))
+    with pytest.raises(protocol.WireBroken):
+        frames.answered(protocol.Results([None] * 3))
+    assert frames.answered(protocol.Results([None])) == 1
     frames.close()
 
 
@@ -96,7 +96,7 @@ async def test_a_stopped_frame_may_be_short_while_the_next_one_is_stopped_too() 
         second = frames.add(2, other)
         os.read(frames.claims, 1)
         assert frames.stop([other])
-        assert frames.answered(wire.Results([None])) == frames.answered(wire.Results([None])) == 1
+        assert frames.answered(protocol.Results([None])) == frames.answered(protocol.Results([None])) == 1
         assert first.done() and second.done()
         assert memoryview(memory).cast("Q")[1] == 0
     frames.close()

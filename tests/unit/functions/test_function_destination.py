@@ -22,7 +22,7 @@ from headrace.errors import (
     RecordTooLarge,
     WorkerLost,
 )
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.spec import HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
@@ -31,7 +31,7 @@ from headrace.testing import ManualClock
 from headrace.testing.bed import kind_of
 
 P = TopicPartition("t", 0)
-Answer = Callable[[wire.Work], wire.Done | wire.Results]
+Answer = Callable[[protocol.Work], protocol.Done | protocol.Results]
 
 
 class FakeWorkers:
@@ -52,11 +52,11 @@ class FakeWorkers:
         partition: TopicPartition,
         frame: bytearray,
         records: int,
-        schemas: Mapping[int, wire.Schema],
+        schemas: Mapping[int, protocol.Schema],
         ending: Collection[TopicPartition] = (),
-    ) -> wire.Done | wire.Results:
-        [work] = wire.FrameReader(wire.decode_to_worker).feed(bytes(frame))
-        assert isinstance(work, wire.Work) and len(work.offsets) == records
+    ) -> protocol.Done | protocol.Results:
+        [work] = protocol.FrameReader(protocol.decode_to_worker).feed(bytes(frame))
+        assert isinstance(work, protocol.Work) and len(work.offsets) == records
         self.frames.append(work.offsets)
         return self.answer(work)
 
@@ -98,21 +98,21 @@ def delivery(count: int, partition: TopicPartition = P) -> Delivery:
     return Delivery("g", partition, 1, records, 1)
 
 
-def outputs(work: wire.Work) -> wire.Results:
-    return wire.Results([wire.Result([wire.Output(b"%d" % offset, [])]) for offset in work.offsets])
+def outputs(work: protocol.Work) -> protocol.Results:
+    return protocol.Results([protocol.Result([protocol.Output(b"%d" % offset, [])]) for offset in work.offsets])
 
 
-def done(work: wire.Work) -> wire.Done:
-    return wire.Done()
+def done(work: protocol.Work) -> protocol.Done:
+    return protocol.Done()
 
 
 def test_a_handler_can_tell_a_replay_from_a_first_delivery() -> None:
     """By a header of the event, behind those of the record."""
     seen: list[Any] = []
 
-    def answer(work: wire.Work) -> wire.Done:
+    def answer(work: protocol.Work) -> protocol.Done:
         seen.append(work.headers)
-        return wire.Done()
+        return protocol.Done()
 
     to, once = destination(FakeWorkers(answer), Kafka()), delivery(1)
     asyncio.run(to.deliver(once))
@@ -120,8 +120,8 @@ def test_a_handler_can_tell_a_replay_from_a_first_delivery() -> None:
     assert seen == [None, [[("X-Headrace-Replay", b"job-1")]]]
 
 
-def bodies(work: wire.Work) -> wire.Results:
-    return wire.Results([b"%d" % offset for offset in work.offsets])
+def bodies(work: protocol.Work) -> protocol.Results:
+    return protocol.Results([b"%d" % offset for offset in work.offsets])
 
 
 OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b"p1")]
@@ -132,7 +132,11 @@ OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b
     [
         ([b"0", None, b"2"], [("out", b"k0", b"0", None), ("out", b"k2", b"2", None)]),
         (
-            [b"0", wire.Result([wire.Output(b"a", [], "other", b"own"), wire.Output(b"b", [("h", b"1")])]), b"2"],
+            [
+                b"0",
+                protocol.Result([protocol.Output(b"a", [], "other", b"own"), protocol.Output(b"b", [("h", b"1")])]),
+                b"2",
+            ],
             [
                 ("out", b"k0", b"0", None),
                 ("other", b"own", b"a", None),
@@ -141,7 +145,7 @@ OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b
             ],
         ),
         (
-            [None, None, wire.Result([wire.Output(b"a", OURS), wire.Output(b"b", OURS[:1])])],
+            [None, None, protocol.Result([protocol.Output(b"a", OURS), protocol.Output(b"b", OURS[:1])])],
             [("out", b"k2", b"a", [("h", b"1")]), ("out", b"k2", b"b", None)],
         ),
     ],
@@ -149,7 +153,7 @@ OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b
 def test_outputs_have_the_key_of_their_record_and_no_header_of_headrace(results: Any, written: list[Any]) -> None:
     """In their order; a handler that copies its headers gives no output the identity of another record."""
     kafka = Kafka()
-    to = destination(FakeWorkers(lambda work: wire.Results(results)), kafka)
+    to = destination(FakeWorkers(lambda work: protocol.Results(results)), kafka)
     assert asyncio.run(to.deliver(delivery(3))) == [ACK] * 3
     assert [(each.topic, each.key, each.value, each.headers) for each in kafka.written] == written
 
@@ -216,11 +220,11 @@ def test_the_record_at_work_when_a_worker_died_comes_again_alone(deaths: int, ki
     """
     died: list[int] = []
 
-    def answer(work: wire.Work) -> wire.Done:
+    def answer(work: protocol.Work) -> protocol.Done:
         if 2 in work.offsets and len(died) < deaths:
             died.append(2)
             raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, error="timeout")
-        return wire.Done()
+        return protocol.Done()
 
     workers = FakeWorkers(answer)
     target = destination(workers, Kafka())
@@ -240,12 +244,12 @@ def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, la
         guilty = {chance.randrange(count) for _ in range(chance.choice([1, 1, 2, 5]))}
         deaths = list[int]()
 
-        def answer(work: wire.Work, guilty: set[int] = guilty, deaths: list[int] = deaths) -> wire.Done:
+        def answer(work: protocol.Work, guilty: set[int] = guilty, deaths: list[int] = deaths) -> protocol.Done:
             if found := [index for index, offset in enumerate(work.offsets) if offset in guilty]:
                 deaths.append(len(work.offsets))
                 begun = len(work.offsets) - 1 if late else found[0]
                 raise WorkerLost("worker 0 ended", begun=begun // batch_size * batch_size + 1, error="timeout")
-            return wire.Done()
+            return protocol.Done()
 
         workers = FakeWorkers(answer)
         batch = HandlerBatch(mode="enable" if batch_size > 1 else "disable", batch_size=batch_size)
@@ -260,10 +264,10 @@ def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, la
 def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_the_suspect() -> None:
     """A suspect is attempted alone, after the records before it; those have ended."""
 
-    def answer(work: wire.Work) -> wire.Done:
+    def answer(work: protocol.Work) -> protocol.Done:
         if 2 in work.offsets:
             raise DestinationUnavailable("no worker")
-        return wire.Done()
+        return protocol.Done()
 
     target = destination(FakeWorkers(answer), Kafka())
     target._suspects.died(P, RecordBatch.of(delivery(3).records), 3)
@@ -276,7 +280,7 @@ async def test_the_memory_of_suspects_is_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("headrace.functions.suspects._MAX_SUSPECTS", 10)
     crashed: list[int] = []
 
-    def answer(work: wire.Work) -> wire.Done:
+    def answer(work: protocol.Work) -> protocol.Done:
         if work.partition not in crashed:
             crashed.append(work.partition)
             raise WorkerLost("worker 0 ended", begun=1, error="")
@@ -293,9 +297,9 @@ async def test_the_number_of_partitions_is_that_of_the_directory() -> None:
     """While that is not known, nothing is delivered."""
     kafka, seen = Kafka(), []
 
-    def answer(work: wire.Work) -> wire.Done:
+    def answer(work: protocol.Work) -> protocol.Done:
         seen.append(work.partitions)
-        return wire.Done()
+        return protocol.Done()
 
     target = destination(FakeWorkers(answer), kafka)
     await target.deliver(delivery(1))
@@ -310,15 +314,15 @@ async def test_the_number_of_partitions_is_that_of_the_directory() -> None:
 def test_a_handlers_exception_is_logged_with_its_stack_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """By class and the line that raised it, so another kind is not hidden by the first."""
 
-    def result(error: str, line: int) -> wire.Result:
+    def result(error: str, line: int) -> protocol.Result:
         stack = f'Traceback (most recent call last):\n  File "main.py", line {line}, in handler\n{error}: boom'
-        return wire.Result(error=error, reason=f"{error}: boom", stack=stack)
+        return protocol.Result(error=error, reason=f"{error}: boom", stack=stack)
 
     kinds = [result("ValueError", 3), result("ValueError", 3), result("KeyError", 3)]
 
     async def run() -> None:
         clock = ManualClock()
-        to = destination(FakeWorkers(lambda work: wire.Results(list(kinds))), Kafka(), clock)
+        to = destination(FakeWorkers(lambda work: protocol.Results(list(kinds))), Kafka(), clock)
         outcomes = await to.deliver(delivery(3))
         assert outcomes[0] == Reply("ValueError", "ValueError: boom", stack=kinds[0].stack)
         assert await to.deliver(delivery(3)) == outcomes

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.worker.loop import Acks
 
 ACTIONS = st.one_of(
@@ -22,14 +22,14 @@ def test_each_acknowledgement_gets_its_own_answer(actions: list[tuple[str, int]]
     """Answers come in any order, some twice, and the parent may close the connection."""
 
     async def run() -> None:
-        sent: list[wire.Ack] = []
-        acks = Acks(lambda message: sent.append(message) if isinstance(message, wire.Ack) else None)
+        sent: list[protocol.Ack] = []
+        acks = Acks(lambda message: sent.append(message) if isinstance(message, protocol.Ack) else None)
         calls: list[asyncio.Task[str]] = []
         answers: dict[int, str] = {}
 
         def answer(number: int, problem: str) -> None:
             answers.setdefault(number, problem)
-            acks.answered(wire.Acked(sent[number].number, problem))
+            acks.answered(protocol.Acked(sent[number].number, problem))
 
         for what, number in actions:
             count = len(sent)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.process import WorkerProcess
 from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
@@ -189,8 +189,8 @@ async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_en
         process = function.service._slots[0].process
         function.service._reload(0, process)
         await function.until(lambda: process._drain_callback.pending)
-        work = wire.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
-        answer = asyncio.ensure_future(process.serve(PARTITION, wire.encode_frame(work), 1, {}))
+        work = protocol.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
+        answer = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
         await asyncio.sleep(0)
         (folder / "go").touch()
-        assert isinstance(await answer, wire.Done)
+        assert isinstance(await answer, protocol.Done)

@@ -11,9 +11,9 @@ from yaml_table import table
 
 from headrace.delivery.protocols import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
-from headrace.formats.codec import header_of
-from headrace.formats.codec_avro import AvroCodec
-from headrace.functions import wire
+from headrace.formats.avro import AvroCodec
+from headrace.formats.plain import header_of
+from headrace.functions import protocol
 from headrace.records import OutgoingRecord
 from headrace.testing.bed import kind_of
 from tests.function_workers import Run, Write
@@ -145,7 +145,7 @@ async def test_a_result_that_cannot_be_sent_fails_its_own_record(
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, ordering: str
 ) -> None:
     """Half an emoji, as cut JSON has it; more than an answer holds. What does not fit beside others is called again."""
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4000)
+    monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 4000)
     code = """
         import enum
         class Topic(enum.StrEnum):
@@ -225,15 +225,15 @@ async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: W
 AVRO_PART = '{"type":"record","name":"A","fields":[{"name":"by","type":"int"}]}'
 SCHEMAS = {
     "avro": (
-        wire.Schema(1, "AVRO", '{"type":"record","name":"B","fields":[{"name":"n","type":"A"}]}', {"A": AVRO_PART}),
+        protocol.Schema(1, "AVRO", '{"type":"record","name":"B","fields":[{"name":"n","type":"A"}]}', {"A": AVRO_PART}),
         b"\x08",
     ),
     "jsonschema": (
-        wire.Schema(1, "JSON", '{"$ref":"part.json"}', {"part.json": '{"type":"object"}'}),
+        protocol.Schema(1, "JSON", '{"$ref":"part.json"}', {"part.json": '{"type":"object"}'}),
         b'{"n":["UP",4]}',
     ),
     "protobuf": (
-        wire.Schema(
+        protocol.Schema(
             1,
             "PROTOBUF",
             'syntax = "proto3"; import "part.proto"; message B { Part n = 1; }',

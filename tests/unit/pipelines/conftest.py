@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.pipelines import runs
-from headrace.pipelines.process import Toolchain
+from headrace.pipelines.driver_process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
 from tests.pipeline_bench import Bench, Started

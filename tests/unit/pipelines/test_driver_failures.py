@@ -12,8 +12,8 @@ from yaml_table import table
 
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.plan import KAFKA_REFUSES, PYTHON_FAILED
 from headrace.pipelines.driver.session import JvmEnded
+from headrace.pipelines.protocol import KAFKA_REFUSES, PYTHON_FAILED
 
 FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
 LASTING: list[Any] = [

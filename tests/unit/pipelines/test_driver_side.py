@@ -18,12 +18,12 @@ import headrace.pipelines.driver.__main__ as program
 from headrace.errors import CheckpointUnusable, PipelineInvalid
 from headrace.pipelines.driver import views
 from headrace.pipelines.driver.failures import PartFailed, failure_event
-from headrace.pipelines.driver.plan import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.driver.progress import ProgressReader, to_event
 from headrace.pipelines.driver.session import send_code, settings
-from headrace.pipelines.driver.sources import kafka_options
+from headrace.pipelines.driver.source_tables import kafka_options
+from headrace.pipelines.driver_process import DriverProcess, Toolchain
 from headrace.pipelines.graph import problems_of
-from headrace.pipelines.process import DriverProcess, Toolchain
+from headrace.pipelines.protocol import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
 from tests.integration.test_pipeline_cluster import write_steps

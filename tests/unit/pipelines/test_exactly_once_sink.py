@@ -13,12 +13,12 @@ from yaml_table import table
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
-from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
-from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace.pipelines.driver.session import settings
 from headrace.pipelines.graph import problems_of
+from headrace.pipelines.lineage import guarantee
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.picture import guarantee
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 
@@ -52,7 +52,7 @@ class Target:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.sleep", lambda seconds: None)
 
 
 def batch(rows: str) -> Any:
@@ -167,7 +167,7 @@ def test_what_stays_for_a_minute_is_raised(tmp_path: Path, monkeypatch: pytest.M
     target = Target()
     target.failures = [("before", KafkaTimeout("lost"))] * 100
     times = iter(range(0, 1000, 10))
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
     with pytest.raises(KafkaTimeout):
         sink(target, tmp_path)(batch("rows"), 0)
     assert target.opened == 8
@@ -178,7 +178,7 @@ def test_a_failure_that_took_long_is_tried_again(tmp_path: Path, monkeypatch: py
     target = Target()
     target.failures = [("before", KafkaTimeout("lost after 100 seconds"))]
     times = iter(range(0, 1000, 100))
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
     sink(target, tmp_path)(batch("rows"), 0)
     assert target.rows == ["rows"]
 

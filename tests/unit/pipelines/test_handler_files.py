@@ -9,7 +9,7 @@ import pytest
 from yaml_table import table
 
 from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.handler_setup import setup_of
@@ -31,14 +31,14 @@ def load(folder: Path, text: str) -> PipelineSpec:
 def test_a_handler_gets_the_format_of_its_source_and_a_function_yaml_keeps_its_own(tmp_path: Path) -> None:
     """The sink's topic is the output topic of both; the batch size and the variables of a function.yaml count."""
     spec = load(tmp_path, GOOD.replace("schema:", "value_format: avro, schema:"))
-    trigger = wire.TriggerSetup("kafka-cluster", "f", "binary", "avro", "json", "out")
-    assert setup_of(spec, "f") == wire.Setup("plates:handler", str(tmp_path), "0", [trigger], "default", "info", {})
+    trigger = protocol.TriggerSetup("kafka-cluster", "f", "binary", "avro", "json", "out")
+    assert setup_of(spec, "f") == protocol.Setup("plates:handler", str(tmp_path), "0", [trigger], "default", "info", {})
     assert topics_written(spec) == {"out": "passages", "out.dlq": "passages"}
     assert spec.uses_registry
     spec = load(tmp_path, GOOD.replace("plates:handler", "function/function.yaml"))
     found = setup_of(spec, "f")
     assert (found.handler, found.folder) == ("main:handler", str(tmp_path / "function"))
-    assert found.triggers == [wire.TriggerSetup("kafka-cluster", "flights", "binary", "json", "json", "out")]
+    assert found.triggers == [protocol.TriggerSetup("kafka-cluster", "flights", "binary", "json", "json", "out")]
     assert found.env["NUCLIO_FUNCTION_NAME"] == "how-late"
     spec = load(tmp_path, GOOD.replace("sink:", "on_error: drop\n    dead_letter_topic: bad\n    sink:"))
     assert topics_written(spec) == {"out": "passages"}

@@ -20,13 +20,13 @@ from yaml_table import table
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import origin_of
 from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable, SchemaInvalid
-from headrace.formats.codec import header_of
-from headrace.formats.codec_avro import AvroCodec
-from headrace.formats.codec_protobuf import ProtobufCodec
+from headrace.formats.avro import AvroCodec
+from headrace.formats.plain import header_of
+from headrace.formats.protobuf import ProtobufCodec
 from headrace.formats.sql_types import sql_columns
 from headrace.pipelines.connector import ConnectorSecurity, with_registry, write_secrets
-from headrace.pipelines.driver import codecs
-from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.driver import value_codecs
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 
 NONE = ConnectorSecurity({}, {}, frozenset())
@@ -86,16 +86,16 @@ def registry(tmp_path: Path) -> Iterator[tuple[Path, type[FakeRegistry]]]:
     assert security.values == {"p ä\\$"}
     write_secrets(tmp_path, security.secrets)
     yield tmp_path / "secrets.properties", handler
-    close(codecs.registry_of(tmp_path / "secrets.properties"))
+    close(value_codecs.registry_of(tmp_path / "secrets.properties"))
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def close(made: codecs.BlockingRegistry) -> None:
+def close(made: value_codecs.BlockingRegistry) -> None:
     made.ask(made.client.close())
     made._loop.close()
-    codecs.registry_of.cache_clear()
+    value_codecs.registry_of.cache_clear()
 
 
 def avro(schema: dict[str, Any] = FLIGHT) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_what_has_no_column_is_named(kind: str, schema: Any, reason: str) -> Non
 
 def texts(secrets: Path, *values: bytes | None) -> list[tuple[Any, str | None]]:
     batch = pa.RecordBatch.from_pydict({"key": [b"k"] * len(values), "value": pa.array(values, pa.binary())})
-    [made] = codecs._decode(secrets, [batch])
+    [made] = value_codecs._decode(secrets, [batch])
     assert made.schema.names == ["key", "value", "text", "problem"]
     assert made.column("value").to_pylist() == [*values]
     return [
@@ -244,19 +244,19 @@ def test_a_registry_that_does_not_answer_stops_the_batch(tmp_path: Path) -> None
     write_secrets(tmp_path, with_registry(NONE, SchemaRegistryConfig(url="http://127.0.0.1:1")).secrets)
     with pytest.raises(RegistryUnavailable):
         texts(tmp_path / "secrets.properties", framed(7))
-    close(codecs.registry_of(tmp_path / "secrets.properties"))
+    close(value_codecs.registry_of(tmp_path / "secrets.properties"))
 
 
 def test_columns_of_a_topic_are_those_of_the_newest_schema(registry: Any) -> None:
     """The subject has the topic's name; a schema of another format, or none, is an error."""
     secrets, server = registry
     with pytest.raises(PipelineInvalid, match="does not have version latest of subject t-value"):
-        codecs.columns_of("avro", "t", secrets)
+        value_codecs.columns_of("avro", "t", secrets)
     server.schemas |= {1: avro(), 2: avro(record("int"))}
-    assert codecs.columns_of("avro", "t", secrets) == "`f`: INT"
+    assert value_codecs.columns_of("avro", "t", secrets) == "`f`: INT"
     assert server.asked[-1][0] == "/subjects/t-value/versions/latest"
     with pytest.raises(PipelineInvalid, match="schema 2 is of type AVRO, and value_format is protobuf"):
-        codecs.columns_of("protobuf", "t", secrets)
+        value_codecs.columns_of("protobuf", "t", secrets)
 
 
 Encode = functools.partial[Iterator[pa.RecordBatch]]
@@ -269,7 +269,7 @@ def encode(made: Encode, *rows: Any, kind: pa.DataType | None = None) -> list[di
             "topic": ["out"] * count,
             "key": pa.array([b"k"] * count, pa.binary()),
             "value": pa.array([b"as json"] * count, pa.binary()),
-            "headers": pa.array([None] * count, codecs.HEADERS),
+            "headers": pa.array([None] * count, value_codecs.HEADERS),
             "row": pa.array(rows, kind),
         }
     )
@@ -279,7 +279,7 @@ def encode(made: Encode, *rows: Any, kind: pa.DataType | None = None) -> list[di
 
 def sink(secrets: Path, schema_id: int, on_error: Any = "dead_letter") -> Encode:
     return functools.partial(
-        codecs.encode, schema_id, codecs.FailurePolicy("headrace.p.f", "out.dlq", on_error), secrets
+        value_codecs.encode, schema_id, value_codecs.FailurePolicy("headrace.p.f", "out.dlq", on_error), secrets
     )
 
 
@@ -357,7 +357,7 @@ def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
     )
     plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=tmp_path, jars=())
     with pytest.raises(PipelineInvalid, match=reason):
-        codecs.encoded(None, plan, "f")
+        value_codecs.encoded(None, plan, "f")
 
 
 @pytest.mark.parametrize("hours", [1_000_000_000, -1_000_000_000])

@@ -11,9 +11,9 @@ from yaml_table import table
 from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.certificates import Authority
 from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.tasks import TaskDriver
 
 GOOD = table(__file__, "good")
 

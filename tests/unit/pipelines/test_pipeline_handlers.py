@@ -15,9 +15,9 @@ import pytest
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.errors import FunctionError, PipelineInvalid
-from headrace.functions import wire
-from headrace.pipelines.driver.codecs import HEADERS, FailurePolicy
+from headrace.functions import protocol
 from headrace.pipelines.driver.handlers import HandlerPlan, run
+from headrace.pipelines.driver.value_codecs import HEADERS, FailurePolicy
 
 Rows = list[dict[str, Any]]
 Call = Callable[..., Rows]
@@ -60,8 +60,8 @@ def call(tmp_path: Path) -> Iterator[Call]:
         number += 1
         module = f"handler_{tmp_path.name}_{number}".replace("-", "_").replace("[", "_").replace("]", "_")
         (tmp_path / f"{module}.py").write_text(code)
-        trigger = wire.TriggerSetup("kafka-cluster", "t", "binary", value_format, "json", "out", batch_size)
-        setup = wire.Setup(f"{module}:handler", str(tmp_path), "0", [trigger], "default", "debug", {"MINE": "yes"})
+        trigger = protocol.TriggerSetup("kafka-cluster", "t", "binary", value_format, "json", "out", batch_size)
+        setup = protocol.Setup(f"{module}:handler", str(tmp_path), "0", [trigger], "default", "debug", {"MINE": "yes"})
         failures = FailurePolicy("headrace.p.f", "in.dlq", on_error)
         text = msgspec.json.encode(setup).decode()
         plan = HandlerPlan(text, failures, attempts, reads_topic, tmp_path / "secrets.properties")

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, TopicNotFound
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines import protocol
 from tests.pipeline_bench import READY, Bench, FakeDriver, Started, held, progress
 
 
@@ -77,7 +77,7 @@ async def test_a_pause_wins_over_waiting(started: Started) -> None:
 async def test_a_pipeline_that_failed_for_good_waits_for_a_resume(started: Started) -> None:
     """Another start would fail too. After an operator mended the cause, no restart of Headrace is needed."""
     async with started() as bench:
-        bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+        bench.lives[0].tell(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.advance(100)
         assert (len(bench.lives), bench.run.status()["state"], bench.run.death) == (1, "failed", None)

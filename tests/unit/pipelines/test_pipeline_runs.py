@@ -13,10 +13,9 @@ from pydantic import SecretStr
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
-from headrace.pipelines import process
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines import driver_process, protocol
+from headrace.pipelines.driver_process import check_heaps, require_spark
 from headrace.pipelines.graph import require_cores
-from headrace.pipelines.process import check_heaps, require_spark
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
@@ -97,7 +96,7 @@ async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Start
 async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: Started) -> None:
     """Each attempt may write rows again, so there are five. A micro-batch that ends begins the count anew."""
     async with started() as bench:
-        failed = wire.Failed(wire.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
+        failed = protocol.Failed(protocol.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
         for attempt in range(8):
             bench.lives[-1].tell(*READY, *([progress(attempt)] if attempt == 3 else []), failed)
             bench.lives[-1].end(1)
@@ -115,7 +114,7 @@ async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: S
 async def test_a_failure_is_told_where_it_belongs(started: Started) -> None:
     """What Spark said of a flow stands in readiness and in the flow's last error, also after the restart."""
     async with started() as bench:
-        bench.lives[0].tell(*READY, wire.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"))
+        bench.lives[0].tell(*READY, protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"))
         bench.lives[0].end(1)
         await bench.clock.settle()
         assert bench.reason == ("pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast. Next start in 1 s")
@@ -128,7 +127,7 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
     """Its neighbour runs on, also when the driver is lost and started again. Readiness names the flow."""
     flows = {name: SPEC.flows["by_carrier"].model_dump() for name in ("by_carrier", "edited")}
     spec = PipelineSpec.model_validate(SPEC.model_dump() | {"flows": flows})
-    refused = wire.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
+    refused = protocol.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
     async with started(spec=spec) as bench:
         for life in range(2):
             bench.lives[-1].tell(READY[0], refused, READY[1], progress(life))
@@ -141,7 +140,9 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
             assert len(bench.lives) == life + 1
             bench.lives[-1].end(-9)
             await bench.clock.advance(2)
-        bench.lives[-1].tell(refused, wire.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier"))
+        bench.lives[-1].tell(
+            refused, protocol.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier")
+        )
         bench.lives[-1].end(1)
         await bench.clock.advance(60)
         assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 3)
@@ -175,7 +176,7 @@ async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Start
         await bench.clock.advance(10)
         assert [plan.topic_ids for plan in bench.plans] == [{"flights": "1"}, {"flights": "2"}]
         assert (bench.lives[0].stops, bench.lives[0].ended.result()) == (0, -9)
-        bench.lives[1].tell(wire.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier"))
+        bench.lives[1].tell(protocol.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier"))
         bench.lives[1].end(1)
         await bench.clock.advance(60)
         assert (bench.run.status()["state"], len(bench.lives)) == ("failed", 2)
@@ -289,7 +290,7 @@ async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> N
 async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
     """With `once`, the end of all flows is the end of the work, not a failure."""
     async with started() as bench:
-        bench.lives[0].tell(*READY, progress(0), wire.FlowFinished("by_carrier"))
+        bench.lives[0].tell(*READY, progress(0), protocol.FlowFinished("by_carrier"))
         bench.lives[0].end(0)
         await bench.clock.advance(100)
         assert len(bench.lives) == 1
@@ -304,7 +305,7 @@ async def test_a_missing_package_is_told_with_the_command(tmp_path: Path, monkey
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(process, "_CONNECT", ("no_such_package",))
+    monkeypatch.setattr(driver_process, "_CONNECT", ("no_such_package",))
     require_spark()
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[connect\]'"):
         require_spark(remote=True)
@@ -332,7 +333,7 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
     async with started() as bench:
         bench.lives[0].tell(*READY)
         await bench.clock.settle()
-        for event in (wire.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
+        for event in (protocol.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
             await bench.clock.advance(299)
             assert bench.run.readiness().ready
             bench.lives[0].tell(event)
@@ -354,11 +355,11 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
 
 @pytest.mark.parametrize("told", [[], READY[:1]])
 async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
-    started: Started, told: list[wire.AnyEvent]
+    started: Started, told: list[protocol.AnyEvent]
 ) -> None:
     """Where Java hangs, or a source; not while another process has its folder."""
     async with started() as bench:
-        bench.lives[0].tell(wire.FolderInUse("process 7"))
+        bench.lives[0].tell(protocol.FolderInUse("process 7"))
         await bench.clock.advance(1000)
         assert len(bench.lives) == 1
         bench.lives[0].tell(*READY[:1])
@@ -379,7 +380,7 @@ def test_heaps_that_do_not_fit_this_machine_are_refused(
 ) -> None:
     """The limit of a container counts; a tight fit is logged."""
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("headrace.pipelines.process._MEMORY_LIMIT", limit)
+    monkeypatch.setattr("headrace.pipelines.driver_process._MEMORY_LIMIT", limit)
     limit.write_text(str(1 << 30))
     with pytest.raises(PipelineInvalid, match=r"heaps of 2 pipelines are 2\.0 GiB, and this machine has 1\.0 GiB"):
         check_heaps([SPEC, SPEC])
@@ -452,14 +453,14 @@ async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started
     async with started(kafka=kafka) as bench:
         bench.lives[0].tell(*READY)
         assert secrets.exists()
-        bench.lives[0].tell(wire.FolderInUse("process 1 on here"))  # as if this were the second
+        bench.lives[0].tell(protocol.FolderInUse("process 1 on here"))  # as if this were the second
         await bench.clock.settle()
         bench.lives[0].end(0)
         await bench.clock.settle()
         assert secrets.exists()
         await bench.clock.advance(1)
         secrets.unlink()
-        bench.lives[1].tell(wire.FolderInUse("process 1 on here"), *READY)
+        bench.lives[1].tell(protocol.FolderInUse("process 1 on here"), *READY)
         await bench.clock.settle()
         assert secrets.exists()
         bench.lives[1].end(0)

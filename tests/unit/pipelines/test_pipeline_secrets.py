@@ -12,10 +12,9 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import Authority
-from headrace.pipelines import runs
+from headrace.pipelines import protocol, runs
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver import plan as wire
-from headrace.pipelines.process import Toolchain
+from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime import Deadline, Service
 from tests.pipeline_bench import READY, Started
 
@@ -65,13 +64,13 @@ async def test_no_secret_is_left_without_a_driver(
     async with started(kafka) as bench:
 
         async def failing(function: Callable[[], Any]) -> Any:
-            bench.lives[0].tell(wire.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+            bench.lives[0].tell(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
             bench.lives[0].end(1)
             await bench.clock.settle()
             assert bench.run.status()["state"] == "failed"
             return function()
 
-        async def endless(owner: Service, plan: wire.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
+        async def endless(owner: Service, plan: protocol.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
             write_secrets(plan.folder, security.secrets)
             await asyncio.Event().wait()
 

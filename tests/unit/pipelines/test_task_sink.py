@@ -14,8 +14,8 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import write_secrets
 from headrace.pipelines.driver import task_sink
-from headrace.pipelines.driver.plan import KAFKA, with_secrets
 from headrace.pipelines.driver.task_sink import TaskWriter
+from headrace.pipelines.protocol import KAFKA, with_secrets
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}}
 

@@ -13,30 +13,29 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import DriverLost, PipelineInvalid
-from headrace.pipelines import tasks
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines import driver_tasks, protocol
 from headrace.pipelines.driver import tasks as answering
-from headrace.pipelines.process import Toolchain
+from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime.jvm import ClassArchive, Java
 from tests.pipeline_bench import SPEC, FakeDriver
 
 FILE = "name: delays\nsources: {}\nflows: {}\n"
-LOST = wire.Failed("ConnectionRefusedError", "[Errno 111] Connection refused", retriable=True)
+LOST = protocol.Failed("ConnectionRefusedError", "[Errno 111] Connection refused", retriable=True)
 
 
 class AskedDriver(FakeDriver):
     """A driver that answers each request by what the test gives."""
 
-    def __init__(self, answers: list[wire.AnyEvent | None]) -> None:
+    def __init__(self, answers: list[protocol.AnyEvent | None]) -> None:
         super().__init__()
         self.answers = answers
-        self.plans: list[wire.DriverPlan] = []
+        self.plans: list[protocol.DriverPlan] = []
 
-    def request(self, plan: wire.DriverPlan) -> None:
+    def request(self, plan: protocol.DriverPlan) -> None:
         self.plans.append(plan)
         while self.answers and (event := self.answers.pop(0)):
             self.tell(event)
-            if isinstance(event, wire.Answered) or (isinstance(event, wire.Failed) and event.stack):
+            if isinstance(event, protocol.Answered) or (isinstance(event, protocol.Failed) and event.stack):
                 return
         self.end(1)
 
@@ -45,13 +44,13 @@ class AskedDriver(FakeDriver):
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], list[AskedDriver]]]:
     """Ask for so many tasks of drivers that answer as given; return what came of each, and the drivers."""
 
-    def go(count: int, *lives: list[wire.AnyEvent | None]) -> tuple[list[Any], list[AskedDriver]]:
+    def go(count: int, *lives: list[protocol.AnyEvent | None]) -> tuple[list[Any], list[AskedDriver]]:
         (tmp_path / "p.yaml").write_text(FILE)
         started: list[AskedDriver] = []
 
         class Starter:
             @staticmethod
-            async def start(owner: Any, plan: wire.DriverPlan, *_: Any) -> AskedDriver:
+            async def start(owner: Any, plan: protocol.DriverPlan, *_: Any) -> AskedDriver:
                 started.append(AskedDriver(lives[len(started)]))
                 started[-1].request(plan)
                 return started[-1]
@@ -59,16 +58,16 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         async def toolchain() -> Toolchain:
             return Toolchain((), ClassArchive(Java(Path("java"), Path("java/bin/java"), 17, ""), Path("jars")))
 
-        monkeypatch.setattr(tasks, "require_spark", lambda: None)
-        monkeypatch.setattr(tasks, "DriverProcess", Starter)
-        monkeypatch.setattr(tasks, "find_toolchain", toolchain)
+        monkeypatch.setattr(driver_tasks, "require_spark", lambda: None)
+        monkeypatch.setattr(driver_tasks, "DriverProcess", Starter)
+        monkeypatch.setattr(driver_tasks, "find_toolchain", toolchain)
 
         async def main() -> list[Any]:
             found: list[Any] = []
-            async with tasks.TaskDriver.opened() as driver:
+            async with driver_tasks.TaskDriver.opened() as driver:
                 for _ in range(count):
                     try:
-                        show = wire.DriverTask(kind="show")
+                        show = protocol.DriverTask(kind="show")
                         found.append(await driver.ask(tmp_path / "p.yaml", SPEC, KafkaConfig(), show))
                     except (PipelineInvalid, DriverLost) as cause:
                         found.append(type(cause))
@@ -81,10 +80,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
 @pytest.mark.parametrize("words", [[None], [LOST, None]], ids=["process", "its JVM"])
 def test_a_task_is_not_lost_with_the_session_of_the_task_before(
-    ask: Callable[..., tuple[list[Any], list[AskedDriver]]], words: list[wire.AnyEvent | None]
+    ask: Callable[..., tuple[list[Any], list[AskedDriver]]], words: list[protocol.AnyEvent | None]
 ) -> None:
     """The session died while nothing was asked: a new one answers the same request."""
-    found, lives = ask(3, [wire.Answered(1), *words], [wire.Answered(2), wire.Answered(3)])
+    found, lives = ask(3, [protocol.Answered(1), *words], [protocol.Answered(2), protocol.Answered(3)])
     assert found == [1, 2, 3]
     assert [len(life.plans) for life in lives] == [2, 2]
 
@@ -93,7 +92,7 @@ def test_a_task_that_ends_its_session_is_tried_once_more_at_most(
     ask: Callable[..., tuple[list[Any], list[AskedDriver]]],
 ) -> None:
     """With a session of its own; the task after it has the next one."""
-    found, lives = ask(3, [wire.Answered(1), None], [None], [wire.Answered(3)])
+    found, lives = ask(3, [protocol.Answered(1), None], [None], [protocol.Answered(3)])
     assert found == [1, DriverLost, 3]
     assert [len(life.plans) for life in lives] == [2, 1, 1]
     assert ask(1, [LOST, None])[0] == [PipelineInvalid]
@@ -101,8 +100,8 @@ def test_a_task_that_ends_its_session_is_tried_once_more_at_most(
 
 def test_a_task_that_fails_keeps_the_session(ask: Callable[..., tuple[list[Any], list[AskedDriver]]]) -> None:
     """The error is one of the task."""
-    refused = wire.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
-    found, lives = ask(2, [refused, wire.Answered(2)])
+    refused = protocol.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
+    found, lives = ask(2, [refused, protocol.Answered(2)])
     assert found == [PipelineInvalid, 2]
     assert len(lives) == 1
 
@@ -110,10 +109,10 @@ def test_a_task_that_fails_keeps_the_session(ask: Callable[..., tuple[list[Any],
 def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that asks could not read it; the session lives on."""
     row = {"text": "ä" * 1_000_000}
-    for count, kind in ((10, wire.Answered), (40, wire.Failed)):
+    for count, kind in ((10, protocol.Answered), (40, protocol.Failed)):
         monkeypatch.setattr(answering, "kept_rows", lambda *_, count=count: {"stores": [row] * count})
-        plan = wire.DriverPlan(
-            spec=SPEC, bootstrap_servers="b:1", folder=Path(), jars=(), task=wire.DriverTask(kind="state")
+        plan = protocol.DriverPlan(
+            spec=SPEC, bootstrap_servers="b:1", folder=Path(), jars=(), task=protocol.DriverTask(kind="state")
         )
         events: list[Any] = []
         answering.answer_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from yaml_table import table
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.tasks import differences, load_trial, steps_of
+from headrace.pipelines.driver_tasks import differences, load_trial, steps_of
 
 
 def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:

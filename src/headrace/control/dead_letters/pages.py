@@ -20,8 +20,8 @@ from headrace.control.dead_letters.ended_offsets import EndedOffsets
 from headrace.control.runs.selection import Matcher, Selection, Window, iso_ms, milliseconds, moment
 from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
 from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
-from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
+from headrace.formats.plain import SCHEMA_TYPES, schema_id_of
 from headrace.kafka import Admin, read_window
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Clock

@@ -9,10 +9,10 @@ from typing import Final
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.errors import DestinationUnavailable, HeadraceError, WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.service import FunctionService
 from headrace.functions.spec import HttpTrigger
+from headrace.functions.workers import FunctionService
 from headrace.http.application import Router
 from headrace.http.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import WRITE
@@ -65,20 +65,20 @@ class FunctionRequests(Router):
             scope["state"][STREAMING] = True  # that ends the request, instead of the server
         hidden, query = _CREDENTIALS if PRINCIPAL in scope else (), scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        sent: wire.Headers = [(":method", scope["method"].encode()), (":path", target)]
+        sent: protocol.Headers = [(":method", scope["method"].encode()), (":path", target)]
         sent += [(name.decode("latin-1"), value) for name, value in scope["headers"] if name not in hidden]
         number = self._free.pop() if self._free else next(self._numbers)
         self._bytes += len(body)
         now, identity = round(time.time() * 1000), correlation_id.get().encode()
         try:
-            work = wire.Work("", number, 0, [0], [now], [identity], [body], [sent])
+            work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
             answer = await self._answer(work, functools.partial(client_closed, receive))
         finally:
             self._free.append(number)
             self._bytes -= len(body)
         await answer.send(send)
 
-    async def _answer(self, work: wire.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
+    async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
         """Return the handler's answer, else an error without the words of the worker, which are for the log."""
         try:
             reply, output = await self._destination.answer(work, self._wait_seconds, gone)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 
@@ -54,7 +54,7 @@ def _send_log(level: str, message: str, fields: dict[str, Any]) -> None:
         line = msgspec.json.encode((level, message, fields), enc_hook=describe)
     except (TypeError, ValueError, RecursionError):  # a log line must not fail the record it speaks of
         line = msgspec.json.encode((level, ascii(message), {"fields": ascii(list(fields))}))
-    os.write(_STDERR, wire.LOG_MARK + line + b"\n")
+    os.write(_STDERR, protocol.LOG_MARK + line + b"\n")
 
 
 if __name__ == "__main__":

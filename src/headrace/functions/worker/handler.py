@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.functions import sdk
-from headrace.functions.wire import AnyResult, Headers, Output, Result, Setup
+from headrace.functions.protocol import AnyResult, Headers, Output, Result, Setup
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.sdk import Context, Platform
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
 from headrace.functions.worker.serving import Serving
@@ -39,7 +39,7 @@ _CLOSED = "the worker ends, and its connection to Headrace is closed"
 class Acks:
     """The acknowledgements of one worker that the parent has not answered."""
 
-    def __init__(self, send: Callable[[wire.ToParent], None]) -> None:
+    def __init__(self, send: Callable[[protocol.ToParent], None]) -> None:
         """Prepare; `send` sends a message to the parent."""
         self.read: Callable[[], object] | None = None
         """Waits for bytes of the parent and takes them; None if an event loop does that while the handler waits."""
@@ -65,12 +65,12 @@ class Acks:
         self._number += 1
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[self._number] = answer
-        self._send(wire.Ack(self._number, topic, partition, offset))
+        self._send(protocol.Ack(self._number, topic, partition, offset))
         while self.read and not answer.done():  # a plain handler: nothing else of the worker runs meanwhile
             self.read()
         return await answer
 
-    def answered(self, message: wire.Acked) -> None:
+    def answered(self, message: protocol.Acked) -> None:
         """Take an answer."""
         if (answer := self._waiting.pop(message.number, None)) and not answer.done():
             answer.set_result(message.problem)
@@ -79,7 +79,7 @@ class Acks:
         """Answer everything: the parent has closed the connection."""
         self.closed = True
         for number in [*self._waiting]:
-            self.answered(wire.Acked(number, _CLOSED))
+            self.answered(protocol.Acked(number, _CLOSED))
 
 
 class _Plain:
@@ -157,7 +157,7 @@ async def _called(function: Any, arguments: Any) -> None:
 
 
 def prepare(
-    setup: wire.Setup, context: Context, progress: mmap.mmap, worker: Worker | None = None
+    setup: protocol.Setup, context: Context, progress: mmap.mmap, worker: Worker | None = None
 ) -> tuple[_Plain | _OnEventLoop, Serving]:
     """Load the handler with its libraries, call `init_context`, and return what serves frames, of a worker if any.
 
@@ -190,8 +190,8 @@ class Worker:
         self._claims = claims
         self._claimed: int | None = None  # the number that was read last, until its frame is received
         self._number = 0
-        self._reader = wire.FrameReader(wire.decode_to_worker)
-        self._received: deque[wire.ToWorker] = deque()
+        self._reader = protocol.FrameReader(protocol.decode_to_worker)
+        self._received: deque[protocol.ToWorker] = deque()
         self._runs: _Plain | _OnEventLoop = _Plain(self.read)
         self.acks = Acks(self._send)
         self._idle = False
@@ -209,23 +209,23 @@ class Worker:
             # which sees that none of its records was begun, delivers it to another worker.
             sys.exit(0)
 
-    def receive_setup(self) -> wire.Setup:
+    def receive_setup(self) -> protocol.Setup:
         """Wait for the first message."""
         while not self._received:
             if not self.read():
                 sys.exit(0)
         setup = self._received.popleft()
-        assert isinstance(setup, wire.Setup)
+        assert isinstance(setup, protocol.Setup)
         return setup
 
-    def work(self, setup: wire.Setup, context: Context) -> int:
+    def work(self, setup: protocol.Setup, context: Context) -> int:
         """Load the handler, serve until the end, and return the exit code."""
         context.platform._acknowledge = self.acks.send
         try:
             self._runs, serving = prepare(setup, context, self._progress, self)
             self._serve(serving, context.platform)
         except Unusable as cause:
-            self._send(wire.Unfit(str(cause)))
+            self._send(protocol.Unfit(str(cause)))
             return 1
         finally:
             self._runs.close()
@@ -233,14 +233,14 @@ class Worker:
 
     def _serve(self, serving: Serving, platform: Platform) -> None:
         self._report_callback(platform)
-        self._send(wire.Ready())
+        self._send(protocol.Ready())
         try:
             while (message := self._receive()) is not None:
-                if isinstance(message, wire.Drain):
+                if isinstance(message, protocol.Drain):
                     self._send(self._drain(platform))
-                elif isinstance(message, wire.Schema):
+                elif isinstance(message, protocol.Schema):
                     serving.bodies.learn(message)
-                elif isinstance(message, wire.Work) and self._claim():
+                elif isinstance(message, protocol.Work) and self._claim():
                     if self._stop_requested:
                         break  # the parent sees that it was not begun
                     answer = self._runs.run(serving.serve(message, self._number + 1))
@@ -271,18 +271,18 @@ class Worker:
         """Report a drain callback to the parent, before it takes the worker for idle."""
         if platform.on_drain and not self._has_reported_callback:
             self._has_reported_callback = True
-            self._send(wire.HasDrainCallback())
+            self._send(protocol.HasDrainCallback())
 
-    def _drain(self, platform: Platform) -> wire.Drained:
+    def _drain(self, platform: Platform) -> protocol.Drained:
         try:
             if platform.on_drain:
                 self._runs.call(platform.on_drain)
         except BaseException as cause:  # noqa: BLE001 boundary to user code: the parent logs it, the worker continues
-            return wire.Drained(trace_of(cause))
+            return protocol.Drained(trace_of(cause))
         self._drained = True
-        return wire.Drained()
+        return protocol.Drained()
 
-    def _receive(self) -> wire.ToWorker | None:
+    def _receive(self) -> protocol.ToWorker | None:
         while not self._received:
             # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
             self._idle = True
@@ -299,7 +299,7 @@ class Worker:
         with contextlib.suppress(ConnectionError):  # the parent has ended
             data = self.end.recv(_READ_BYTES)
         for message in self._reader.feed(data):
-            if isinstance(message, wire.Acked):
+            if isinstance(message, protocol.Acked):
                 self.acks.answered(message)
             else:
                 self._received.append(message)
@@ -307,8 +307,8 @@ class Worker:
             self.acks.close()
         return bool(data)
 
-    def _send(self, message: wire.ToParent) -> None:
-        self._write(wire.encode_frame(message))
+    def _send(self, message: protocol.ToParent) -> None:
+        self._write(protocol.encode_frame(message))
 
     def _write(self, frame: bytearray) -> None:
         if os.getpid() != self._pid:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import DecodeError, HeadraceError
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
 from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure, parts_of, to_json
 
@@ -34,7 +34,7 @@ class Bodies:
     def __init__(self) -> None:
         self._schemas: dict[int, Decode | HeadraceError] = {}
 
-    def learn(self, schema: wire.Schema) -> None:
+    def learn(self, schema: protocol.Schema) -> None:
         """Take a schema; one that is not usable makes its records undecodable and nothing else."""
         try:
             self._schemas[schema.schema_id] = _decoder_of(schema)
@@ -47,7 +47,7 @@ class Bodies:
         return plain.get(format_name, self._decode_framed)
 
     def _decode_framed(self, data: bytes) -> Any:
-        from headrace.formats.codec import unframe
+        from headrace.formats.plain import unframe
 
         schema_id, payload = unframe(data)
         decode = self._schemas.get(schema_id)
@@ -58,9 +58,9 @@ class Bodies:
         return decode(payload)
 
 
-def _decoder_of(schema: wire.Schema) -> Decode:
+def _decoder_of(schema: protocol.Schema) -> Decode:
     if schema.schema_type == "AVRO":
-        from headrace.formats.codec_avro import AvroCodec
+        from headrace.formats.avro import AvroCodec
 
         return AvroCodec(schema.text, schema.references.values()).decode_python
     from headrace.formats.schema_codec import compile_schema
@@ -116,7 +116,7 @@ class _HttpAnswers(Answers):
 
     nothing = object()  # None is an answer too
 
-    def result_of(self, answer: Any) -> wire.Result:
+    def result_of(self, answer: Any) -> protocol.Result:
         """Return the result of a request; raise `ValueError` for an answer that HTTP does not allow."""
         answer = answer[0] if type(answer) is list and answer else answer
         is_response, (status, body, headers) = hasattr(answer, "status_code"), parts_of(answer)
@@ -131,8 +131,8 @@ class _HttpAnswers(Answers):
         sent = [("content-type", str(kind).encode()), *(each for each in own if each[0] not in _OWN_HEADERS)]
         if wrong := [name for name, value in sent if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))]:
             raise ValueError(f"the handler answered header {wrong[0]!r}, whose name or value HTTP does not allow")
-        output = wire.Output(data, [(":status", b"%d" % status), *sent])
-        return wire.Result([output], error=f"status {status}" if status >= 400 else "")
+        output = protocol.Output(data, [(":status", b"%d" % status), *sent])
+        return protocol.Result([output], error=f"status {status}" if status >= 400 else "")
 
 
 class _Trigger(NamedTuple):
@@ -146,7 +146,7 @@ class _Trigger(NamedTuple):
 class Serving:
     """Answers frames of work with one handler."""
 
-    def __init__(self, handler: Handler, context: Context, setup: wire.Setup, progress: mmap.mmap) -> None:
+    def __init__(self, handler: Handler, context: Context, setup: protocol.Setup, progress: mmap.mmap) -> None:
         """Prepare; `progress` is the memory that `FramesInFlight` describes."""
         self.resolve: Callable[[Any], Any] | None = None
         """Runs a coroutine that the handler returns; None if `results` awaits it, which else never waits."""
@@ -173,45 +173,45 @@ class Serving:
         self._begun, self._trigger = 0, 0
         self._events: Sequence[Event | None] = ()
         """Of the present frame, while the handler is called; else empty."""
-        self._emitted: dict[int, list[wire.Output]] = {}
+        self._emitted: dict[int, list[protocol.Output]] = {}
         """Outputs of the present frame by the index of their record."""
         context._emit, context._at_work = self._emit, self._at_work
 
-    async def serve(self, work: wire.Work, stop: int = -1) -> bytearray:
+    async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
         """Call the handler as `results` does, and return the answer to the parent."""
         began = perf_counter()
         results = await self.results(work, stop)
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
         try:
-            return wire.encode_frame(
-                wire.Done(seconds) if whole and not any(results) else wire.Results(results, seconds)
+            return protocol.encode_frame(
+                protocol.Done(seconds) if whole and not any(results) else protocol.Results(results, seconds)
             )
         except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
             fitting = _fitting(results, work.in_order)
         self._progress[0] = self._begun + len(fitting)
-        return wire.encode_frame(wire.Results(fitting, seconds))
+        return protocol.encode_frame(protocol.Results(fitting, seconds))
 
-    async def results(self, work: wire.Work, stop: int = -1) -> list[wire.AnyResult]:
+    async def results(self, work: protocol.Work, stop: int = -1) -> list[protocol.AnyResult]:
         """Call the handler for each record or batch and return the results of the records that were begun.
 
         The parent writes `stop` into shared memory to stop this frame between two records.
         """
-        results: list[wire.AnyResult] = [None] * len(work.offsets)
+        results: list[protocol.AnyResult] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
         begun = await serve(self._events_of(work, results), results, stop, work.in_order)
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
             if isinstance(result, bytes):
-                result = wire.Result([wire.Output(result, [])])
+                result = protocol.Result([protocol.Output(result, [])])
             if result is None or not result.error:
                 outputs += result.outputs if result else []
-                results[index] = wire.Result(outputs, held=result is not None and result.held)
+                results[index] = protocol.Result(outputs, held=result is not None and result.held)
         self._events, self._emitted = (), {}
         return results
 
     async def _serve_each(
-        self, events: list[Event | None], results: list[wire.AnyResult], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
@@ -233,12 +233,12 @@ class Serving:
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 result = failure(cause)
             results[index] = result
-            if in_order and isinstance(result, wire.Result) and result.error:
+            if in_order and isinstance(result, protocol.Result) and result.error:
                 return index + 1
         return len(events)
 
     async def _serve_batches(
-        self, events: list[Event | None], results: list[wire.AnyResult], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
@@ -259,7 +259,7 @@ class Serving:
                 found = [msgspec.structs.replace(failure(cause), shared=len(batch) > 1)] * len(batch)
             for index, result in zip(indexes, found, strict=True):
                 results[index] = result
-                failed = failed or bool(isinstance(result, wire.Result) and result.error)
+                failed = failed or bool(isinstance(result, protocol.Result) and result.error)
         self._progress[0] = self._begun + len(events)
         return len(events)
 
@@ -278,7 +278,7 @@ class Serving:
         index = self._events.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
         self._emitted.setdefault(index, []).append(trigger.answers.emitted(topic, key, value, headers))
 
-    def _events_of(self, work: wire.Work, results: list[wire.AnyResult]) -> list[Event | None]:
+    def _events_of(self, work: protocol.Work, results: list[protocol.AnyResult]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
         info, decode_key, decode_value, *_ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)
@@ -304,7 +304,7 @@ class Serving:
                 event.body = _decoded("value", event.body, decode_value)
             except DecodeError as cause:
                 events[index] = None
-                results[index] = wire.Result(error="DecodeError", reason=cause.description, undecodable=True)
+                results[index] = protocol.Result(error="DecodeError", reason=cause.description, undecodable=True)
             except Exception as cause:  # noqa: BLE001 boundary to codecs: this record fails with its trace
                 events[index] = None
                 results[index] = failure(cause)
@@ -313,22 +313,22 @@ class Serving:
         return events
 
 
-def _fitting(results: Sequence[wire.AnyResult], in_order: bool) -> list[wire.AnyResult]:
+def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[protocol.AnyResult]:
     """Return the first results that fit in one answer, up to a failure if they are in order.
 
     A result that cannot be sent is a failure. The parent sends the records of the others again.
     """
-    fitting, size_bytes = list[wire.AnyResult](), 0
+    fitting, size_bytes = list[protocol.AnyResult](), 0
     for result in results:
         sent = result
         try:
-            own_bytes = len(wire.encode_frame(wire.Results([result])))
+            own_bytes = len(protocol.encode_frame(protocol.Results([result])))
         except Exception as cause:  # noqa: BLE001 boundary to user code: this record fails
-            name = "RecordTooLarge" if isinstance(cause, wire.WireBroken) else type(cause).__name__
-            sent = wire.Result(error=name, reason=f"what the handler made cannot be sent: {cause}")
-            own_bytes = len(wire.encode_frame(wire.Results([sent])))
+            name = "RecordTooLarge" if isinstance(cause, protocol.WireBroken) else type(cause).__name__
+            sent = protocol.Result(error=name, reason=f"what the handler made cannot be sent: {cause}")
+            own_bytes = len(protocol.encode_frame(protocol.Results([sent])))
         size_bytes += own_bytes
-        if fitting and size_bytes > wire.MAX_FRAME_BYTES:
+        if fitting and size_bytes > protocol.MAX_FRAME_BYTES:
             return fitting
         fitting.append(sent)
         if in_order and sent is not result:
@@ -336,7 +336,7 @@ def _fitting(results: Sequence[wire.AnyResult], in_order: bool) -> list[wire.Any
     return fitting
 
 
-def _request(work: wire.Work, info: TriggerInfo, typed: bool) -> Event:
+def _request(work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
     """Return the event of a request; a body of JSON is decoded, unless that follows because the handler has a type."""
     from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
 
@@ -363,7 +363,7 @@ def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:
         raise DecodeError(f"{what}: {cause.description}") from None
 
 
-def _validating(decode: Decode | None, body: Any, trigger: wire.TriggerSetup) -> Decode | None:
+def _validating(decode: Decode | None, body: Any, trigger: protocol.TriggerSetup) -> Decode | None:
     """Return what decodes a format and makes the handler's type of it; `decode` itself if it has none."""
     if body is None:
         return decode

@@ -18,13 +18,13 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from headrace.errors import CheckpointUnusable
+from headrace.pipelines import protocol
 from headrace.pipelines.checkpoints import progressed
-from headrace.pipelines.driver import plan as wire
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
+from headrace.pipelines.driver.flows import start_flow
 from headrace.pipelines.driver.progress import ProgressReader
 from headrace.pipelines.driver.session import spark_session
-from headrace.pipelines.driver.sinks import start_flow
-from headrace.pipelines.driver.sources import register_source
+from headrace.pipelines.driver.source_tables import register_source
 from headrace.pipelines.driver.tasks import answer_requests
 from headrace.pipelines.driver.views import register_view
 from headrace.pipelines.graph import ordered_views
@@ -39,10 +39,10 @@ def main() -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     send = _events(_take_standard_output())
-    plan = wire.DriverPlan.model_validate_json(sys.stdin.readline())
+    plan = protocol.DriverPlan.model_validate_json(sys.stdin.readline())
     try:
-        with spark_session(plan, lambda owner: send(wire.FolderInUse(owner))) as spark:
-            send(wire.SessionReady(round(time.monotonic() - began, 2)))
+        with spark_session(plan, lambda owner: send(protocol.FolderInUse(owner))) as spark:
+            send(protocol.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run":
                 _register(spark, plan)
                 run_flows(spark, plan, send)
@@ -65,16 +65,16 @@ def _take_standard_output() -> IO[bytes]:
     return events
 
 
-def _events(stream: IO[bytes]) -> wire.SendEvent:
+def _events(stream: IO[bytes]) -> protocol.SendEvent:
     encoder = msgspec.json.Encoder()
 
-    def send(event: wire.DriverEvent) -> None:
+    def send(event: protocol.DriverEvent) -> None:
         stream.write(encoder.encode(event) + b"\n")
 
     return send
 
 
-def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) -> None:
+def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.SendEvent) -> None:
     """Run the flows until SIGTERM, or until none is left.
 
     Raises:
@@ -95,7 +95,7 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
         if failure.event.error != CheckpointUnusable.message:
             raise failure
         failed.append(failure)
-        send(wire.FlowFailed(name, failure.event.error, failure.event.text))
+        send(protocol.FlowFailed(name, failure.event.error, failure.event.text))
 
     for name in plan.spec.running:
         try:
@@ -115,7 +115,7 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
                 if (cause := reader.failure) is not None:
                     fail(name, PartFailed(cause, f"flows.{name}"))
                 else:
-                    send(wire.FlowFinished(name))
+                    send(protocol.FlowFinished(name))
         if time.monotonic() >= next_look and not plan.spec.driver.remote:
             next_look = time.monotonic() + _WORK_SECONDS
             for reader in active.values():
@@ -126,7 +126,7 @@ def run_flows(spark: SparkSession, plan: wire.DriverPlan, send: wire.SendEvent) 
     _stop(active)
 
 
-def _register(spark: SparkSession, plan: wire.DriverPlan) -> None:
+def _register(spark: SparkSession, plan: protocol.DriverPlan) -> None:
     """Make the views of the sources, then those of the file."""
     for name in plan.spec.sources:
         with part(f"sources.{name}"):

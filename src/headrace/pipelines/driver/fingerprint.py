@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.pipelines.checkpoints import Frozen
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.sources import RAW
+from headrace.pipelines.driver.source_tables import RAW
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sources import CORRUPT_RECORDS
 from headrace.pipelines.spec import FlowSpec
 

@@ -22,15 +22,15 @@ from pyspark.sql import functions as f
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.protocols import Reply
 from headrace.errors import PipelineInvalid, SchemaNotFound
-from headrace.formats.codec import SCHEMA_TYPES, schema_id_of
-from headrace.functions import wire
+from headrace.formats.plain import SCHEMA_TYPES, schema_id_of
+from headrace.functions import protocol
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import Unusable, context_of
 from headrace.functions.worker.loop import prepare
-from headrace.pipelines.driver.codecs import HEADERS, RECORD, FailurePolicy, Row, batch_of, counted, registry_of
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.sources import RAW
+from headrace.pipelines.driver.source_tables import RAW
+from headrace.pipelines.driver.value_codecs import HEADERS, RECORD, FailurePolicy, Row, batch_of, counted, registry_of
 from headrace.pipelines.handler_setup import setup_of
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec
 from headrace.records import Header, RecordBatch, TopicPartition, is_reserved
@@ -96,7 +96,7 @@ class SparkHandler:
         Raises:
             PipelineInvalid: One of them failed.
         """
-        setup = msgspec.json.decode(plan.setup, type=wire.Setup)
+        setup = msgspec.json.decode(plan.setup, type=protocol.Setup)
         os.environ.update(setup.env)
         context = context_of(setup, print_line)
         context.platform._acknowledge = _acknowledge
@@ -122,15 +122,15 @@ class SparkHandler:
         numbered = enumerate(results)
         return batch_of([row for index, result in numbered for row in self._rows(records, index, result, began)])
 
-    def _attempt(self, records: RecordBatch, attempts: int) -> list[wire.AnyResult]:
+    def _attempt(self, records: RecordBatch, attempts: int) -> list[protocol.AnyResult]:
         """Return the result of each record after so many attempts at most."""
         for framed, column in zip(self._framed, (records.keys, records.values), strict=True):
             if framed:
                 self._learn(column)
         times, keys, values = records.timestamps_ms, records.keys, records.values
-        work = wire.Work(*records.topic_partition, 0, records.offsets, times, keys, values, records.headers)
+        work = protocol.Work(*records.topic_partition, 0, records.offsets, times, keys, values, records.headers)
         results = self._runs.run(self._serving.results(work))
-        errors = {at: each for at, each in enumerate(results) if isinstance(each, wire.Result) and each.error}
+        errors = {at: each for at, each in enumerate(results) if isinstance(each, protocol.Result) and each.error}
         failed = [index for index, error in errors.items() if not error.undecodable]
         if any(errors[index].shared for index in failed):
             for index in failed:  # alone, because the failure of the batch names no record
@@ -152,13 +152,13 @@ class SparkHandler:
             self._serving.bodies.learn(found)
             self._known.add(schema_id)
 
-    def _rows(self, records: RecordBatch, index: int, result: wire.AnyResult, began: float) -> Iterator[Row]:
+    def _rows(self, records: RecordBatch, index: int, result: protocol.AnyResult, began: float) -> Iterator[Row]:
         """Yield what is to be written of a record: its outputs or its dead letter."""
         if isinstance(result, bytes):
             yield self._topic, records.keys[index], result, None, False
         elif result:
             if any(output.topic and kind_by_name(output.topic) for output in result.outputs):
-                result = wire.Result(error="TopicInternal", reason=_REFUSED, undecodable=True)
+                result = protocol.Result(error="TopicInternal", reason=_REFUSED, undecodable=True)
             if result.error:
                 plan, reply = self._plan, Reply(result.error, result.reason, stack=result.stack)
                 attempts = 1 if result.undecodable else plan.attempts

@@ -13,9 +13,9 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.records import HEADERS, history_headers, to_json
-from headrace.pipelines.driver.sources import RECORD_COLUMNS, rows_with_records
+from headrace.pipelines.driver.kafka_rows import HEADERS, history_headers, to_json
+from headrace.pipelines.driver.source_tables import RECORD_COLUMNS, rows_with_records
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import LateRowsSpec
 

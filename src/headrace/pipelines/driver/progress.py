@@ -9,10 +9,10 @@ from pyspark import StatusTracker
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.pipelines.driver.exactly_once import ExactlyOnceSink
+from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
+from headrace.pipelines.driver.kafka_rows import FAILED, RULES
 from headrace.pipelines.driver.late_rows import LATE
-from headrace.pipelines.driver.plan import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
-from headrace.pipelines.driver.records import FAILED, RULES
+from headrace.pipelines.protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
 
 _ASKING = "Getting offsets"
 _SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")

@@ -20,8 +20,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from headrace.pipelines.checkpoints import locked
-from headrace.pipelines.driver.plan import SECRETS_FILE, DriverPlan
-from headrace.pipelines.driver.sources import texts
+from headrace.pipelines.driver.source_tables import texts
+from headrace.pipelines.protocol import SECRETS_FILE, DriverPlan
 
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
 from headrace.kafka.transactions.batch_transactions import BatchTransactions
-from headrace.pipelines.driver.plan import KAFKA, secret
+from headrace.pipelines.protocol import KAFKA, secret
 
 
 class TaskWriter(NamedTuple):

@@ -18,12 +18,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructType
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines import protocol
 from headrace.pipelines.driver.failures import PartFailed, failure_event, part
 from headrace.pipelines.driver.fingerprint import frozen_of, kept_rows, state_of
-from headrace.pipelines.driver.records import BROKEN, to_json, with_rules
-from headrace.pipelines.driver.sinks import rows_of_flow
-from headrace.pipelines.driver.sources import CORRUPT, register_source
+from headrace.pipelines.driver.flows import rows_of_flow
+from headrace.pipelines.driver.kafka_rows import BROKEN, to_json, with_rules
+from headrace.pipelines.driver.source_tables import CORRUPT, register_source
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
 from headrace.pipelines.sources import CORRUPT_RECORDS, TableSource
@@ -31,23 +31,25 @@ from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
 
 
-def answer_requests(spark: SparkSession, plan: wire.DriverPlan, requests: IO[str], send: wire.SendEvent) -> None:
+def answer_requests(
+    spark: SparkSession, plan: protocol.DriverPlan, requests: IO[str], send: protocol.SendEvent
+) -> None:
     """Answer a request and all that follow it, until there are no more."""
     while True:
         send(_answer(spark, plan))
         if not (line := requests.readline()):
             return
-        plan = wire.DriverPlan.model_validate_json(line)
+        plan = protocol.DriverPlan.model_validate_json(line)
 
 
-def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
+def _answer(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEvent:
     before = set(sys.modules)
     try:
         work = {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind]
         result = work(spark, plan)
-        if len(msgspec.json.encode(result)) > wire.MOST_ANSWER_BYTES:
+        if len(msgspec.json.encode(result)) > protocol.MOST_ANSWER_BYTES:
             raise PipelineInvalid("the rows are larger than 64 MB: take fewer of them (--limit), or fewer columns")
-        return wire.Answered(result)
+        return protocol.Answered(result)
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
     except Exception as cause:  # boundary: the command shows this text
@@ -64,7 +66,7 @@ def _answer(spark: SparkSession, plan: wire.DriverPlan) -> wire.DriverEvent:
                 del sys.modules[name]
 
 
-def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
+def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     """Return the columns of each part, the state that each flow keeps, what its checkpoint would freeze, and what
     Spark refuses."""
     java: Any = spark._jvm
@@ -93,7 +95,7 @@ def _describe(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
     return {"parts": parts, "problems": problems, "frozen": frozen}
 
 
-def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
+def _show(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     register = functools.partial(register_source, spark, plan, bounded=True)
     for path, make in _parts(spark, plan, register, paths_read(plan.spec, [plan.task.name])):
         with part(path):
@@ -102,7 +104,7 @@ def _show(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
         return {"columns": frame.columns, "rows": [json.loads(line) for line in _lines(frame, plan.task.limit)]}
 
 
-def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
+def _trial(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     """Return for each expected part its rows and the expected ones, as JSON texts with the same columns and types."""
     task, folder = plan.task, plan.scratch / "trial"
     shutil.rmtree(folder, ignore_errors=True)
@@ -145,7 +147,7 @@ def _trial(spark: SparkSession, plan: wire.DriverPlan) -> dict[str, Any]:
 
 def _parts(
     spark: SparkSession,
-    plan: wire.DriverPlan,
+    plan: protocol.DriverPlan,
     register: Callable[[str], None],
     selected: Collection[tuple[str, str]] = (),
 ) -> Iterator[tuple[str, Callable[[], DataFrame]]]:
@@ -182,7 +184,7 @@ def _parts(
             yield ".".join(path), make
 
 
-def _streamed(spark: SparkSession, plan: wire.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
+def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
     """Return all rows that a streaming query has written after its last micro-batch."""
     table = f"trial_{name}".replace("-", "_")
     mode = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append"
@@ -191,7 +193,9 @@ def _streamed(spark: SparkSession, plan: wire.DriverPlan, name: str, frame: Data
     return spark.table(table)
 
 
-def _typed(spark: SparkSession, plan: wire.DriverPlan, given: wire.Rows, schema: StructType, where: str) -> list[str]:
+def _typed(
+    spark: SparkSession, plan: protocol.DriverPlan, given: protocol.Rows, schema: StructType, where: str
+) -> list[str]:
     """Return rows as JSON texts, as Spark writes values of these types; PipelineInvalid for a row that does not fit."""
     known = schema.fieldNames()
     if unknown := sorted({name for row in given for name in row} - set(known)):

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.spec import FlowSpec, QuerySpec
 
 

@@ -15,7 +15,7 @@ from headrace.errors import (
     InstanceState,
     TooManyRequests,
 )
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.kafka import Admin
 from headrace.runtime import Clock, Deadline, Service
 from headrace.runtime.telemetry.audit import Audit

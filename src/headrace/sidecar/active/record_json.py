@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import DecodeError
-from headrace.formats.codecs import Reader
+from headrace.formats.choice import Reader
 from headrace.records import CORRELATION_ID, Header, Record, TopicPartition
 from headrace.sidecar.active.buffer import runs_of
 

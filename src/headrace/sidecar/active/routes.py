@@ -15,7 +15,7 @@ from headrace.config.active import ActiveConsumersConfig
 from headrace.config.section import compile_pattern
 from headrace.control.runs.selection import parse_time
 from headrace.errors import InstanceInvalid, InvalidRequest
-from headrace.formats.codecs import format_name
+from headrace.formats.choice import format_name
 from headrace.http.arrival import Arrival
 from headrace.http.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ, WRITE

@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.control.runs.selection import window
 from headrace.errors import InvalidRequest, OffsetOutOfRange, TooManyRequests, TopicInternal
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.http.messages import HttpResponse

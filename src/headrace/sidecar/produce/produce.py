@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 from headrace import errors
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.formats.codec import Codec, JsonCodec
-from headrace.formats.codecs import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
+from headrace.formats.choice import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
+from headrace.formats.plain import Codec, JsonCodec
 from headrace.kafka import Producer, TopicDirectory
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, is_reserved

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from headrace import errors
-from headrace.formats.codecs import SchemaChoice
+from headrace.formats.choice import SchemaChoice
 from headrace.formats.registry import Reference
 from headrace.records import OutgoingRecord
 

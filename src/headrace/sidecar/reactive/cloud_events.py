@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.delivery.protocols import Delivery
 from headrace.errors import DecodeError
-from headrace.formats.codec import JsonCodec
+from headrace.formats.plain import JsonCodec
 from headrace.records import Record
 from headrace.sidecar.reactive.envelope import delivery_id
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder

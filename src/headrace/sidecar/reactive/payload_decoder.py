@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.formats.codecs import Reader
+from headrace.formats.choice import Reader
 from headrace.records import Record, RecordBatch
 
 _TYPES: Final = {"binary": "application/octet-stream", "string": "text/plain; charset=utf-8"}

@@ -29,7 +29,7 @@ from headrace.control.runs.selection import Selection, iso_ms
 from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.records import Header, Record, TopicPartition
 from headrace.testing import ManualClock

@@ -14,7 +14,7 @@ import yaml
 from headrace import errors
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import ProduceService, RequestIds

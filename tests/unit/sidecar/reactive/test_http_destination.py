@@ -18,7 +18,7 @@ from headrace.config.backend import BackendConfig, BackendMode
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.reactive.backend_connection import HttpAnswer
 from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, HttpDestination, retry_after_seconds

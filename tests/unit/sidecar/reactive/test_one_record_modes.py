@@ -16,7 +16,7 @@ from yaml_table import table
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.protocols import Delivery
 from headrace.errors import DecodeError
-from headrace.formats.codecs import Codecs
+from headrace.formats.choice import Codecs
 from headrace.records import Header, Record, TopicPartition
 from headrace.sidecar.reactive.cloud_events import binary, structured
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.codec_avro import AvroCodec
+from headrace.formats.avro import AvroCodec
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 ANIMAL = table(__file__, "animal")

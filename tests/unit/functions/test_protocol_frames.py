@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.functions import wire
+from headrace.functions import protocol
 
 BYTES = st.none() | st.binary(max_size=50)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3)
 
 
 @st.composite
-def work(draw: st.DrawFn) -> wire.Work:
+def work(draw: st.DrawFn) -> protocol.Work:
     count = draw(st.integers(1, 5))
     column = {"min_size": count, "max_size": count}
-    return wire.Work(
+    return protocol.Work(
         draw(st.text(min_size=1, max_size=10)),
         draw(st.integers(0, 2**31 - 1)),
         draw(st.integers(0, 2**31 - 1)),
@@ -30,7 +30,9 @@ def work(draw: st.DrawFn) -> wire.Work:
     )
 
 
-SCHEMAS = st.builds(wire.Schema, st.integers(0, 2**31 - 1), st.text(), st.text(), st.dictionaries(st.text(), st.text()))
+SCHEMAS = st.builds(
+    protocol.Schema, st.integers(0, 2**31 - 1), st.text(), st.text(), st.dictionaries(st.text(), st.text())
+)
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
@@ -39,10 +41,10 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 
 @given(st.lists(work() | SCHEMAS, max_size=4), st.lists(st.integers(0)))
-def test_messages_survive_however_the_stream_is_cut(messages: list[wire.ToWorker], cuts: list[int]) -> None:
+def test_messages_survive_however_the_stream_is_cut(messages: list[protocol.ToWorker], cuts: list[int]) -> None:
     """What goes in comes out, in order, for every way of cutting the bytes."""
-    reader = wire.FrameReader(wire.decode_to_worker)
-    stream = b"".join(wire.encode_frame(message) for message in messages)
+    reader = protocol.FrameReader(protocol.decode_to_worker)
+    stream = b"".join(protocol.encode_frame(message) for message in messages)
     assert [message for piece in cut(stream, cuts) for message in reader.feed(piece)] == messages
 
 
@@ -50,35 +52,37 @@ def test_messages_survive_however_the_stream_is_cut(messages: list[wire.ToWorker
     st.lists(
         st.none()
         | st.builds(
-            wire.Result,
-            st.lists(st.builds(wire.Output, st.binary(), st.lists(st.tuples(st.text(), BYTES)))),
+            protocol.Result,
+            st.lists(st.builds(protocol.Output, st.binary(), st.lists(st.tuples(st.text(), BYTES)))),
             st.text(),
             st.text(),
             st.booleans(),
         )
     )
 )
-def test_results_survive(results: list[wire.Result | None]) -> None:
+def test_results_survive(results: list[protocol.Result | None]) -> None:
     """A worker's answer comes back as it was."""
-    [back] = wire.FrameReader(wire.decode_to_parent).feed(bytes(wire.encode_frame(wire.Results(results))))
-    assert back == wire.Results(results)
+    [back] = protocol.FrameReader(protocol.decode_to_parent).feed(
+        bytes(protocol.encode_frame(protocol.Results(results)))
+    )
+    assert back == protocol.Results(results)
 
 
 @given(st.binary(min_size=4, max_size=200))
 def test_foreign_bytes_break_the_wire_and_nothing_else(data: bytes) -> None:
     """Bytes that are no frame of ours end in `WireBroken` or in waiting for more, never in another error."""
     try:
-        wire.FrameReader(wire.decode_to_parent).feed(data)
-    except wire.WireBroken:
+        protocol.FrameReader(protocol.decode_to_parent).feed(data)
+    except protocol.WireBroken:
         return
 
 
 def test_an_impossible_length_is_refused_at_once() -> None:
     """A length beyond the limit is not waited for."""
-    with pytest.raises(wire.WireBroken, match="announced"):
-        wire.FrameReader(wire.decode_to_parent).feed(b"\xff\xff\xff\xff")
+    with pytest.raises(protocol.WireBroken, match="announced"):
+        protocol.FrameReader(protocol.decode_to_parent).feed(b"\xff\xff\xff\xff")
 
 
 def test_the_answer_of_a_frame_without_outputs_is_small() -> None:
     """Success of a whole frame costs a few bytes, not one value per record."""
-    assert len(wire.encode_frame(wire.Done(0.05))) <= 16
+    assert len(protocol.encode_frame(protocol.Done(0.05))) <= 16

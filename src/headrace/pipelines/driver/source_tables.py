@@ -10,9 +10,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType, VariantType
 
 from headrace.errors import PipelineInvalid
-from headrace.formats.codec import SCHEMA_TYPES
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.records import HEADERS, history_headers
+from headrace.formats.plain import SCHEMA_TYPES
+from headrace.pipelines.driver.kafka_rows import HEADERS, history_headers
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sources import (
     CORRUPT_FLOW,
     CORRUPT_RECORDS,
@@ -107,7 +107,7 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
         return records.withColumns({"row": f.struct(kind.alias("value")), "good": f.coalesce(good, f.lit(False))})
     columns, text = source.value_schema or "", f.col("value").cast("string")
     if source.value_format in SCHEMA_TYPES:
-        from headrace.pipelines.driver.codecs import columns_of, decoded  # here, because most pipelines need none
+        from headrace.pipelines.driver.value_codecs import columns_of, decoded  # here, because most pipelines need none
 
         columns = columns or columns_of(source.value_format, source.topic, plan.secrets)
         records, text = decoded(records.drop("problem"), plan.secrets), f.col("text")

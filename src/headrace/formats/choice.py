@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 from cachetools import LRUCache
 
 from headrace import errors
-from headrace.formats.codec import (
+from headrace.formats.plain import (
     PLAIN_CODECS,
     SCHEMA_TYPES,
     BinaryCodec,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.codec_protobuf import ProtobufCodec
 from headrace.formats.proto_files import parse_proto
+from headrace.formats.protobuf import ProtobufCodec
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 ALL = table(__file__, "all")

@@ -15,10 +15,10 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.section import Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
+from headrace.pipelines import protocol
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
-from headrace.pipelines.driver import plan as wire
+from headrace.pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.load import sql_files_of
-from headrace.pipelines.process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.pipelines.sql import in_plain_words, reported_position
 from headrace.runtime import Service, run_blocking
@@ -61,7 +61,7 @@ class TaskDriver(Service):
         file: Path,
         spec: PipelineSpec,
         kafka: KafkaConfig,
-        task: wire.DriverTask,
+        task: protocol.DriverTask,
         registry: SchemaRegistryConfig | None = None,
     ) -> Any:
         """Return the result of a task with the pipeline of a file.
@@ -74,7 +74,7 @@ class TaskDriver(Service):
         self._toolchain = self._toolchain or await find_toolchain()
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
         security = with_registry(security, registry or SchemaRegistryConfig())
-        plan = wire.DriverPlan(
+        plan = protocol.DriverPlan(
             # The driver of tasks has a JVM of its own in any case.
             spec=spec.model_copy(
                 update={"kafka": PipelineKafka(), "driver": spec.driver.model_copy(update={"remote": None})}
@@ -94,7 +94,7 @@ class TaskDriver(Service):
             driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
         answer = await self._answer(driver)
-        if isinstance(answer, wire.Answered):
+        if isinstance(answer, protocol.Answered):
             return answer.result
         if not (answer and answer.stack):  # the process has ended
             code, output = await driver.exit_code(), driver.last_output()
@@ -104,16 +104,16 @@ class TaskDriver(Service):
             if not answer:
                 text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
                 raise DriverLost(text, exit_code=code)
-        text = refusal(answer.text, kafka, spec) if answer.error == wire.KAFKA_REFUSES else answer.text
+        text = refusal(answer.text, kafka, spec) if answer.error == protocol.KAFKA_REFUSES else answer.text
         raise PipelineInvalid(self.sentence(file, {"part": answer.part, "text": text, "stack": answer.stack}))
 
-    async def _answer(self, driver: DriverProcess) -> wire.Answered | wire.Failed | None:
+    async def _answer(self, driver: DriverProcess) -> protocol.Answered | protocol.Failed | None:
         """Return the answer to a task. A failure without a stack trace, or none at all, ends the process."""
-        failed: wire.Failed | None = None
+        failed: protocol.Failed | None = None
         async for event in driver.events():
-            if isinstance(event, wire.Answered):
+            if isinstance(event, protocol.Answered):
                 return event
-            if isinstance(event, wire.Failed):
+            if isinstance(event, protocol.Failed):
                 failed = event
                 if event.stack:
                     break
@@ -152,12 +152,12 @@ class TrialSpec(Section):
     ordered: bool = False
     """Whether the order of the rows counts."""
 
-    def task(self, folder: Path) -> wire.DriverTask:
+    def task(self, folder: Path) -> protocol.DriverTask:
         """Return the task, with the rows of the files in a folder."""
         given = {name: steps_of(value, folder) for name, value in self.given.items()}
         steps = {name: steps_of(value, folder) for name, value in self.expect.items()}
         expect = {name: [row for step in found for row in step] for name, found in steps.items()}
-        return wire.DriverTask(kind="trial", given=given, expect={**expect}, streaming=self.streaming)
+        return protocol.DriverTask(kind="trial", given=given, expect={**expect}, streaming=self.streaming)
 
 
 def load_trial(file: Path) -> TrialSpec:
@@ -170,7 +170,7 @@ def load_trial(file: Path) -> TrialSpec:
     return spec
 
 
-def steps_of(value: list[Any] | str, folder: Path) -> list[wire.Rows]:
+def steps_of(value: list[Any] | str, folder: Path) -> list[protocol.Rows]:
     """Return rows, or what names them, as a list of steps."""
     if isinstance(value, str):
         text = read_text(folder / value, PipelineInvalid, "Correct the name")

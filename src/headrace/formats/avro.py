@@ -18,7 +18,7 @@ from fastavro.validation import ValidationError, validate
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.avro_json import JSON_TYPE, Named, converter, inlined, is_recursive, to_json, wrapped
-from headrace.formats.codec import Convert, Misfit
+from headrace.formats.plain import Convert, Misfit
 
 _BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
 _decode_json = msgspec.json.Decoder().decode

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.config.section import FormatName
 from headrace.errors import DecodeError, EncodeError
-from headrace.formats.codec import (
+from headrace.formats.plain import (
     PLAIN_CODECS,
     SCHEMA_TYPES,
     BinaryCodec,

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError, PipelineInvalid
-from headrace.pipelines.driver.plan import DriverPlan
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 
 _RETRY_SECONDS = 60.0

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver.plan import MOST_ANSWER_BYTES, AnyEvent, DriverPlan
+from headrace.pipelines.protocol import MOST_ANSWER_BYTES, AnyEvent, DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import ChildProcess, Deadline, Service, run_blocking
 from headrace.runtime.jvm import ClassArchive, Progress, ensure_artifacts, find_java

@@ -10,7 +10,7 @@ import jsonschema_rs
 import msgspec
 
 from headrace.errors import EncodeError, SchemaInvalid
-from headrace.formats.codec import JsonCodec
+from headrace.formats.plain import JsonCodec
 
 _NO_BASE = "json-schema:///"
 _decode_json = msgspec.json.Decoder().decode

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.codec_jsonschema import JsonSchemaCodec
+from headrace.formats.jsonschema import JsonSchemaCodec
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 DRAFT7 = "http://json-schema.org/draft-07/schema#"

@@ -20,15 +20,15 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import PREFIX, headers_of
 from headrace.delivery.protocols import DeadLetter, Reply
 from headrace.errors import EncodeError, FormatError, FunctionError, PipelineInvalid
-from headrace.formats.codec import SCHEMA_TYPES, header_of, unframe
+from headrace.formats.plain import SCHEMA_TYPES, header_of, unframe
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import compile_schema
 from headrace.formats.sql_types import sql_columns
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import to_json
-from headrace.pipelines.driver.plan import REGISTRY, DriverPlan, secret
-from headrace.pipelines.driver.records import FAILED
+from headrace.pipelines.driver.kafka_rows import FAILED
+from headrace.pipelines.protocol import REGISTRY, DriverPlan, secret
 from headrace.pipelines.sinks import KafkaSink
 from headrace.records import Header, Record
 from headrace.runtime import SystemClock
@@ -58,9 +58,9 @@ class BlockingRegistry:
         """Return the answer of the client."""
         return self._loop.run_until_complete(answer)
 
-    def schema(self, found: RegisteredSchema) -> wire.Schema:
+    def schema(self, found: RegisteredSchema) -> protocol.Schema:
         """Return a schema with the texts that it refers to."""
-        return wire.Schema(found.id, found.type, found.text, self.ask(self.client.texts_of(found.references)))
+        return protocol.Schema(found.id, found.type, found.text, self.ask(self.client.texts_of(found.references)))
 
     def codec(self, schema_id: int) -> Any:
         """Return the codec of a schema.

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
-from headrace.functions import wire
+from headrace.functions import protocol
 from headrace.functions.allocator import Allocator
 from headrace.functions.frames import Answer, FramePace
-from headrace.functions.metrics import WorkerMetrics
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import AnyTrigger, FunctionSpec
 from headrace.functions.worker_log import logger_of
+from headrace.functions.worker_metrics import WorkerMetrics
 from headrace.records import TopicPartition
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket, run_blocking
 
@@ -141,7 +141,7 @@ class FunctionService(Service):
     def _processes(self) -> list[WorkerProcess]:
         return [slot.process for slot in self._slots if slot.process and slot.up]
 
-    def acknowledge(self, ack: wire.Ack) -> str:
+    def acknowledge(self, ack: protocol.Ack) -> str:
         """Take an explicit acknowledgement of any worker; return why that is not possible, else an empty text."""
         if acknowledge := self._acknowledgers.get(ack.topic):
             return acknowledge(TopicPartition(ack.topic, ack.partition), ack.offset)
@@ -161,7 +161,7 @@ class FunctionService(Service):
         partition: TopicPartition,
         frame: bytearray,
         records: int,
-        schemas: Mapping[int, wire.Schema],
+        schemas: Mapping[int, protocol.Schema],
         ending: Set[TopicPartition] = frozenset(),
     ) -> Answer | None:
         """Let one of these workers do one encoded frame of work and return its answer.
@@ -287,7 +287,7 @@ class FunctionService(Service):
             self.metrics.worked(number, records, seconds)
         self._allocator.frame_ended(number)
 
-    def _setup(self, number: int, spec: FunctionSpec) -> wire.Setup:
+    def _setup(self, number: int, spec: FunctionSpec) -> protocol.Setup:
         level = _LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error")
         return spec.setup(self.triggers, str(number), level)
 

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from headrace.errors import PipelineInvalid
-from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import FlowSpec
 

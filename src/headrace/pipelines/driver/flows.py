@@ -6,16 +6,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.formats.codec import SCHEMA_TYPES
+from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.checkpoints import check
-from headrace.pipelines.driver.exactly_once import ExactlyOnceSink, exactly_once
+from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of
+from headrace.pipelines.driver.kafka_rows import as_records, with_rules
 from headrace.pipelines.driver.late_rows import take_out
-from headrace.pipelines.driver.plan import DriverPlan
-from headrace.pipelines.driver.records import as_records, with_rules
-from headrace.pipelines.driver.sources import register_source, texts
+from headrace.pipelines.driver.source_tables import register_source, texts
 from headrace.pipelines.driver.views import register_view, rows_of
 from headrace.pipelines.graph import ordered_views, topics_read
+from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink, PostgresSink
 
 _PRODUCER = {
@@ -71,7 +71,7 @@ def _writer(
         case KafkaSink() as sink:
             records = as_records(rows, flow, plan.spec.group(name))
             if sink.value_format in SCHEMA_TYPES:
-                from headrace.pipelines.driver.codecs import encoded  # here, because most pipelines need none
+                from headrace.pipelines.driver.value_codecs import encoded  # here, because most pipelines need none
 
                 records = encoded(records, plan, name)
             records = records if late is None else records.unionByName(late)

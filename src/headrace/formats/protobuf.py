@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError as ProtobufEncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.codec import Convert, Misfit
+from headrace.formats.plain import Convert, Misfit
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.proto_json import converter
 

@@ -19,7 +19,7 @@ import uvloop
 
 from bench.environment import Bench
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, RecordBatch, TopicPartition

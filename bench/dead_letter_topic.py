@@ -14,7 +14,7 @@ from typing import Any
 import confluent_kafka
 
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import Record
 
 PARTITIONS = 4

@@ -38,8 +38,8 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
 _OPEN_FIRST = {
-    "app": "process assembly context jobs",
-    "cli": "main reactive dlq records",
+    "app": "process_services assembly context job_services",
+    "cli": "main reactive dlq produce_consume",
     "client": "",
     "config": "model load",
     "control": "",
@@ -47,8 +47,8 @@ _OPEN_FIRST = {
     "control/health": "consumer_status preconditions",
     "control/runs": "window_run replay_requests redrive jobs",
     "control/table": "consumer_control registrations",
-    "delivery": "pump lane deliverer tracker policy dead_letter protocols",
-    "devcluster": "cluster backend",
+    "delivery": "pump lane schedule tracker policy dead_letter outcomes",
+    "devcluster": "cluster recording_backend",
     "formats": "choice plain registry",
     "functions": "workers destination process spec",
     "functions/triggers": "http",
@@ -65,7 +65,7 @@ _OPEN_FIRST = {
     "sidecar/active": "routes instance",
     "sidecar/reactive": "http_destination client",
     "runtime/telemetry": "metrics audit",
-    "testing": "plugin scene",
+    "testing": "plugin scenario",
     "http": "server application endpoint openapi",
     "http/auth": "authenticator principals",
 }

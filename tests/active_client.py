@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 _LIMIT_SECONDS = 60.0
 

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import settings
 
 from headrace.testing import Cluster, HeadraceProcess
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 
 # How long an example takes says nothing of whether it is right.

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.protocols import Delivery, Reply
+from headrace.delivery.outcomes import Delivery, Reply
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination

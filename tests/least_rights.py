@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.security import allowed
 from headrace.testing import HeadraceProcess
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Answer, send
 

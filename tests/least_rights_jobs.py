@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record
 from tests.active_client import send
 from tests.least_rights import Feature, World, Written, assert_named

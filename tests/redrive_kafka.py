@@ -13,7 +13,7 @@ from headrace.control.dead_letters import ended_offsets
 from headrace.control.dead_letters.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
 from headrace.control.runs import redrive
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing.memory_cluster import MemoryCluster

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.testing import HeadraceProcess
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 
 @pytest.fixture

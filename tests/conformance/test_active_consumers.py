@@ -12,7 +12,7 @@ from active_client import Instance, offsets_of, send, write
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 

@@ -14,7 +14,7 @@ import pytest
 from active_client import Instance, offsets_of, send, wait_for, write
 
 from headrace.testing import HeadraceProcess
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 

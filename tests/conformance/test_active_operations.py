@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import JsonAnswer, Scene
+from headrace.testing.scenario import JsonAnswer, Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import command_environment
 
 pytestmark = pytest.mark.xdist_group("functions")

@@ -32,7 +32,7 @@ from pathlib import Path
 import pytest
 from active_client import Instance, offsets_of, send, write
 
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 TESTS = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import pytest
 from active_client import Answer, Instance, send
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
 SETTINGS = {"wait_seconds": 0.2, "auto_offset_reset": "earliest", "consumer": {"session_timeout_seconds": 3}}

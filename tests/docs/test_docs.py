@@ -24,12 +24,12 @@ from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.devcluster import Cluster
 from headrace.devcluster.certificates import STORE_PASSWORD
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
-from headrace.devcluster.server import Server
 from headrace.errors import HeadraceError, catalogue
 from headrace.formats.choice import Codecs
 from headrace.functions import load as function_file

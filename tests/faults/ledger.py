@@ -21,10 +21,10 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.control.health.lag import lag_of
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing import Fault, RecordingBackend, Sent, check_produced
-from headrace.testing.scene import PATIENCE_SECONDS, Scene
+from headrace.testing.scenario import PATIENCE_SECONDS, Scene
 
 ANY_TIME = Fault(-math.inf, math.inf)
 _PACE_SECONDS = 0.01

@@ -23,7 +23,7 @@ from headrace.errors import TopicNotFound
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
 from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
-from headrace.testing.evidence import GroupCommit, gather, group_commits, read_journal, unique_records
+from headrace.testing.recording import GroupCommit, gather, group_commits, read_journal, unique_records
 from tests.faults.ledger import Ledger
 
 PARTITIONS = 4

@@ -19,8 +19,8 @@ import pytest
 from active_client import Instance
 
 from headrace.records import OutgoingRecord
-from headrace.testing.evidence import OFFSETS_TOPIC, by_partition, decode_commit
 from headrace.testing.history import TICK_SECONDS, Commit
+from headrace.testing.recording import OFFSETS_TOPIC, by_partition, decode_commit
 from tests.faults.ledger import Ledger
 
 PARTITIONS = 2

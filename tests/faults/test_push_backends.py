@@ -9,7 +9,7 @@ import pytest
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.testing import Answer, Received
-from headrace.testing.evidence import unique_records
+from headrace.testing.recording import unique_records
 from tests.faults.push_scene import SAME_MEMBER, PushScene, luck
 
 

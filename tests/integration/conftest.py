@@ -12,7 +12,7 @@ import pytest
 
 from headrace.devcluster.ports import free_ports
 from headrace.testing import Answer, HeadraceProcess, RecordingBackend
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from tests.active_client import send
 from tests.function_calls import FunctionCalls, function_file
 from tests.function_workers import Running, running_function, write_function

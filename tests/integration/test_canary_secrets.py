@@ -26,7 +26,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.devcluster.token_server import TokenServer
 from headrace.testing import Answer
 from headrace.testing.forked import ForkedCommand
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance
 

@@ -19,7 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]

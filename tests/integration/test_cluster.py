@@ -25,7 +25,7 @@ from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
 from headrace.runtime import LoopThread
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 SECRET = "a secret that is long enough to sign with"
 TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.control.dead_letters.ended_offsets import EndedOffsets
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
 from tests.dead_letter_records import written_for

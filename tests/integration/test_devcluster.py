@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.devcluster import Cluster, DevCluster, Registry, wire
+from headrace.devcluster import Cluster, DevCluster, Registry, broker_protocol
 from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem
 from headrace.testing import HeadraceProcess
@@ -65,7 +65,7 @@ def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> 
     assert dev("up", "--output", "json").stdout == json.dumps(endpoints, indent=2) + "\n"
 
     broker = kafka["brokers"][0]
-    wire.create_topic(broker["port"], "kept", 1, 1, {})
+    broker_protocol.create_topic(broker["port"], "kept", 1, 1, {})
     assert _json(f"{registry}/config") == {"compatibilityLevel": "BACKWARD"}
     schema_id = _json(f"{registry}/subjects/s/versions", {"schema": '"long"'})
     assert dev("status").returncode == 0
@@ -76,7 +76,7 @@ def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> 
     assert dev("down").stderr == "nothing was running\n"
 
     assert dev("up").stdout == first.stdout
-    assert "kept" in {partition.topic for partition in wire.metadata(broker["port"]).partitions}
+    assert "kept" in {partition.topic for partition in broker_protocol.metadata(broker["port"]).partitions}
     assert _json(f"{registry}/subjects/s/versions", {"schema": '"long"'}) == schema_id
     assert dev("reset", "--yes").returncode == 0
     assert not (tmp_path / ".headrace/dev").exists()
@@ -170,7 +170,7 @@ def test_a_broker_is_small(tmp_path: Path) -> None:
 def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: Callable[..., str]) -> None:
     """Partitions, each with a leader, and a refusal in Kafka's words."""
     name = topic(3, retention_ms=1000)
-    found = [p for p in wire.metadata(kafka.endpoints[0]["port"]).partitions if p.topic == name]
+    found = [p for p in broker_protocol.metadata(kafka.endpoints[0]["port"]).partitions if p.topic == name]
     assert sorted(p.partition for p in found) == [0, 1, 2]
     with pytest.raises(EnvironmentProblem, match="error 17"):
         kafka.create_topic("no spaces please")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 
 CODE = """

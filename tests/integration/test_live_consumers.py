@@ -15,13 +15,13 @@ import pytest
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, Ordering
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace.testing import Operation, PauseSpan, Seek, Skip, check_pushed
-from headrace.testing.evidence import gather
+from headrace.testing.recording import gather
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
 

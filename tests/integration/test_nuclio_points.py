@@ -14,7 +14,7 @@ from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from tests.function_calls import function_file
 
 HANGS = table(__file__, "hangs")

@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 from yaml_table import table
 
-from headrace.devcluster.server import Server
+from headrace.devcluster.jvm_server import Server
 
 pytestmark = pytest.mark.heavy
 

@@ -19,7 +19,7 @@ from headrace.devcluster.certificates import write_file
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.testing import RecordingBackend
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 
 LIMIT_SECONDS = 60

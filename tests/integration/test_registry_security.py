@@ -12,7 +12,7 @@ import yaml
 
 from headrace.devcluster import Registry
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import send
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from headrace.devcluster import DevCluster, wire
+from headrace.devcluster import DevCluster, broker_protocol
 
 LIMIT_SECONDS = 30
 
@@ -80,7 +80,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         started = dev(folder, "up", "--secured", "--output", "json")
         assert started.returncode == 0, started.stderr
         endpoints = json.loads(started.stdout)
-        wire.create_topic(endpoints["kafka"]["brokers"][0]["port"], "t", 1, 1, {})
+        broker_protocol.create_topic(endpoints["kafka"]["brokers"][0]["port"], "t", 1, 1, {})
         yield Secured(folder, endpoints, json.loads(Path(endpoints["secured"]["passwords"]).read_text()))
     finally:
         DevCluster(folder / ".headrace/dev").reset()

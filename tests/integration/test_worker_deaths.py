@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.functions.load import load_function
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.logs import JsonFormatter

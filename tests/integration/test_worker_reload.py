@@ -10,7 +10,7 @@ import pytest
 from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.protocols import HELD
+from headrace.delivery.outcomes import HELD
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload

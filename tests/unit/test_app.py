@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.app.context import inner_settings
-from headrace.app.process import App, _Announcer
+from headrace.app.process_services import App, _Announcer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering
 from headrace.delivery.backlog import Backlog
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.testing import ManualClock

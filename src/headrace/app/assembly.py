@@ -15,10 +15,10 @@ from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
-from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import Destination
+from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 from headrace.functions.destination import FunctionDestination, RecordSizeLimit
 from headrace.functions.exactly_once import TransactionalPump
@@ -29,7 +29,7 @@ from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, Kafka
 from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
-from headrace.kafka.topics import TopicDirectory
+from headrace.kafka.topic_directory import TopicDirectory
 from headrace.pipelines.driver_process import check_heaps
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun

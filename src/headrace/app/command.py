@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.app.context import make_context
-from headrace.app.jobs import jobs_of
+from headrace.app.job_services import jobs_of
 from headrace.config.audit import AuditConfig
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.delivery.protocols import OnEnded, Outcome, Reply
+from headrace.delivery.outcomes import OnEnded, Outcome, Reply
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory

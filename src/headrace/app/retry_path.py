@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from headrace.app.context import ProcessContext
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.outcomes import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.records import Offsets, TopicPartition

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.connection import ClusterSettings, config_option, find_settings
+from headrace.cli.cluster_options import ClusterSettings, config_option, find_settings
 from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig

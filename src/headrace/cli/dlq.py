@@ -11,11 +11,11 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, address_of, command_api
-from headrace.cli.connection import ClusterSettings, kafka_options, registry_option
+from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
 from headrace.cli.jobs import follow, print_job
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows
-from headrace.cli.records import open_codecs
+from headrace.cli.produce_consume import open_codecs
 from headrace.control.dead_letters.pages import (
     DeadLetterPage,
     DeadLetterPages,

@@ -6,7 +6,7 @@ import click
 
 from headrace.app.context import make_registry
 from headrace.app.topic_requirements import examination
-from headrace.cli.connection import ClusterSettings, kafka_options
+from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine

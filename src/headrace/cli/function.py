@@ -9,12 +9,12 @@ from typing import Any, cast
 import click
 
 from headrace.app.context import make_registry
-from headrace.cli.connection import ClusterSettings, kafka_options, open_producer, registry_option
+from headrace.cli.cluster_options import ClusterSettings, kafka_options, open_producer, registry_option
 from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.selection import window
-from headrace.delivery.protocols import Delivery
+from headrace.delivery.outcomes import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
 from headrace.functions.check import advice
 from headrace.functions.destination import FunctionDestination
@@ -50,7 +50,7 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
 
     Example: headrace function run orders/function.yaml --reload
     """
-    from headrace.app.process import run as run_everything
+    from headrace.app.process_services import run as run_everything
 
     settings = _settings(cluster)
     with collected_warnings():  # the start logs them

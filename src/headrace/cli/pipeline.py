@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.connection import ClusterSettings, config_option, find_settings, kafka_options
+from headrace.cli.cluster_options import ClusterSettings, config_option, find_settings, kafka_options
 from headrace.cli.options import MOMENT
 from headrace.cli.output import (
     collected_warnings,
@@ -71,7 +71,7 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
 
     Example: headrace pipeline run tolls.yaml
     """
-    from headrace.app.process import run as run_everything
+    from headrace.app.process_services import run as run_everything
 
     spec, settings = load_pipeline(file), cluster.file or HeadraceConfig()
     if spec.trigger.once:

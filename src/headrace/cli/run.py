@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.connection import DEFAULT_FILE, variables, with_environment
+from headrace.cli.cluster_options import DEFAULT_FILE, variables, with_environment
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
@@ -40,7 +40,7 @@ def run(file: Path) -> int:
     Example: headrace run -c headrace.yaml
     """
     settings = with_environment(load_config(file, variables()))
-    from headrace.app.process import run as run_everything
+    from headrace.app.process_services import run as run_everything
 
     return run_everything(settings, announce=click.echo)
 
@@ -159,7 +159,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
 
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
-    from headrace.app.process import App
+    from headrace.app.process_services import App
     from headrace.runtime import SystemClock
 
     async def make() -> None:

@@ -8,10 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.audit import AuditConfig
-from headrace.config.cluster import ClusterConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.section import PositiveSeconds, Section, TopicName

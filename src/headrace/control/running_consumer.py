@@ -7,7 +7,7 @@ from typing import Literal
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.control.health.lag import GroupTopics
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import Destination
+from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
 from typing import Final
 
-from headrace.delivery.context import PumpContext
+from headrace.delivery.pump_context import PumpContext
 from headrace.records import Record, RecordBatch, Row, TopicPartition
 
 _KEY: Final = 2

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import DELEGATED, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
+from headrace.delivery.outcomes import DELEGATED, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
 from headrace.records import Offsets, Record, TopicPartition
 from headrace.runtime import Clock, Service

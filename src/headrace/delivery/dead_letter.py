@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.delivery.protocols import DeadLetter
+from headrace.delivery.outcomes import DeadLetter
 from headrace.errors import (
     DeadLetterFailed,
     HeadraceError,

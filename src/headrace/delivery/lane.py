@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from headrace.delivery.backlog import Backlog, KeyBacklog
-from headrace.delivery.context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.delivery.lane_state import LaneCondition, LaneState
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.policy import pause_seconds
+from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, RecordBatch, TopicPartition
 

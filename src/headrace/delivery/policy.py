@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from headrace.config.consumers import Action, RetryConfig
-from headrace.delivery.protocols import Outcome, Reply
+from headrace.delivery.outcomes import Outcome, Reply
 from headrace.records import Record
 
 Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]

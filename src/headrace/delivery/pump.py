@@ -9,12 +9,12 @@ from random import Random
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.breaker import Breaker
-from headrace.delivery.context import Counts, PumpContext, PumpHooks
-from headrace.delivery.deliverer import Deliverer
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.moves import Moves
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
+from headrace.delivery.outcomes import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
+from headrace.delivery.pump_context import Counts, PumpContext, PumpHooks
+from headrace.delivery.schedule import Deliverer
+from headrace.delivery.seeks_and_skips import Moves
 from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
 from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Readiness, Service

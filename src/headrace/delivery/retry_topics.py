@@ -11,8 +11,7 @@ from datetime import datetime
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys
 from headrace.delivery.dead_letter import REFUSALS, iso
-from headrace.delivery.policy import action_of
-from headrace.delivery.protocols import (
+from headrace.delivery.outcomes import (
     DELEGATED,
     DeadLetter,
     DeadLetterWriter,
@@ -23,6 +22,7 @@ from headrace.delivery.protocols import (
     Reply,
     no_epoch,
 )
+from headrace.delivery.policy import action_of
 from headrace.errors import DeadLetterFailed, HeadraceError
 from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
 from headrace.runtime import Clock

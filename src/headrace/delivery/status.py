@@ -6,10 +6,10 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.delivery.breaker import BreakerStatus
-from headrace.delivery.context import DeadLetterBatch, PumpContext, Work
 from headrace.delivery.lane import Lane
 from headrace.delivery.lane_state import LaneState
-from headrace.delivery.protocols import Membership
+from headrace.delivery.outcomes import Membership
+from headrace.delivery.pump_context import DeadLetterBatch, PumpContext, Work
 from headrace.records import TopicPartition
 
 _SLOW_SECONDS = 5.0

@@ -1,11 +1,11 @@
 """Real Kafka, a schema registry, Headrace and a backend, on this machine. A companion: the product never imports it."""
 
-from headrace.devcluster.backend import Answer, Received, RecordingBackend
 from headrace.devcluster.cluster import Cluster
 from headrace.devcluster.detached import HOME, DevCluster, environment
 from headrace.devcluster.group import start_together
 from headrace.devcluster.headrace import HeadraceProcess
-from headrace.devcluster.registry import Registry
+from headrace.devcluster.recording_backend import Answer, Received, RecordingBackend
+from headrace.devcluster.registry_server import Registry
 
 __all__ = [
     "HOME",

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from headrace.devcluster import wire
+from headrace.devcluster import broker_protocol
+from headrace.devcluster.broker_files import NodePorts, format_data_folder, make_checkpoint, server_properties
 from headrace.devcluster.certificates import SERVER_NAME, write_file
 from headrace.devcluster.group import JavaGroup
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.program import JavaProgram
-from headrace.devcluster.properties import NodePorts, format_data_folder, make_checkpoint, server_properties
 from headrace.devcluster.security import ClusterSecurity
-from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
 from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 
@@ -150,7 +150,7 @@ class Cluster(JavaGroup):
             EnvironmentProblem: The time is up; names a partition that lags.
         """
 
-        def behind(metadata: wire.Metadata) -> str:
+        def behind(metadata: broker_protocol.Metadata) -> str:
             late = [p for p in metadata.partitions if p.leader < 0 or set(p.in_sync) != set(p.replicas)]
             return f"{late[0].topic}-{late[0].partition} has {late[0].in_sync} of {late[0].replicas}" if late else ""
 
@@ -165,7 +165,9 @@ class Cluster(JavaGroup):
         end = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:
-                wire.create_topic(self.endpoints[0]["port"], topic, partitions, len(self._servers), configs or {})
+                broker_protocol.create_topic(
+                    self.endpoints[0]["port"], topic, partitions, len(self._servers), configs or {}
+                )
                 break
             except OSError as cause:
                 # A broker that has just come back is not counted at once.
@@ -173,23 +175,23 @@ class Cluster(JavaGroup):
                     raise EnvironmentProblem(f"Could not create topic {topic}: {cause}") from cause
                 time.sleep(0.1)
 
-        def missing(metadata: wire.Metadata) -> str:
+        def missing(metadata: broker_protocol.Metadata) -> str:
             led = [p for p in metadata.partitions if p.topic == topic and p.leader >= 0]
             return "" if len(led) == partitions else f"{topic} has {len(led)} leaders of {partitions}"
 
         self._wait_for(missing, _SETTLE_SECONDS)
 
-    def _wait_for(self, problem: Callable[[wire.Metadata], str], limit_seconds: float) -> None:
+    def _wait_for(self, problem: Callable[[broker_protocol.Metadata], str], limit_seconds: float) -> None:
         end = time.monotonic() + limit_seconds
         for broker in self.endpoints:
             last = "no answer"
             while last and time.monotonic() < end:
                 with contextlib.suppress(OSError):
-                    last = problem(wire.metadata(broker["port"]))
+                    last = problem(broker_protocol.metadata(broker["port"]))
                 time.sleep(0.02 if last else 0)
             if last:
                 raise EnvironmentProblem(f"The cluster did not settle within {limit_seconds:.0f} s: {last}")
 
 
 def _sees(port: int, brokers: set[int]) -> bool:
-    return wire.metadata(port).brokers >= brokers
+    return broker_protocol.metadata(port).brokers >= brokers

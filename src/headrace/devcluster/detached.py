@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headrace.devcluster.cluster import Cluster
 from headrace.devcluster.group import ServerGroup, start_together
-from headrace.devcluster.registry import Registry
+from headrace.devcluster.registry_server import Registry
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.runtime.jvm import Progress

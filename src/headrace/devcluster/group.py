@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from headrace.devcluster.broker_files import new_id
+from headrace.devcluster.jvm_server import Server, ServerId
 from headrace.devcluster.ports import free_ports, is_free, require_free
 from headrace.devcluster.program import JavaProgram
-from headrace.devcluster.properties import new_id
-from headrace.devcluster.server import Server, ServerId
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.runtime.jvm import Progress
 from headrace.runtime.jvm.cache import disk_problems, write_atomically

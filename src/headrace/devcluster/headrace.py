@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.devcluster.certificates import write_file
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports
-from headrace.devcluster.server import Server
 
 
 class HeadraceProcess:

@@ -26,8 +26,8 @@ from joserfc.jwk import RSAKey
 
 from headrace.devcluster.certificates import SERVER_NAME
 from headrace.devcluster.group import ServerGroup
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.security import AUDIENCE, ISSUER, ClusterSecurity
-from headrace.devcluster.server import Server
 from headrace.runtime.jvm import Progress
 
 _LIMIT_SECONDS = 30.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.delivery.protocols import Delivery, Reply
+from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DestinationUnavailable, HeadraceError
 from headrace.functions.destination import FunctionDestination
 from headrace.records import Header, Record, TopicPartition

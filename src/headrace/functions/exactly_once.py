@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from headrace import errors
-from headrace.delivery.context import Batch
 from headrace.delivery.lane import Lane
-from headrace.delivery.protocols import DeadLetterWriter, Destination, Outcome, Reply
+from headrace.delivery.outcomes import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import Batch
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 from headrace.delivery.dead_letter import REFUSALS, DeadLetterTopic
-from headrace.delivery.protocols import DeadLetter, Outcome
+from headrace.delivery.outcomes import DeadLetter, Outcome
 from headrace.errors import HeadraceError, RecordTooLarge
 from headrace.kafka.transactions.transaction_job import OF_BATCH
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition

@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.cluster import ClusterConfig
 from headrace.config.http import HttpConfig
+from headrace.config.peer_processes import ClusterConfig
 from headrace.control.table.instance_owners import InstanceOwner, InstanceOwners
 from headrace.errors import Draining, HopRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
 from headrace.http.asgi import (

@@ -14,7 +14,7 @@ import msgspec
 from headrace.errors import HeadraceError, KafkaError, KafkaTimeout, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka.admin import Admin
 from headrace.kafka.reader import read_records, read_window
-from headrace.kafka.topics import InternalTopic
+from headrace.kafka.topic_directory import InternalTopic
 from headrace.records import OutgoingRecord, Produce, Record, TopicPartition
 from headrace.runtime import Clock, Readiness, Service
 

@@ -18,7 +18,7 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.positions import ReadPolicy
-from headrace.kafka.topics import InternalTopic
+from headrace.kafka.topic_directory import InternalTopic
 from headrace.records import CommitOffsets, Epochs, TopicPartition
 from headrace.runtime import Clock, Deadline
 

@@ -25,7 +25,7 @@ from headrace.runtime import failpoints
 _PRELOADED = [
     "__main__",
     "headrace.testing.forked",
-    "headrace.app.process",
+    "headrace.app.process_services",
     *(f"headrace.cli.{module.name}" for module in pkgutil.iter_modules(headrace.cli.__path__)),
 ]
 _PR_SET_PDEATHSIG = 1  # prctl(2)

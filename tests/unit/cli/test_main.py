@@ -14,7 +14,7 @@ from yaml_table import table
 
 from headrace.cli import main as main_module
 from headrace.cli.main import root
-from headrace.cli.records import consume
+from headrace.cli.produce_consume import consume
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 from tests.command_line import headrace
 

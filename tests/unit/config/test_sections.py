@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.cluster import ClusterConfig
 from headrace.config.consumers import RetryConfig
+from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import compile_pattern, fits_any
 

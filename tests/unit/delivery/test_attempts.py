@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.protocols import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
-from headrace.testing.bed import P0, RETRY, Bed, running
+from headrace.testing.pump_harness import P0, RETRY, Bed, running
 
 Answer = Callable[[Delivery], Sequence[Reply]]
 

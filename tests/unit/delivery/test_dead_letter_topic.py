@@ -9,7 +9,7 @@ import pytest
 from yaml_table import table
 
 from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of, restored
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnavailable, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record
 

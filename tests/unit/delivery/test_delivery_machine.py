@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.delivery.offset_map import decode
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.bed import P0, P1, Bed
+from headrace.testing.pump_harness import P0, P1, Bed
 
 PARTITIONS = [P0, P1]
 PLANS = [0, 0, 0, 0, 0, 1, 2, 99]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.bed import BURY, Bed
+from headrace.testing.pump_harness import BURY, Bed
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from headrace.delivery import lane as lanes
 from headrace.delivery import tracker as trackers
 from headrace.delivery.offset_map import decode
-from headrace.delivery.protocols import ACK, HELD, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HELD, DeadLetter, Delivery, Reply
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.bed import BURY, P0, P1, RETRY, Bed
+from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Bed
 
 SPAN = 12
 """Offsets of an offset map here, so that few records reach beyond it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import HELD, NOT_BEGUN
+from headrace.delivery.outcomes import HELD, NOT_BEGUN
 from headrace.records import Committed
 from headrace.runtime import Deadline
-from headrace.testing.bed import P0, Bed, running
+from headrace.testing.pump_harness import P0, Bed, running
 
 
 async def test_held_records_are_bounded_and_named() -> None:

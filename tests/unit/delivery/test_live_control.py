@@ -10,14 +10,14 @@ import pytest
 
 from headrace import records
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import DelayedRecord
+from headrace.delivery.outcomes import DelayedRecord
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.bed import BURY, P0, P1, RETRY, Bed, running
+from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Bed, running
 
 # Hold ----------------------------------------------------------------------------------------------------------------
 

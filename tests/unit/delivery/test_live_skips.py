@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.bed import BURY, P0, P1, Bed, running
+from headrace.testing.pump_harness import BURY, P0, P1, Bed, running
 
 
 async def skip(bed: Bed, *offsets: int) -> list[str]:

@@ -11,11 +11,11 @@ import pytest
 from headrace.config.consumers import BatchConfig, DeliveryConfig
 from headrace.delivery.limit import AdaptiveLimit, SharedSlots
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.bed import P0, P1, RETRY, Bed, running
+from headrace.testing.pump_harness import P0, P1, RETRY, Bed, running
 
 
 async def test_a_slow_key_holds_only_itself() -> None:

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
+from headrace.delivery.outcomes import ACK, DELEGATED, Outcome, Reply
 from headrace.delivery.policy import Judged, judge
-from headrace.delivery.protocols import ACK, DELEGATED, Outcome, Reply
 from headrace.records import Record
 
 FAILED = Reply("not processed", "why")

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.bed import P0, Bed
+from headrace.testing.pump_harness import P0, Bed
 
 ATTEMPTS = 3
 WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}

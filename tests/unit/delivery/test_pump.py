@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import HELD
+from headrace.delivery.outcomes import HELD
+from headrace.delivery.pump_context import PumpHooks
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
-from headrace.testing.bed import BURY, P0, P1, Bed, running
+from headrace.testing.pump_harness import BURY, P0, P1, Bed, running
 
 
 async def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:

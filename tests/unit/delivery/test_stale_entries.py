@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import RAW_BYTES

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, DelayedRecord, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, DelayedRecord, Delivery, Reply
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable, RecordTooLarge
 from headrace.kafka import RAW_BYTES, CompactedTable

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Record
-from headrace.testing.bed import P0, Bed, running
+from headrace.testing.pump_harness import P0, Bed, running
 
 RETRY, DEAD = Reply("E"), Reply("Bad", permanent=True)
 SKIPPED, TOGETHER = Reply("HTTP 404", "", 404), Reply("HTTP 500", "", 500)

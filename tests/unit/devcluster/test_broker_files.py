@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.devcluster.properties import NodePorts, format_data_folder, new_id, server_properties
+from headrace.devcluster.broker_files import NodePorts, format_data_folder, new_id, server_properties
 
 THREE = {1: NodePorts(101, 201), 2: NodePorts(102, 202), 3: NodePorts(103, 203)}
 

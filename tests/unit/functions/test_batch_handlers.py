@@ -8,8 +8,8 @@ import pytest
 from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
+from headrace.delivery.outcomes import ACK, HELD, Outcome
 from headrace.delivery.policy import judge
-from headrace.delivery.protocols import ACK, HELD, Outcome
 from tests.function_workers import Run, Write
 
 

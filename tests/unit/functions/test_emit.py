@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
 from headrace.functions.sdk import Context
 from tests.function_workers import Run, Write

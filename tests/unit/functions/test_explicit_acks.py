@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.delivery.protocols import ACK, HELD, NOT_BEGUN, Delivery
+from headrace.delivery.outcomes import ACK, HELD, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Deadline

@@ -16,7 +16,7 @@ from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.functions.frames import FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
-from headrace.testing.bed import Bed, running
+from headrace.testing.pump_harness import Bed, running
 
 P = TopicPartition("t", 0)
 

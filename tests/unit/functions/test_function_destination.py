@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK, NOT_BEGUN, Delivery, Reply
+from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
 from headrace.errors import (
     DestinationUnavailable,
     KafkaTimeout,
@@ -28,7 +28,7 @@ from headrace.functions.spec import HandlerBatch, KafkaAttributes, KafkaTrigger
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.testing import ManualClock
-from headrace.testing.bed import kind_of
+from headrace.testing.pump_harness import kind_of
 
 P = TopicPartition("t", 0)
 Answer = Callable[[protocol.Work], protocol.Done | protocol.Results]

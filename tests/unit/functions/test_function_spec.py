@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from yaml_table import table
 
+from headrace.delivery.outcomes import Reply
 from headrace.delivery.policy import action_of
-from headrace.delivery.protocols import Reply
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec, parse_duration, parse_size

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.config.consumers import DeliveryConfig, RetryConfig
 from headrace.delivery.offset_map import decode, encode
-from headrace.delivery.protocols import Delivery, Reply
+from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import RecordRefused, TopicNotFound, TransactionAborted
 from headrace.functions.portions import cut
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import RetryConfig
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.policy import action_of
-from headrace.delivery.protocols import ACK, Delivery, Reply
 from headrace.functions.destination import RecordSizeLimit
 from headrace.records import Record, TopicPartition
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering, RetryConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.protocols import ACK, Delivery, Outcome, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Outcome, Reply
 from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline
 from tests.function_workers import WAITS, Run, Write, called, calls, two_frames

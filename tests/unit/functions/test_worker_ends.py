@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.functions.process import WorkerProcess

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.delivery.protocols import ACK
+from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of
 from headrace.functions import protocol
 from headrace.records import OutgoingRecord
-from headrace.testing.bed import kind_of
+from headrace.testing.pump_harness import kind_of
 from tests.function_workers import Run, Write
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}

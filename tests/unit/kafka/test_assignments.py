@@ -14,7 +14,7 @@ import pytest
 from group_client import P0, P1, Member, Message, truncated, with_member
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import hanging_consumers

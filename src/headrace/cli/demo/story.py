@@ -13,7 +13,7 @@ import click
 import yaml
 
 from headrace.cli.api import Api
-from headrace.cli.connection import quiet_client
+from headrace.cli.cluster_options import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, expected, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig

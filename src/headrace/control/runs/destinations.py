@@ -8,7 +8,7 @@ from typing import Any
 from headrace import errors
 from headrace.delivery.dead_letter import REFUSALS, restored
 from headrace.delivery.offset_map import decode
-from headrace.delivery.protocols import (
+from headrace.delivery.outcomes import (
     ACK,
     DELEGATED,
     DeadLetter,

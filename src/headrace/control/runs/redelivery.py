@@ -23,8 +23,8 @@ from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, restored
 from headrace.delivery.limit import SharedSlots
+from headrace.delivery.outcomes import DeadLetter, Delivery, Outcome, Reply
 from headrace.delivery.policy import judge, last_error
-from headrace.delivery.protocols import DeadLetter, Delivery, Outcome, Reply
 from headrace.kafka import Admin
 from headrace.records import Produce, Record, TopicPartition
 from headrace.runtime import Clock

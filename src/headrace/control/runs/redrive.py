@@ -21,7 +21,7 @@ from headrace.control.runs.redrive_spec import Redriven, RedriveSpec
 from headrace.control.runs.selection import Matcher, Window, iso_ms
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import REFUSALS, origin_of, redriven_count, require_origin
-from headrace.delivery.protocols import ACK, DELEGATED, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
 from headrace.records import Committed, Header, Offsets, OutgoingRecord, Produce, Record

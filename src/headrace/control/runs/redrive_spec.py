@@ -8,7 +8,7 @@ import msgspec
 from headrace.control.dead_letters.origins import QUARANTINE
 from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES, PREFIX, Origin, redriven_headers, restored
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.delivery.retry_topics import delayed_headers
 from headrace.errors import InvalidRequest
 from headrace.records import Header, OutgoingRecord, Record

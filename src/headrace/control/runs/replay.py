@@ -17,10 +17,10 @@ from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, R
 from headrace.control.runs.jobs import Job, SaveProgress
 from headrace.control.runs.selection import Matcher, Selection, Window
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
-from headrace.delivery.context import PumpHooks
 from headrace.delivery.dead_letter import origin_of, redriven_count, restored
-from headrace.delivery.protocols import DeadLetterWriter, Destination
+from headrace.delivery.outcomes import DeadLetterWriter, Destination
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import DestinationUnavailable, InvalidRequest
 from headrace.kafka import Admin, Lease, read_records
 from headrace.records import Committed, Produce, Record, TopicPartition

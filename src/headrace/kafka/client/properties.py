@@ -19,7 +19,7 @@ from headrace.config.membership import RECEIVE_BYTES, ConsumerConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 
-client_log = logging.getLogger("headrace.kafka.client")
+client_log = logging.getLogger("headrace.kafka.librdkafka")
 
 
 class _Seldom(logging.Filter):

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.config.topic_names import kind_by_name
-from headrace.delivery.protocols import Reply
+from headrace.delivery.outcomes import Reply
 from headrace.errors import PipelineInvalid, SchemaNotFound
 from headrace.formats.plain import SCHEMA_TYPES, schema_id_of
 from headrace.functions import protocol
@@ -42,7 +42,7 @@ class HandlerPlan(NamedTuple):
     """What a Python worker needs to run the handler of a flow. It travels pickled, and no plan of Spark shows it."""
 
     setup: str
-    """JSON of `wire.Setup`, with one trigger; its output topic is the sink's."""
+    """JSON of `protocol.Setup`, with one trigger; its output topic is the sink's."""
     failures: FailurePolicy
     attempts: int
     reads_topic: bool

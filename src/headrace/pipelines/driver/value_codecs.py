@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import PREFIX, headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import EncodeError, FormatError, FunctionError, PipelineInvalid
 from headrace.formats.plain import SCHEMA_TYPES, header_of, unframe
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry

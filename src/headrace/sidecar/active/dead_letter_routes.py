@@ -18,7 +18,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.runs.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed
 from headrace.http.auth.principals import READ, WRITE

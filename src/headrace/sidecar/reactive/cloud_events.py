@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.delivery.protocols import Delivery
+from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.records import Record

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from headrace.delivery.dead_letter import REDRIVE_OF
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
 from headrace.records import CORRELATION_ID, Header, RecordBatch
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from headrace.delivery.protocols import REPLAY, Delivery
+from headrace.delivery.outcomes import REPLAY, Delivery
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, Record
 from headrace.sidecar.reactive.envelope import delivery_id
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder

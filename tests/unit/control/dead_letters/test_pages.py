@@ -27,7 +27,7 @@ from headrace.control.dead_letters.pages import (
 )
 from headrace.control.runs.selection import Selection, iso_ms
 from headrace.delivery.dead_letter import Origin, headers_of
-from headrace.delivery.protocols import DeadLetter, Reply
+from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry

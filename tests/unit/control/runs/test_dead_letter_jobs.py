@@ -26,7 +26,7 @@ from headrace.control.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.runs.selection import Selection, Window
 from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import ACK, DELEGATED, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, Delivery, Reply
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, Record, TopicPartition

@@ -19,7 +19,7 @@ from headrace.control.runs.selection import Window, moment
 from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
-from headrace.delivery.protocols import ACK, DELEGATED, NOT_BEGUN, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DELEGATED, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
@@ -32,7 +32,7 @@ from headrace.errors import (
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
-from headrace.testing.bed import kind_of
+from headrace.testing.pump_harness import kind_of
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
 FAILED = Reply("E", "why")

@@ -12,7 +12,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs.redelivery import PartitionRedelivery, Redelivered, Redelivery, RedeliveryRequest, Restored
 from headrace.delivery.dead_letter import headers_of, require_origin, restored
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
 from headrace.records import Record, TopicPartition
 from headrace.testing import ManualClock

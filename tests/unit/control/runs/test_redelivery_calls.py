@@ -16,7 +16,7 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs import redelivery as module
 from headrace.control.runs.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,

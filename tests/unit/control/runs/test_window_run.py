@@ -11,9 +11,9 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline

@@ -15,7 +15,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.devcluster.certificates import SERVER_NAME, Authority
 from headrace.kafka.client.properties import client_log, client_properties
-from headrace.testing.scene import Scene
+from headrace.testing.scenario import Scene
 
 
 def test_allowed_properties_reach_the_client() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
-from headrace.delivery.context import Counts
+from headrace.delivery.pump_context import Counts
 from headrace.records import TopicPartition
 from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
 from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from yaml_table import table
 
 from headrace.delivery.dead_letter import REDRIVE_OF
-from headrace.delivery.protocols import ACK, Delivery
+from headrace.delivery.outcomes import ACK, Delivery
 from headrace.errors import DestinationRefused
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.sidecar.reactive.envelope import array_of, replies_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.config.backend import BackendConfig, BackendMode
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.protocols import ACK, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.choice import Codecs
 from headrace.records import Record, TopicPartition

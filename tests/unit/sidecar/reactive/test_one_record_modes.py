@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from yaml_table import table
 
 from headrace.delivery.dead_letter import REDRIVE_OF
-from headrace.delivery.protocols import Delivery
+from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs
 from headrace.records import Header, Record, TopicPartition

@@ -15,8 +15,8 @@ import pytest
 
 from headrace.records import Record, TopicPartition
 from headrace.testing import Answer, RecordingBackend
-from headrace.testing.evidence import decode_commit, read_journal, unique_records
 from headrace.testing.history import Commit
+from headrace.testing.recording import decode_commit, read_journal, unique_records
 
 KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
 VALUES = {

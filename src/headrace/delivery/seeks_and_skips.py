@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.delivery.context import PumpContext, PumpHooks
 from headrace.delivery.lane import Lane
 from headrace.delivery.offset_map import SPAN_OFFSETS
-from headrace.delivery.protocols import Membership, Outcome, Reply
+from headrace.delivery.outcomes import Membership, Outcome, Reply
+from headrace.delivery.pump_context import PumpContext, PumpHooks
 from headrace.errors import DeadLetterFailed, InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline

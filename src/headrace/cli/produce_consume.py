@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from headrace.app.context import make_registry
-from headrace.cli.connection import ClusterSettings, connection_options, open_producer, registry_option
+from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
 from headrace.config.kafka import SchemaRegistryConfig

@@ -5,8 +5,8 @@ import urllib.request
 from pathlib import Path
 
 from headrace.devcluster.group import JavaGroup
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.program import JavaProgram
-from headrace.devcluster.server import Server
 from headrace.errors import EnvironmentProblem
 from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.devcluster import wire
+from headrace.devcluster import broker_protocol
 
 
 def _text(value: str) -> bytes:
@@ -47,9 +47,9 @@ def test_metadata_lists_brokers_and_partitions(broker: Callable[[bytes], tuple[i
     partition = struct.pack(">hii", 0, 2, 3) + struct.pack(">iii", 2, 1, 3) + struct.pack(">ii", 1, 3)
     topic = struct.pack(">h", 0) + _text("orders") + struct.pack(">bi", 0, 1) + partition
     port, requests = broker(struct.pack(">i", 2) + brokers + struct.pack(">ii", 1, 1) + topic)
-    found = wire.metadata(port)
+    found = broker_protocol.metadata(port)
     assert found.brokers == {1, 3}
-    assert found.partitions == [wire.PartitionState("orders", 2, 3, [1, 3], [3])]
+    assert found.partitions == [broker_protocol.PartitionState("orders", 2, 3, [1, 3], [3])]
     assert requests[0].startswith(struct.pack(">hh", 3, 1))
 
 
@@ -57,13 +57,13 @@ def test_a_refused_topic_carries_the_brokers_reason(broker: Callable[[bytes], tu
     """The broker's number and text are in the error."""
     port, _ = broker(struct.pack(">ii", 0, 1) + _text("a b") + struct.pack(">h", 17) + _text("illegal name"))
     with pytest.raises(OSError, match="topic a b: error 17, illegal name"):
-        wire.create_topic(port, "a b", 1, 1, {})
+        broker_protocol.create_topic(port, "a b", 1, 1, {})
 
 
 def test_a_topic_that_exists_is_fine(broker: Callable[[bytes], tuple[int, list[bytes]]]) -> None:
     """Two that ask for the same topic both succeed."""
     port, requests = broker(struct.pack(">ii", 0, 1) + _text("t") + struct.pack(">hh", 36, -1))
-    wire.create_topic(port, "t", 2, 1, {"retention.ms": "5"})
+    broker_protocol.create_topic(port, "t", 2, 1, {"retention.ms": "5"})
     assert _text("retention.ms") + _text("5") in requests[0]
 
 
@@ -78,5 +78,5 @@ def test_a_connection_closed_early_is_an_error() -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     with listener, pytest.raises(OSError, match=r"closed|reset"):
-        wire.metadata(listener.getsockname()[1])
+        broker_protocol.metadata(listener.getsockname()[1])
     thread.join(5)

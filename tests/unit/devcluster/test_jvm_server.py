@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.devcluster.server import Server, ServerId
+from headrace.devcluster.jvm_server import Server, ServerId
 from headrace.errors import EnvironmentProblem, PortTaken
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"

@@ -17,8 +17,8 @@ import uvloop
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.documents import DocumentEndpoints
-from headrace.app.jobs import dead_letters, jobs_of
-from headrace.app.registrations import RegisteredConsumers
+from headrace.app.job_services import dead_letters, jobs_of
+from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.topic_requirements import examination
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.protocols import DeadLetter, DelayedRecord, OnEnded, Outcome
+from headrace.delivery.outcomes import DeadLetter, DelayedRecord, OnEnded, Outcome
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline
 

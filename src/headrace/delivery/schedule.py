@@ -12,10 +12,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from headrace.delivery.breaker import Failure
-from headrace.delivery.context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.delivery.lane import Lane
-from headrace.delivery.policy import Judged, judge, last_error
-from headrace.delivery.protocols import (
+from headrace.delivery.outcomes import (
     ACK,
     HELD,
     NOT_BEGUN,
@@ -27,6 +25,8 @@ from headrace.delivery.protocols import (
     Outcome,
     Reply,
 )
+from headrace.delivery.policy import Judged, judge, last_error
+from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.records import Record, RecordBatch
 from headrace.runtime.failpoints import reach

@@ -72,7 +72,7 @@ class RecordingBackend:
 
         Args:
             port: 0 takes a free one, and `stop` and `start` keep it.
-            journal: A file that every attempt is written to before it is answered (`headrace.testing.evidence`);
+            journal: A file that every attempt is written to before it is answered (`headrace.testing.recording`);
                 `requests` and `accepted` then stay empty, so that memory does not grow.
         """
         self.requests: list[Received] = []

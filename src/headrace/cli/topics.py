@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.cli.connection import ClusterSettings, connection_options
+from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.control.health.lag import lag_of

@@ -140,4 +140,4 @@ async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
 def quiet_client() -> None:
     """Keep the Kafka client's own log off the terminal: problems are printed as one error."""
     if not click.get_current_context().find_root().params.get("debug"):
-        logging.getLogger("headrace.kafka.client").setLevel(logging.CRITICAL)
+        logging.getLogger("headrace.kafka.librdkafka").setLevel(logging.CRITICAL)

@@ -9,12 +9,12 @@ from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.context import PumpHooks
-from headrace.delivery.protocols import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.clock import ManualClock
+from headrace.testing.manual_clock import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 RETRY = Reply("E", "again")

@@ -29,7 +29,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.failpoints import VARIABLE
 from headrace.testing.secured import kafka_settings
-from tests.integration.test_pipelines import gone, until
+from tests.integration.pipelines.test_pipelines import gone, until
 from tests.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.heavy

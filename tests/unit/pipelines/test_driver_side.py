@@ -26,7 +26,7 @@ from headrace.pipelines.graph import problems_of
 from headrace.pipelines.protocol import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
-from tests.integration.test_pipeline_cluster import write_steps
+from tests.integration.pipelines.test_pipeline_cluster import write_steps
 
 
 def plan(**trigger: Any) -> DriverPlan:

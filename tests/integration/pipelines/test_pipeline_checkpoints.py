@@ -21,7 +21,7 @@ from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
 from headrace.testing.pipelines import PipelineRows
-from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
+from tests.integration.pipelines.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = pytest.mark.heavy
 FITS = "SELECT upper(carrier) AS up, carrier, count(*) AS n FROM flights WHERE hour < 99 GROUP BY carrier"

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
-from tests.integration.test_pipelines import produce, read, records_of, running, until
+from tests.integration.pipelines.test_pipelines import produce, read, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

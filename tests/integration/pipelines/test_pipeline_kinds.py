@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
-from tests.integration.test_pipelines import produce, records_of, running, until
+from tests.integration.pipelines.test_pipelines import produce, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

@@ -19,9 +19,18 @@ from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import ensure_artifacts, find_java
 from headrace.testing.secured import SecuredCluster
-from tests.integration.test_pipeline_cluster import free_port, write_steps
-from tests.integration.test_pipelines import SCHEMA, gone, in_group, produce_flights, read, rows, running, until
-from tests.integration.test_pipelines_secured import grant, rights_of_the_page, set_password
+from tests.integration.pipelines.test_pipeline_cluster import free_port, write_steps
+from tests.integration.pipelines.test_pipelines import (
+    SCHEMA,
+    gone,
+    in_group,
+    produce_flights,
+    read,
+    rows,
+    running,
+    until,
+)
+from tests.integration.pipelines.test_pipelines_secured import grant, rights_of_the_page, set_password
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 RECORDS, BATCH = 20_000, 1000

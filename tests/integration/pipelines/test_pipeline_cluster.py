@@ -17,7 +17,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import find_java
-from tests.integration.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
+from tests.integration.pipelines.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 RECORDS = 20_000

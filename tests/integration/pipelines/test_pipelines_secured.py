@@ -22,7 +22,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.security import allowed
 from headrace.testing.secured import SecuredCluster
-from tests.integration.test_pipelines import produce, working_below
+from tests.integration.pipelines.test_pipelines import produce, working_below
 from tests.least_rights import rows_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

@@ -31,12 +31,12 @@ from headrace.formats.protobuf import ProtobufCodec
 from headrace.records import Record
 from headrace.testing import HeadraceProcess, RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.integration.test_pipelines import produce, records_of
+from tests.integration.pipelines.test_pipelines import produce, records_of
 from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 600.0
 FILES = yaml.safe_load(Path(__file__).with_name("flows.yaml").read_text())
 TABLE = "gate text PRIMARY KEY, n int, newest timestamptz, tags jsonb, raw bytea, share float8"

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.records import OutgoingRecord
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "function"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
 
 def test_the_example_runs_as_it_stands(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.runtime import SystemClock
-from tests.integration.test_produce import post
+from tests.integration.produce.test_produce import post
 
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}

@@ -51,7 +51,7 @@ from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.record_json import EntryWriter
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
-from headrace.sidecar.produce.fast_path import HotPath
+from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
@@ -388,9 +388,9 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name, None),
     ]
     application = Application(config, families, metrics, authenticator, notes)
-    hot_path = HotPath(config, produce, metrics, application.gate, application.checks, authenticator)
+    fast_path = FastPath(config, produce, metrics, application.gate, application.checks, authenticator)
     streams, context = produce_route.stream, tls.context if tls else None
-    web = WebService(config, application, hot_path, streams, tls=context)
+    web = WebService(config, application, fast_path, streams, tls=context)
     await idempotency.start()
     await web.start()
     server = RunningServer(web, kafka, metrics, services)

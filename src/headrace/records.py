@@ -237,6 +237,17 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class InstanceOwner(msgspec.Struct, frozen=True):
+    """The process that has an instance of an active consumer."""
+
+    process: str
+    url: str
+    principal: str
+    """Who created the instance; empty without authentication."""
+    gone_at: float | None = None
+    """When the process had ended, in seconds since the epoch; None while it has the instance."""
+
+
 CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
 """Headers of records that name the request, and the work, that they come from."""

@@ -20,11 +20,13 @@ from headrace.http.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, 
 from headrace.http.messages import HttpResponse
 from headrace.http.openapi import document, older
 from headrace.pipelines.routes import PipelineEndpoints
+from headrace.records import Produced
 from headrace.runtime import run_blocking
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
+from headrace.sidecar.produce.produce_response import ProduceError
 from headrace.sidecar.produce.routes import ProduceRoute
 from headrace.sidecar.produce.transaction_routes import TransactionRoute
 
@@ -122,7 +124,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
 
 @functools.cache
 def _json(version: str) -> bytes:
-    made = document(ENDPOINTS)
+    made = document(ENDPOINTS, (Produced, ProduceError))
     return msgspec.json.encode(older(made) if version == "3.0" else made)
 
 

@@ -52,7 +52,7 @@ from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLette
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
-from headrace.sidecar.produce.fast_path import HotPath
+from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
@@ -115,8 +115,9 @@ class App:
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
-        forwarder = self._forwarder(table) if config.cluster.peers else None
-        families += self._active(assembly, running, member, forwarder.owners if forwarder else None)
+        owners = self._owners(table) if config.cluster.peers else None
+        forwarder = self._forwarder(owners) if owners else None
+        families += self._active(assembly, running, member, owners)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
         if self._instances:
@@ -150,15 +151,20 @@ class App:
             )
         return found
 
-    def _forwarder(self, table: CompactedTable[Any]) -> Forwarder:
-        """Make what shares instances with other processes, and add the services that it needs."""
-        context, config, clock = self.context, self.context.config, self.context.clock
-        cluster = config.cluster
-        tls = ClientTlsFiles("cluster.tls", cluster.tls, clock)
-        lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
-        owners = InstanceOwners(table, cluster.url or "", lease_of, context.admin, clock)
-        self.services += [tls, owners]
-        return Forwarder(cluster, config.http, owners, tls.context, clock)
+    def _owners(self, table: CompactedTable[Any]) -> InstanceOwners:
+        """Make what knows the instances of all processes, and add it to the services."""
+        context, config = self.context, self.context.config
+        lease_of = partial(Lease, config.kafka, context.admin, clock=context.clock)
+        owners = InstanceOwners(table, config.cluster.url or "", lease_of, context.admin, context.clock)
+        self.services.append(owners)
+        return owners
+
+    def _forwarder(self, owners: InstanceOwners) -> Forwarder:
+        """Make what sends requests to other processes, and add the certificates that it needs."""
+        config, clock = self.context.config, self.context.clock
+        tls = ClientTlsFiles("cluster.tls", config.cluster.tls, clock)
+        self.services.append(tls)
+        return Forwarder(config.cluster, config.http, owners, tls.context, clock)
 
     def _web(self, assembly: Assembly, families: Sequence[object], forwarder: Forwarder | None) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""
@@ -193,7 +199,7 @@ class App:
         own_host = urlsplit(config.cluster.url or "").hostname
         http = config.http.model_copy(update={"allowed_hosts": [*config.http.allowed_hosts, *filter(None, [own_host])]})
         application = Application(http, families, metrics, authenticator, audit, forwarder)
-        hot_path = HotPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
+        fast_path = FastPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
         self.listeners: list[WebService] = []
         for workers, trigger, destination in assembly.listening:
@@ -202,7 +208,7 @@ class App:
             called = Application(own, (), metrics, authenticator, audit, router=router)
             self.listeners.append(WebService(own, called, name=router.name, tls=context_of_tls, clock=clock))
             supervisor.add(self.listeners[-1])
-        return WebService(config.http, application, hot_path, produce_route.stream, tls=context_of_tls, clock=clock)
+        return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _writing(self, produce: ProduceService) -> Writing:
         """Make what serves transactions and idempotency keys."""

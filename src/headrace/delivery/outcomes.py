@@ -71,7 +71,7 @@ class Reply(NamedTuple):
 
 
 ACK = Reply()
-"""A success; compared by identity on the hot path."""
+"""A success; compared by identity on the fast path."""
 HELD = Reply(held=True)
 """A success that does not end the record."""
 NOT_BEGUN = Reply("not begun", reached=False)

@@ -44,7 +44,7 @@ _SLOW_SECONDS: Final = 10.0
 _LEAST_BYTES_PER_SECOND: Final = 1024
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
-"""Requests after one that the hot path did not take, which are not tried there: they are likely to be alike."""
+"""Requests after one that the fast path did not take, which are not tried there: they are likely to be alike."""
 _MOST_RECEIVING_BYTES: Final = 67_108_864
 
 RESERVED_CONNECTIONS: Final = 512
@@ -166,10 +166,10 @@ class DirectPath(Protocol):
 class Shared:
     """What all connections of a server share."""
 
-    def __init__(self, limits: Mapping[Kind, int], hot_path: DirectPath | None) -> None:
+    def __init__(self, limits: Mapping[Kind, int], fast_path: DirectPath | None) -> None:
         self.limit = ConnectionLimit(limits)
         self.slices = Slices()
-        self.hot_path = hot_path
+        self.fast_path = fast_path
         self.receiving_bytes = 0
         """Bytes of requests that are not complete."""
 
@@ -203,7 +203,7 @@ class ClientConnection(HttpToolsProtocol):
     _patience_seconds = _SLOW_SECONDS
     """Longest time for reading an answer."""
     _exchange: Any = None
-    """The request that the hot path serves, if `cycle` is one."""
+    """The request that the fast path serves, if `cycle` is one."""
     _arrival: Arrival | None = None
     """Of the last answer whose client must receive it."""
 
@@ -213,7 +213,7 @@ class ClientConnection(HttpToolsProtocol):
         self._shared = shared
         self._limit = shared.limit
         self._slices = shared.slices
-        self._hot_path = shared.hot_path
+        self._fast_path = shared.fast_path
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -326,7 +326,7 @@ class ClientConnection(HttpToolsProtocol):
         idle = (self.cycle is None or self.cycle.response_complete) and not self._ordinary
         self._ordinary = max(0, self._ordinary - 1)
         checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
-        exchange = self._hot_path.begin(self) if self._hot_path and idle and checked else None
+        exchange = self._fast_path.begin(self) if self._fast_path and idle and checked else None
         if exchange:
             self.cycle: Any = exchange
             self._running = self._exchange = exchange
@@ -374,7 +374,7 @@ class ClientConnection(HttpToolsProtocol):
             super().on_message_complete()
             return
         exchange.more_body = False
-        if self._hot_path and not self._hot_path.serve(exchange):
+        if self._fast_path and not self._fast_path.serve(exchange):
             self.cycle = self._exchange = None
             self._ordinary = _ORDINARY_REQUESTS
             super().on_headers_complete()

@@ -18,13 +18,12 @@ import hashlib
 import hmac
 import ssl
 from collections import defaultdict
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.control.table.instance_owners import InstanceOwner, InstanceOwners
 from headrace.errors import Draining, HopRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
 from headrace.http.asgi import (
     STREAMING,
@@ -43,6 +42,7 @@ from headrace.http.auth import Principal
 from headrace.http.endpoint import PRINCIPAL, Endpoint, owner_of, principal_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection
+from headrace.records import InstanceOwner
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
 from headrace.runtime.telemetry.correlation import caller, correlation_id
@@ -77,13 +77,27 @@ class _Hop(msgspec.Struct, frozen=True):
 _decode_hop = msgspec.msgpack.Decoder(_Hop).decode
 
 
+class Owners(Protocol):
+    """Which process has which instance."""
+
+    @property
+    def process(self) -> str:
+        """Id of this process."""
+
+    async def find(self, group: str, name: str) -> InstanceOwner | None:
+        """Return the process that has an instance or had it last; None if there is no such instance."""
+
+    def suspect(self) -> None:
+        """Have it looked at soon whether the other processes still run."""
+
+
 class Forwarder:
     """Decides for each request of an instance where it is served."""
 
     def __init__(
-        self, cluster: ClusterConfig, http: HttpConfig, owners: InstanceOwners, tls: ssl.SSLContext | None, clock: Clock
+        self, cluster: ClusterConfig, http: HttpConfig, owners: Owners, tls: ssl.SSLContext | None, clock: Clock
     ) -> None:
-        self.owners = owners
+        self._owners = owners
         self.ending = asyncio.Event()
         """Set when this process stops: forwarded reads end."""
         self._settings = cluster
@@ -134,15 +148,15 @@ class Forwarder:
         """
         hop: _Hop | None = scope.get(_HOP)
         group, name = key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
-        owner = None if hop else await self.owners.find(group, name)
-        if owner and owner.process != self.owners.process:
+        owner = None if hop else await self._owners.find(group, name)
+        if owner and owner.process != self._owners.process:
             if owner.principal != owner_of(scope):
                 raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
             if owner.gone_at is not None:
                 raise self._gone(group, name)
             await self._forward(owner, scope, receive, send, body)
             return
-        if hop and hop.to != self.owners.process:
+        if hop and hop.to != self._owners.process:
             raise self._gone(group, name)
         if unconfirmed := self._unconfirmed.get(key):  # the client has the records, and the process learns it soon
             with contextlib.suppress(TimeoutError):
@@ -235,7 +249,7 @@ class Forwarder:
         except OSError as cause:
             if answered.is_set():  # the records are read again
                 return
-            self.owners.suspect()
+            self._owners.suspect()
             why = str(cause) or "no answer in time"
             raise OwnerUnavailable(f"the process {owner.url} has the instance and does not answer: {why}") from cause
         finally:

@@ -15,8 +15,6 @@ from headrace.errors import HeadraceError
 from headrace.http.asgi import ALWAYS_OPEN
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.http.endpoint import JSON, JSON_BODY, OPEN, YAML, Endpoint
-from headrace.records import Produced
-from headrace.sidecar.produce.produce_response import ProduceError
 
 Json = dict[str, Any]
 
@@ -40,8 +38,6 @@ _TAGS: Final = (
 """Groups of operations by what their paths begin with; the first that fits counts."""
 _RECORDS: Final = {"ProduceRecord", "CountedRecord"}
 """Types of which one needs a key or a value."""
-_PARTS: Final = (Produced, ProduceError)
-"""Types that other types name in descriptions only."""
 _PARAMETERS: Final = {
     "topic": "Name of the topic.",
     "group": "Name of the consumer group.",
@@ -94,8 +90,8 @@ class Status(msgspec.Struct, rename="camel"):
     metadata: dict[str, Any]
 
 
-def document(endpoints: Iterable[Endpoint]) -> Json:
-    """Return the OpenAPI 3.1 document of endpoints."""
+def document(endpoints: Iterable[Endpoint], parts: Sequence[type] = ()) -> Json:
+    """Return the OpenAPI 3.1 document of endpoints; `parts` are types that others name in descriptions only."""
     described = [endpoint for endpoint in endpoints if endpoint.described]
     paths: Json = {}
     for endpoint in described:
@@ -111,7 +107,7 @@ def document(endpoints: Iterable[Endpoint]) -> Json:
         "servers": [{"url": "/"}],
         "tags": [{"name": tag} for tag, _ in _TAGS],
         "paths": paths,
-        "components": {"schemas": _schemas(described), "securitySchemes": _SECURITY},
+        "components": {"schemas": _schemas(described, parts), "securitySchemes": _SECURITY},
     }
     plain: Json = msgspec.json.decode(msgspec.json.encode(made))
     return plain
@@ -126,12 +122,12 @@ def errors_of(endpoint: Endpoint) -> tuple[type[HeadraceError], ...]:
     return tuple(dict.fromkeys((*endpoint.errors, *body, *query, *guard, *gate, *_EDGE)))
 
 
-def _schemas(endpoints: Sequence[Endpoint]) -> Json:
+def _schemas(endpoints: Sequence[Endpoint], parts: Sequence[type]) -> Json:
     types = itertools.chain.from_iterable(
         (*itertools.chain(*map(_several, endpoint.answers.values())), *endpoint.request.values())
         for endpoint in endpoints
     )
-    structs = [kind for kind in (*types, *_PARTS, Status) if not isinstance(kind, str)]
+    structs = [kind for kind in (*types, *parts, Status) if not isinstance(kind, str)]
     schemas = msgspec.json.schema_components(structs, ref_template=_REF)[1]
     for name in _RECORDS & schemas.keys():
         schemas[name]["anyOf"] = [{"required": ["key"]}, {"required": ["value"]}]

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import uvicorn
 
@@ -22,11 +22,9 @@ from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.http.application import Application
 from headrace.http.asgi import AsgiApp
-from headrace.http.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, Shared
+from headrace.http.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, DirectPath, Shared
 from headrace.runtime import Clock, Deadline, Service, SystemClock
 from headrace.runtime.memory import give_back_memory
-from headrace.sidecar.produce.fast_path import HotPath
-from headrace.sidecar.produce.ndjson_route import StreamProduceRoute
 
 _BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
 _KEEP_ALIVE_SECONDS = 75
@@ -63,6 +61,16 @@ def allow_open_files(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class Streams(Protocol):
+    """Serves requests that have no end."""
+
+    spawn: Spawn
+    """Starts a task."""
+
+    def drain(self) -> None:
+        """End every request."""
+
+
 class WebService(Service):
     """Listens at `http.host:http.port` and serves an application."""
 
@@ -70,8 +78,8 @@ class WebService(Service):
         self,
         settings: HttpConfig,
         application: Application,
-        hot_path: HotPath | None = None,
-        streams: StreamProduceRoute | None = None,
+        fast_path: DirectPath | None = None,
+        streams: Streams | None = None,
         *,
         name: str = "http",
         tls: ssl.SSLContext | None = None,
@@ -104,7 +112,7 @@ class WebService(Service):
                 timeout_graceful_shutdown=_GRACE_SECONDS,
                 backlog=_BACKLOG,
             ),
-            Shared({"requests": settings.max_connections, "reads": settings.max_readers}, hot_path),
+            Shared({"requests": settings.max_connections, "reads": settings.max_readers}, fast_path),
             self.spawn,
         )
         self.url = ""

@@ -19,6 +19,7 @@ from headrace.control.table.reconciler import Entry, Reconciler
 from headrace.errors import HeadraceError, InstanceExists, KafkaUnavailable
 from headrace.kafka import Admin, CompactedTable, Lease
 from headrace.kafka.lease import lease_holder
+from headrace.records import InstanceOwner
 from headrace.runtime import Clock, Deadline, Readiness
 
 log = logging.getLogger(__name__)
@@ -30,17 +31,6 @@ _CERTAIN_SECONDS: Final = 3.0
 """How long the lease of a process has no holder until its instances are marked as gone."""
 _KEPT_SECONDS: Final = 600.0
 """How long entries of instances that are gone are kept, so that their clients are answered precisely."""
-
-
-class InstanceOwner(msgspec.Struct, frozen=True):
-    """The process that has an instance."""
-
-    process: str
-    url: str
-    principal: str
-    """Who created the instance; empty without authentication."""
-    gone_at: float | None = None
-    """When the process had ended, in seconds since the epoch; None while it has the instance."""
 
 
 class InstanceOwners(Reconciler):

@@ -115,7 +115,7 @@ def _header_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 
 @dataclasses.dataclass(eq=False)
-class HotPath:
+class FastPath:
     """Serves the usual requests of every connection."""
 
     _settings: HttpConfig

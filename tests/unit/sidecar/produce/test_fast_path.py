@@ -27,7 +27,7 @@ def post(body: bytes = RECORD, more: str = "", topic: str = "t", version: str = 
 
 
 def chunked(request: bytes) -> bytes:
-    """Return the same request in a form that the hot path does not take."""
+    """Return the same request in a form that the fast path does not take."""
     head, _, body = request.partition(b"\r\n\r\n")
     head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
     return head + b"\r\n\r\n" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
@@ -35,7 +35,7 @@ def chunked(request: bytes) -> bytes:
 
 @pytest.fixture
 def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The statuses that the hot path has answered."""
+    """The statuses that the fast path has answered."""
     statuses: list[int] = []
     answer = Exchange.answer
 
@@ -299,8 +299,8 @@ async def test_a_defect_is_answered_and_counted_off_once(
     monkeypatch.setattr("headrace.sidecar.produce.produce.ProduceService.begin", fail)
     async with opened(security=SECURITY) as server:
         assert (await server.ask(post(more=BEARER))).status == 500
-        hot_path = server.web._server.shared.hot_path
-        assert hot_path._authenticator.in_flight._counts == {}
+        fast_path = server.web._server.shared.fast_path
+        assert fast_path._authenticator.in_flight._counts == {}
         await server.web.drain(Deadline(SystemClock(), 60))
 
 

@@ -18,7 +18,7 @@ from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint, endpoints_of
 from headrace.http.messages import HttpResponse
-from headrace.http.openapi import document, older
+from headrace.http.openapi import Json, document, older
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.records import Produced
 from headrace.runtime import run_blocking
@@ -122,9 +122,14 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
 """Every endpoint of the product."""
 
 
+def whole_document() -> Json:
+    """Return the document of every endpoint."""
+    return document(ENDPOINTS, (Produced, ProduceError))
+
+
 @functools.cache
 def _json(version: str) -> bytes:
-    made = document(ENDPOINTS, (Produced, ProduceError))
+    made = whole_document()
     return msgspec.json.encode(older(made) if version == "3.0" else made)
 
 

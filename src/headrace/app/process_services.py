@@ -116,10 +116,9 @@ class App:
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
         owners = self._owners(table) if config.cluster.peers else None
-        forwarder = self._forwarder(owners) if owners else None
         families += self._active(assembly, running, member, owners)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
-        self.web = self._web(assembly, [*families, dead_letters(context, running)], forwarder)
+        self.web = self._web(assembly, [*families, dead_letters(context, running)], owners)
         if self._instances:
             self.web.before_drain.append(self._instances.end_reads)
         # Last to start and first to drain; and it answers health questions while the others drain.
@@ -166,10 +165,11 @@ class App:
         self.services.append(tls)
         return Forwarder(config.cluster, config.http, owners, tls.context, clock)
 
-    def _web(self, assembly: Assembly, families: Sequence[object], forwarder: Forwarder | None) -> WebService:
+    def _web(self, assembly: Assembly, families: Sequence[object], owners: InstanceOwners | None) -> WebService:
         """Make the HTTP server, and add the services that its endpoints need."""
         context, supervisor = self.context, self.supervisor
         config, clock = context.config, context.clock
+        forwarder = self._forwarder(owners) if owners else None
         produce = ProduceService(
             config.producer,
             context.codecs,

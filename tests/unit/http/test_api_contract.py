@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.app.documents import ENDPOINTS
-from headrace.http.openapi import document
+from headrace.app.documents import whole_document
 
 CONTRACT = Path(__file__).with_name("api_contract.json")
 _TEXT = {"description", "title", "properties", "items", "anyOf", "allOf", "prefixItems", "required", "example"}
@@ -19,7 +18,7 @@ _TEXT = {"description", "title", "properties", "items", "anyOf", "allOf", "prefi
 
 def contract() -> Any:
     """Return what clients rely on, without texts and without the names of schemas."""
-    made = document(ENDPOINTS)
+    made = whole_document()
 
     def resolved(schema: Any) -> Any:
         while ref := schema.get("$ref"):

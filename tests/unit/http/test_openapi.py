@@ -16,12 +16,12 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 import headrace
 from headrace import errors
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import ENDPOINTS, whole_document
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health import routes
 from headrace.control.routes import ControlEndpoints, WaitQuery
 from headrace.http.endpoint import JSON_BODY, endpoints_of
-from headrace.http.openapi import document, errors_of
+from headrace.http.openapi import errors_of
 from headrace.runtime import Readiness
 from headrace.sidecar.active.routes import ActiveEndpoints
 
@@ -32,7 +32,7 @@ HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
 POST = "/producers/{topic}"
 OPERATIONS = {(one.method, one.path): one for one in ENDPOINTS}
-DOCUMENT = json.loads(json.dumps(document(ENDPOINTS)))
+DOCUMENT = json.loads(json.dumps(whole_document()))
 ALL = [one for one in ENDPOINTS if one.described]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.pipelines import runs
+from headrace.pipelines import driver_inputs
 from headrace.pipelines.driver_process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
@@ -36,9 +36,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     ) -> AsyncIterator[Bench]:
         bench = Bench(tmp_path, kafka or KafkaConfig(), spec)
         bench.missing.update(missing or {})
-        monkeypatch.setattr(runs, "run_blocking", at_once)
+        monkeypatch.setattr(driver_inputs, "run_blocking", at_once)
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", bench.start_driver)
-        monkeypatch.setattr(runs, "find_toolchain", toolchain)
+        monkeypatch.setattr(driver_inputs, "find_toolchain", toolchain)
         await bench.run.start()
         await bench.clock.settle()
         try:

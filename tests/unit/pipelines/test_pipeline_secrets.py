@@ -12,7 +12,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import Authority
-from headrace.pipelines import protocol, runs
+from headrace.pipelines import driver_inputs, protocol
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime import Deadline, Service
@@ -75,7 +75,7 @@ async def test_no_secret_is_left_without_a_driver(
             await asyncio.Event().wait()
 
         if moment == "renewal":
-            monkeypatch.setattr(runs, "run_blocking", failing)
+            monkeypatch.setattr(driver_inputs, "run_blocking", failing)
             kafka.security.use(_login("c4nary-2"))
             await bench.clock.advance(10)
         else:

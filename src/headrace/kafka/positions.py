@@ -4,6 +4,7 @@ The client resets no position by itself. Everything here is used on the consumer
 a time limit.
 """
 
+import dataclasses
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,26 @@ class _StoredOffset(NamedTuple):
     offset: int | None = None
 
 
+@dataclasses.dataclass(slots=True)
+class _Unknown:
+    """What is known of a partition whose position is not."""
+
+    position: int | None = None
+    """The position that is out of range; None if there is none yet."""
+    stored: _StoredOffset | None = None
+    starts_at_end: bool = False
+    """Whether it starts at its end, which is not known yet. By then another partition may have a committed offset, and
+    this one would count as added."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Sought:
+    """A partition that starts at another position, as soon as that is committed."""
+
+    start: StartPosition
+    is_committed: bool = False
+
+
 class Assignment:
     """The client's assignment, under either protocol of rebalancing: some partitions at a time, or all at once.
 
@@ -158,26 +179,24 @@ class PositionResolver:
         self, policy: ReadPolicy, clock: Clock, problems: ConsumerProblems, ask_store: AskStore | None = None
     ) -> None:
         """Prepare; `problems` gets the problems of partitions."""
+        # Settings
         self.policy = policy
-        self.subscribed: Sequence[str] = ()
-        """Topics the group reads."""
         self._clock = clock
         self._problems = problems
         self._ask_store = ask_store
-        self._open: dict[TopicPartition, int | None] = {}
-        """Partition to the position that is out of range, or None if there is no position yet."""
-        self._sought: dict[TopicPartition, StartPosition] = {}
-        """Where to start as soon as that is committed."""
-        self._committed: set[TopicPartition] = set()
-        """Sought partitions whose commit is acknowledged."""
-        self._positions: dict[TopicPartition, int] = {}
-        self._stored: dict[TopicPartition, _StoredOffset] = {}
+        # The group
+        self.subscribed: Sequence[str] = ()
+        """Topics the group reads."""
         self._topics_read: set[str] = set()
-        self._at_end: set[TopicPartition] = set()
-        """Partitions that start at their end, which is not known yet. By then another partition may have a committed
-        offset, and these would count as added."""
-        self._ask_at = 0.0
         self._last_epoch = 0
+        # This assignment
+        self._positions: dict[TopicPartition, int] = {}
+        """The next offset to read, of partitions that are read."""
+        self._unknown: dict[TopicPartition, _Unknown] = {}
+        """Partitions to ask for, the next one first."""
+        self._sought: dict[TopicPartition, _Sought] = {}
+        self._ask_at = 0.0
+        """When to ask again, on the monotonic clock."""
 
     def new_epoch(self) -> int:
         """Return a number for an assignment: larger than any before it, of other processes too, as clocks agree."""
@@ -187,7 +206,8 @@ class PositionResolver:
     def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StartPosition]:
         """Return where to start, with a new epoch; partitions without an answer stay open."""
         started_at = self._clock.monotonic()
-        self._open.update(dict.fromkeys(partitions))
+        for partition in partitions:
+            self._unknown.setdefault(partition, _Unknown()).position = None
         ready = self._with_stored_offset(partitions) if self._ask_store else partitions
         answers: Mapping[TopicPartition, Any] = {}
         try:
@@ -210,9 +230,7 @@ class PositionResolver:
                 continue
             self._problems.report(str(partition), "")
             self._topics_read.add(partition.topic)
-            self._open.pop(partition, None)
-            self._at_end.discard(partition)
-            stored = self._stored.pop(partition, None) or _StoredOffset(self.new_epoch(), 0)
+            stored = self._unknown.pop(partition).stored or _StoredOffset(self.new_epoch(), 0)
             found[partition] = start._replace(epoch=stored.epoch)
             if stored.offset is not None and (start.committed is None or start.committed.offset != stored.offset):
                 offset = stored.offset
@@ -239,40 +257,41 @@ class PositionResolver:
         and a part of that batch may have been passed to the listener.
         """
         known = self.position_of(partition)
-        self._open[partition] = known if position is None else max(position, known)
+        self._unknown[partition] = _Unknown(known if position is None else max(position, known))
 
     def is_open(self, partition: TopicPartition) -> bool:
         """Return whether the position is not known yet, or not committed yet."""
-        return partition in self._open or partition in self._sought
+        return partition in self._unknown or partition in self._sought
 
     def wait_for_commit(self, partition: TopicPartition, start: StartPosition) -> None:
         """Start at another position, as soon as that is committed in its epoch."""
-        self._sought[partition] = start
+        self._sought[partition] = _Sought(start)
 
     def acknowledged(self, epochs: Epochs) -> None:
         """Take acknowledged commits: partition to epoch."""
-        self._committed |= {p for p, start in self._sought.items() if epochs.get(p) == start.epoch}
+        for partition, sought in self._sought.items():
+            sought.is_committed |= epochs.get(partition) == sought.start.epoch
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer assigned."""
         for partition in partitions:
-            for known in (self._open, self._sought, self._positions, self._stored):
-                known.pop(partition, None)
-            self._committed.discard(partition)
-            self._at_end.discard(partition)
+            self._unknown.pop(partition, None)
+            self._sought.pop(partition, None)
+            self._positions.pop(partition, None)
             self._problems.report(str(partition), "")
 
     def resolve(self, client: Any) -> Iterator[tuple[TopicPartition, StartPosition | OffsetGap | int]]:
         """Yield partitions that are resolved now: where to start, what is missing, or the position to resume at."""
-        while self._committed:
-            partition = self._committed.pop()
-            yield partition, self._sought.pop(partition)
-        if not self._open or self._clock.monotonic() < self._ask_at:
+        for partition, sought in list(self._sought.items()):
+            if sought.is_committed and self._sought.get(partition) is sought:  # not forgotten or sought again meanwhile
+                del self._sought[partition]
+                yield partition, sought.start
+        if not self._unknown or self._clock.monotonic() < self._ask_at:
             return
         started_at = self._clock.monotonic()
-        yield from self.starts(client, [p for p, position in self._open.items() if position is None]).items()
+        yield from self.starts(client, [p for p, known in self._unknown.items() if known.position is None]).items()
         limit = Deadline(self._clock, _ROUND_SECONDS)
-        for partition, position in list(self._open.items()):
+        for partition, position in [(p, known.position) for p, known in self._unknown.items()]:
             if position is not None and not limit.passed:
                 try:
                     gap = find_gap(client, partition, position)
@@ -283,7 +302,7 @@ class PositionResolver:
                         str(partition), self._problems.explain(cause.args[0], [partition.topic], before)
                     )
                     continue
-                del self._open[partition]
+                del self._unknown[partition]
                 self._problems.report(str(partition), "")
                 yield partition, position if gap is None else gap
         self._pause_questions(started_at)
@@ -314,10 +333,10 @@ class PositionResolver:
                 starts[partition] = StartPosition(committed.offset, committed)
             elif self.policy.reset == "none":
                 starts[partition] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._NO_OFFSET)
-            elif self.policy.reset == "earliest" or (read_before[topic] and partition not in self._at_end):
+            elif self.policy.reset == "earliest" or (read_before[topic] and not self._unknown[partition].starts_at_end):
                 starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
             else:
-                self._at_end.add(partition)
+                self._unknown[partition].starts_at_end = True
                 if limit.passed:
                     continue
                 try:
@@ -336,36 +355,42 @@ class PositionResolver:
 
     def _ask_last(self, partition: TopicPartition) -> None:
         """Ask for the other partitions first: each that does not answer takes from the time of the others."""
-        self._open[partition] = self._open.pop(partition)
+        self._unknown[partition] = self._unknown.pop(partition)
 
     def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
         """Take a stored offset that was requested in this epoch."""
         if self._is_unanswered(partition, epoch):
-            self._stored[partition] = _StoredOffset(epoch, math.inf, is_answered=True, offset=offset)
+            self._unknown[partition].stored = _StoredOffset(epoch, math.inf, is_answered=True, offset=offset)
             self._ask_at = 0.0
 
     def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
         """Ask again after a pause: the backend did not answer."""
         if self._is_unanswered(partition, epoch):
-            self._stored[partition] = _StoredOffset(0, self._clock.monotonic() + _RETRY_SECONDS)
+            self._unknown[partition].stored = _StoredOffset(0, self._clock.monotonic() + _RETRY_SECONDS)
             self._problems.report(
                 str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}"
             )
 
     def _is_unanswered(self, partition: TopicPartition, epoch: int) -> bool:
-        known = self._stored.get(partition)
-        return known is not None and known.epoch == epoch and not known.is_answered
+        known = self._unknown.get(partition)
+        return bool(known and known.stored and known.stored.epoch == epoch and not known.stored.is_answered)
 
     def _with_stored_offset(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions whose stored offset is known, and ask for those of the others."""
         assert self._ask_store is not None
         now = self._clock.monotonic()
-        missing = [p for p in partitions if p not in self._stored or self._stored[p].ask_at <= now]
-        if missing:
-            epochs = {partition: self.new_epoch() for partition in missing}
-            self._stored.update({partition: _StoredOffset(epoch, math.inf) for partition, epoch in epochs.items()})
+        epochs: dict[TopicPartition, int] = {}
+        answered: list[TopicPartition] = []
+        for partition in partitions:
+            known = self._unknown[partition]
+            if known.stored is None or known.stored.ask_at <= now:
+                epochs[partition] = self.new_epoch()
+                known.stored = _StoredOffset(epochs[partition], math.inf)
+            elif known.stored.is_answered:
+                answered.append(partition)
+        if epochs:
             self._ask_store(epochs)
-        return [partition for partition in partitions if self._stored[partition].is_answered]
+        return answered
 
 
 def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:

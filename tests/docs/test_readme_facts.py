@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +13,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
-from headrace.formats.plain import PLAIN_CODECS, SCHEMA_TYPES
 from headrace.functions import load
 from headrace.functions.spec import KafkaTrigger
 from headrace.pipelines.lineage import guarantee
@@ -51,7 +52,7 @@ def security(model: Any) -> set[str]:
 
 NAMES = {
     "formats of produce, push, active consumers and functions": [
-        {*PLAIN_CODECS, *SCHEMA_TYPES},
+        {*FORMATS},
         choices(ReactiveConsumerConfig, "value_format"),
         choices(KafkaTrigger, "value_format"),
     ],
@@ -110,6 +111,17 @@ def row(first: str) -> str:
 def test_the_readme_has_the_names_of_the_code(what: str) -> None:
     """A row names all that the code has, and nothing else."""
     assert [set(re.findall("`([^`]+)`", row(what)))] * len(NAMES[what]) == NAMES[what]
+
+
+def test_the_page_on_formats_has_the_list_of_formats() -> None:
+    """Its tables have every format and its numbers; the package has an extra for each with a schema."""
+    page = (ROOT / "docs" / "formats.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)) == {*FORMATS}
+    for codes, field in (("documented", "code"), ("light-4j", "light_4j_code")):
+        names = sorted(FORMATS, key=lambda name, field=field: getattr(FORMATS[name], field))
+        assert f"| `{codes}` | {' | '.join(names)} |" in page
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert SCHEMA_TYPES.keys() <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize("destination", GUARANTEES)

@@ -20,6 +20,7 @@ from headrace.app.documents import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
 from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.topic_requirements import examination
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.consumer_status import ConsumerStatuses
@@ -32,7 +33,6 @@ from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
 from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.formats.registry import RegistryWatch
 from headrace.functions.routes import FunctionEndpoints
 from headrace.functions.triggers.http import FunctionRequests

@@ -11,6 +11,7 @@ import click
 from headrace.app.context import make_registry
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, open_producer, registry_option
 from headrace.cli.output import collected_warnings, print_check, print_json
+from headrace.config.format_list import STRINGS
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.selection import window
@@ -26,7 +27,6 @@ from headrace.runtime import Deadline, SystemClock
 
 _ASK_SECONDS = 3.0
 _DRAIN_SECONDS = 20
-_FORMATS_OF_BYTES = ("binary", "string")
 
 
 @click.group()
@@ -197,9 +197,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
     written = spec.triggers[0]
     # The consumer has decoded what has a schema, and keeps the order: an answer has a result for each record.
-    keys, values = (
-        each if each in _FORMATS_OF_BYTES else "json" for each in (written.key_format, written.value_format)
-    )
+    keys, values = (each if each in STRINGS else "json" for each in (written.key_format, written.value_format))
     trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})
     service = FunctionService(spec, [trigger], clock)
     topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import IO, Any, get_args
+from typing import IO, Any
 
 import click
 import msgspec
@@ -14,8 +14,8 @@ from headrace.app.context import make_registry
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
+from headrace.config.format_list import FORMATS, STRINGS
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.section import FormatName
 from headrace.control.runs.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.choice import Codecs, Reader, SchemaChoice
@@ -26,7 +26,7 @@ from headrace.runtime import SystemClock, run_blocking
 
 _CHUNK_BYTES = 1_048_576
 MAX_LINE_BYTES = 16_777_216
-_FORMAT = click.Choice(get_args(FormatName))
+_FORMAT = click.Choice([*FORMATS])
 _format_options = with_options(
     click.option(
         "--value-format",
@@ -57,7 +57,7 @@ async def produce(
     """Write each line as a record, and print how many are acknowledged by all in-sync replicas.
 
     Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest schema of the
-    subject TOPIC-value (avro, jsonschema, protobuf).
+    subject TOPIC-value.
 
     Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
     """
@@ -88,7 +88,7 @@ async def produce(
 async def encoder(codecs: Codecs, name: str, subject: str) -> Encode:
     """Return what encodes texts in a format, with the newest schema of the subject if the format needs one."""
     codec = (await codecs.for_writing(SchemaChoice(name), name, subject)).codec
-    is_text = name in ("string", "binary")
+    is_text = name in STRINGS
 
     def encode(text: bytes) -> bytes:
         try:

@@ -6,11 +6,13 @@ Durations are seconds, sizes are bytes or records, as the names say. Every model
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 
 
 def _no_switch(value: object) -> object:
@@ -42,7 +44,6 @@ def _not_dots(name: str) -> str:
 
 
 Number = BeforeValidator(_no_switch)
-FormatName = Literal["binary", "string", "json", "avro", "jsonschema", "protobuf"]
 Port = Annotated[int, Field(ge=0, le=65535), Number]
 Seconds = Annotated[float, Field(ge=0), Number]
 PositiveSeconds = Annotated[float, Field(gt=0), Number]
@@ -53,6 +54,13 @@ TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), NotDots]
 GroupName = Annotated[
     str, Field(pattern=r"^[^\^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$", max_length=255)
 ]
+
+if TYPE_CHECKING:
+    FormatName = str
+    PlainFormatName = str
+else:
+    FormatName = Literal[tuple(FORMATS)]
+    PlainFormatName = Literal[tuple(name for name in FORMATS if name not in SCHEMA_TYPES)]
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ A payload has no framing of the registry. Function workers and Spark drivers imp
 import functools
 import io
 import struct
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Final
 
 import fastavro
@@ -19,18 +19,27 @@ from fastavro.validation import ValidationError, validate
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.avro_json import JSON_TYPE, Named, converter, inlined, is_recursive, to_json, wrapped
 from headrace.formats.plain import Convert, Misfit
+from headrace.formats.sql_types import refuse, row_type, sql_names
 
 _BAD_DATA: Final = (EOFError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError, struct.error)
+_NONE: Final[Mapping[str, str]] = {}
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
 LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fixed", "float", "double")})
+_SQL: Final = sql_names(
+    "BOOLEAN boolean; INT int; BIGINT long; FLOAT float; DOUBLE double; BINARY bytes fixed; DATE date; "
+    "STRING string enum uuid time-millis time-micros; TIMESTAMP timestamp-millis timestamp-micros; "
+    "TIMESTAMP_NTZ local-timestamp-millis local-timestamp-micros"
+)
 
 
 class AvroCodec:
     """Converts JSON text in Avro's JSON encoding to payloads of one schema, and back; also decodes to Python values."""
 
-    def __init__(self, text: str, references: Iterable[str] = (), *, plain_unions: bool = False) -> None:
+    def __init__(
+        self, text: str, references: Mapping[str, str] = _NONE, *, plain_unions: bool = False, **_: object
+    ) -> None:
         """Compile a schema; keep the codec, because compiling takes about a millisecond.
 
         Args:
@@ -43,7 +52,7 @@ class AvroCodec:
         self._plain_unions = plain_unions
         named: dict[str, Any] = {}
         try:
-            for source in references:
+            for source in references.values():
                 fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
             outside = dict(named)
             parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
@@ -89,6 +98,8 @@ class AvroCodec:
         value: object = self._decoded(payload, self.schema)
         return value
 
+    decode_row = decode_python
+
     def encode_python(self, value: object) -> bytes:
         """Return the payload of plain Python values, such as `decode_python` returns.
 
@@ -116,3 +127,30 @@ class AvroCodec:
         if source.tell() != len(payload):
             raise DecodeError(f"{len(payload) - source.tell()} bytes follow after the end of the Avro value")
         return value
+
+
+def sql_type(text: str, references: Mapping[str, str]) -> str:
+    """Return the type of a schema in SQL; raises as `sql_columns` does."""
+    return _sql_type(AvroCodec(text, references).schema, "$", {})
+
+
+def _sql_type(schema: Any, path: str, named: dict[str, str]) -> str:
+    if isinstance(schema, list):
+        branches = [branch for branch in schema if branch != "null"]
+        return _sql_type(branches[0], path, named) if len(branches) == 1 else refuse(path, "a union of several types")
+    if isinstance(schema, str):
+        return _SQL.get(schema) or named.get(schema) or refuse(path, f"{schema} alone or within itself")
+    kind, logical = schema["type"], schema.get("logicalType", "")
+    if kind == "array":
+        return f"ARRAY<{_sql_type(schema['items'], f'{path}[]', named)}>"
+    if kind == "map":
+        return f"MAP<STRING, {_sql_type(schema['values'], f'{path}[]', named)}>"
+    if logical == "decimal":
+        found = f"DECIMAL({schema['precision']},{schema.get('scale', 0)})"
+    elif kind in ("record", "error"):
+        names = [(field["name"], field["type"]) for field in schema["fields"]]
+        found = row_type((name, _sql_type(inner, f"{path}.{name}", named)) for name, inner in names)
+    else:
+        found = _SQL.get(logical) or _SQL[kind]
+    named[schema.get("name", "")] = found
+    return found

@@ -7,18 +7,10 @@ from typing import Final, Literal, NamedTuple
 from cachetools import LRUCache
 
 from headrace import errors
-from headrace.formats.plain import (
-    PLAIN_CODECS,
-    SCHEMA_TYPES,
-    BinaryCodec,
-    Codec,
-    JsonCodec,
-    header_of,
-    schema_id_of,
-    unframe,
-)
+from headrace.config.format_list import FORMATS, SCHEMA_TYPES
+from headrace.formats.plain import BinaryCodec, Codec, JsonCodec, header_of, schema_id_of, unframe
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
-from headrace.formats.schema_codec import SchemaCodec, compile_schema
+from headrace.formats.schema_codec import PLAIN_CODECS, SchemaCodec, compile_schema
 
 _COMPILED_BYTES: Final = 4_194_304
 """Limit for the texts of compiled schemas; a codec takes several times the memory of its text."""
@@ -275,7 +267,7 @@ def format_name(name: str) -> str:
         InvalidRequest: No such format.
     """
     found = name.lower()
-    if found not in PLAIN_CODECS and found not in SCHEMA_TYPES:
-        served = ", ".join([*PLAIN_CODECS, *SCHEMA_TYPES]).upper()
+    if found not in FORMATS:
+        served = ", ".join(FORMATS).upper()
         raise errors.InvalidRequest(f"format {name[:40]!r} is not served: use one of {served}, in any case")
     return found

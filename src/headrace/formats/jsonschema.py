@@ -4,22 +4,24 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
 
 from headrace.errors import EncodeError, SchemaInvalid
 from headrace.formats.plain import JsonCodec
+from headrace.formats.sql_types import refuse, row_type, sql_names
 
 _NO_BASE = "json-schema:///"
 _decode_json = msgspec.json.Decoder().decode
+_SQL: Final = sql_names("BOOLEAN boolean; BIGINT integer; DOUBLE number; STRING string; TIMESTAMP date-time; DATE date")
 
 
 class JsonSchemaCodec(JsonCodec):
     """JSON text that is validated before it is written."""
 
-    def __init__(self, text: str, references: Mapping[str, str]) -> None:
+    def __init__(self, text: str, references: Mapping[str, str], **_: object) -> None:
         """Compile a schema.
 
         Raises:
@@ -61,3 +63,37 @@ def _retriever(known: Mapping[str, Any]) -> Callable[[str], Any]:
         raise LookupError("it is not among the references with which the schema is registered")
 
     return retrieve
+
+
+def sql_type(text: str, references: Mapping[str, str]) -> str:
+    """Return the type of a schema in SQL; raises as `sql_columns` does."""
+    return _sql_type(_decode_json(text), "$", {**references, "": text}, ())
+
+
+def _sql_type(schema: Any, path: str, texts: Mapping[str, str], inside: tuple[str, ...]) -> str:
+    """Return the type of a JSON schema; `texts` are those of the documents that it refers to, "" its own."""
+    schema = schema if isinstance(schema, dict) else {}
+    if (reference := schema.get("$ref")) and reference not in inside:
+        base, _, pointer = reference.partition("#")
+        texts = {**texts, "": texts.get(base, "{}")}
+        schema = _decode_json(texts[""])
+        for step in filter(None, pointer.split("/")):
+            schema = schema.get(step, {})
+        return _sql_type(schema, path, texts, (*inside, reference))
+    choices = [each for each in schema.get("oneOf") or schema.get("anyOf") or () if each != {"type": "null"}]
+    if len(choices) == 1:
+        return _sql_type(choices[0], path, texts, inside)
+    kinds = schema.get("type", "string" if "enum" in schema else ())
+    [kind, *others] = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"] or [""]
+    if kind == "array":
+        return f"ARRAY<{_sql_type(schema.get('items'), f'{path}[]', texts, inside)}>"
+    if kind == "object" and "properties" in schema:
+        inner = schema["properties"].items()
+        return row_type((name, _sql_type(each, f"{path}.{name}", texts, inside)) for name, each in inner)
+    if kind == "object":
+        return f"MAP<STRING, {_sql_type(schema.get('additionalProperties'), f'{path}[]', texts, inside)}>"
+    if others or kind not in _SQL:
+        refuse(path, f"of type {' or '.join([kind, *others]) or 'anything'}")
+    if kind == "string" and schema.get("contentEncoding") == "base64":
+        return "BINARY"
+    return _SQL.get(schema.get("format", ""), _SQL[kind]) if kind == "string" else _SQL[kind]

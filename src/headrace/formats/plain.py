@@ -1,4 +1,4 @@
-"""The codecs of the formats without a schema, the registry's framing, and the one table of formats.
+"""The codecs of the formats without a schema, and the registry's framing.
 
 A codec turns JSON text into stored bytes and back. Values stay JSON text, so a value is copied into a body unparsed
 and numbers keep every digit. Callers store null as null bytes (a tombstone, or no key); codecs never see it.
@@ -7,7 +7,7 @@ Function workers import this module, so it must stay light.
 
 import binascii
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, Self
 
 import msgspec
@@ -35,6 +35,18 @@ class Codec(Protocol):
 
     def decode(self, data: bytes) -> bytes:
         """Return stored bytes as JSON text.
+
+        Raises:
+            DecodeError: The bytes are not of this format.
+        """
+
+
+class PythonCodec(Codec, Protocol):
+    """A codec that also decodes for handlers."""
+
+    @property
+    def decode_python(self) -> Convert | None:
+        """What turns stored bytes into what a handler gets; None if it gets the bytes.
 
         Raises:
             DecodeError: The bytes are not of this format.
@@ -75,6 +87,8 @@ def of_type(kind: type, what: str) -> Convert:
 class BinaryCodec:
     """BINARY: any bytes, as standard base64 with padding in a JSON string (RFC 4648 section 4)."""
 
+    decode_python: None = None
+
     def encode(self, text: bytes) -> bytes:
         try:
             return binascii.a2b_base64(_decode_text(text), strict_mode=True)
@@ -99,8 +113,13 @@ class StringCodec:
             raise EncodeError(f"STRING takes a JSON string: {cause}") from cause
 
     def decode(self, data: bytes) -> bytes:
+        return _encode_text(self.decode_python(data))
+
+    @staticmethod
+    def decode_python(data: bytes) -> str:
+        """Return the text."""
         try:
-            return _encode_text(str(data, "utf-8"))
+            return str(data, "utf-8")
         except UnicodeDecodeError as cause:
             raise DecodeError(f"not UTF-8 text, which STRING needs: {cause.reason} at byte {cause.start}") from cause
 
@@ -115,6 +134,14 @@ class JsonCodec:
         self.text(data)
         return data
 
+    @staticmethod
+    def decode_python(data: bytes) -> Any:
+        """Return the value in Python."""
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+            raise DecodeError(f"not JSON text: {cause}") from cause
+
     def text(self, data: bytes) -> str:
         """Return what `decode` does as text, or raise as it does."""
         try:
@@ -122,12 +149,6 @@ class JsonCodec:
             return str(data, "utf-8")  # the check above does not decode strings
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise DecodeError(f"not JSON text: {cause}") from cause
-
-
-PLAIN_CODECS: Final[Mapping[str, Codec]] = {"binary": BinaryCodec(), "string": StringCodec(), "json": JsonCodec()}
-"""The formats without a schema."""
-SCHEMA_TYPES: Final = {"avro": "AVRO", "jsonschema": "JSON", "protobuf": "PROTOBUF"}
-"""The formats with a schema, and the schema registry's name for each. An extra of the package has the same name."""
 
 
 def header_of(schema_id: int) -> bytes:

@@ -18,12 +18,20 @@ from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.plain import Convert, Misfit
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.proto_json import converter
+from headrace.formats.sql_types import refuse, row_type, sql_names
 
 _MAX_INDEXES: Final = 100
 _MAX_VARINT_BITS: Final = 35
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
+_SQL: Final = "- INT BIGINT BIGINT DECIMAL(20,0) DOUBLE FLOAT BOOLEAN STRING STRING -".split()  # noqa: SIM905
+"""Types by the number of the C++ type."""
+_SQL_OF_WELL_KNOWN: Final = sql_names(
+    "TIMESTAMP Timestamp; STRING Duration FieldMask Struct Value ListValue StringValue; BOOLEAN BoolValue; "
+    "BINARY BytesValue; INT Int32Value; BIGINT UInt32Value Int64Value; DECIMAL(20,0) UInt64Value; "
+    "DOUBLE DoubleValue; FLOAT FloatValue"
+)
 
 
 class _Numbers(json_format._Printer):  # type: ignore[misc]
@@ -36,7 +44,7 @@ class _Numbers(json_format._Printer):  # type: ignore[misc]
 class ProtobufCodec:
     """Writes one message type of a schema; reads all of them."""
 
-    def __init__(self, text: str, references: Mapping[str, str], message: str | None = None) -> None:
+    def __init__(self, text: str, references: Mapping[str, str], message: str | None = None, **_: object) -> None:
         """Compile a schema.
 
         Args:
@@ -69,9 +77,13 @@ class ProtobufCodec:
         return self._indexes + payload
 
     def decode(self, data: bytes) -> bytes:
-        return _encode_json(self._decoded(data, json_format._Printer(False, False, self._file.pool, True)))
+        return _encode_json(self.decode_python(data))
 
     def decode_python(self, data: bytes) -> object:
+        """Return a payload in Protobuf's JSON mapping; raises as `decode` does."""
+        return self._decoded(data, json_format._Printer(False, False, self._file.pool, True))
+
+    def decode_row(self, data: bytes) -> object:
         """Return a payload in Protobuf's JSON mapping, but with the fields' own names and 64-bit integers as numbers.
 
         Raises:
@@ -149,3 +161,27 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number >> 1 ^ -(number & 1), at
     raise IndexError
+
+
+def sql_type(text: str, references: Mapping[str, str]) -> str:
+    """Return the type of a schema's first message in SQL; raises as `sql_columns` does."""
+    return _sql_message(ProtobufCodec(text, references).first.DESCRIPTOR, "$", ())
+
+
+def _sql_message(message: Any, path: str, inside: tuple[str, ...]) -> str:
+    known = message.full_name.removeprefix("google.protobuf.")
+    if known != message.full_name:
+        return _SQL_OF_WELL_KNOWN.get(known) or refuse(path, f"of type {known}")
+    if message.full_name in inside:
+        refuse(path, "a message within itself")
+    inside = (*inside, message.full_name)
+    return row_type((field.name, _sql_field(field, f"{path}.{field.name}", inside)) for field in message.fields)
+
+
+def _sql_field(field: Any, path: str, inside: tuple[str, ...]) -> str:
+    message = field.message_type
+    if message and message.GetOptions().map_entry:
+        return f"MAP<STRING, {_sql_field(message.fields_by_name['value'], path, inside)}>"
+    found = "BINARY" if field.type == field.TYPE_BYTES else _SQL[field.cpp_type]
+    found = _sql_message(message, path, inside) if message else found
+    return f"ARRAY<{found}>" if field.is_repeated else found

@@ -1,20 +1,52 @@
-"""Makes the codec of a schema; the libraries of a format are loaded with its first schema.
+"""Makes the codecs of the formats in the list; the libraries of a format are loaded with its first schema.
 
 Function workers import this module, so it must stay light.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol
 
+from headrace.config.format_list import FORMATS, Format
 from headrace.errors import EnvironmentProblem, SchemaInvalid
-from headrace.formats.plain import SCHEMA_TYPES, Codec
+from headrace.formats import plain
+from headrace.formats.plain import Convert, PythonCodec
+
+PLAIN_CODECS: Final[Mapping[str, PythonCodec]] = {
+    row.name: getattr(plain, row.codec)() for row in FORMATS.values() if not row.schema_type
+}
+"""The formats without a schema."""
 
 
-class SchemaCodec(Codec, Protocol):
+class SchemaCodec(PythonCodec, Protocol):
     """A codec of one schema."""
 
     record_name: str
     """Name of the schema's record, message or title, for subject strategies that use it; empty without one."""
+
+    @property
+    def decode_python(self) -> Convert: ...
+
+
+def module_of(schema_type: str) -> tuple[Format, Any]:
+    """Return the format of a type of schemas, and its module, which has a codec and `sql_type`.
+
+    Raises:
+        SchemaInvalid: No format has this type.
+        EnvironmentProblem: The library of the format is not installed.
+    """
+    for row in FORMATS.values():
+        if row.schema_type == schema_type:
+            break
+    else:
+        raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")
+    try:
+        return row, import_module(f"headrace.formats.{row.name}")
+    except ImportError as cause:
+        raise EnvironmentProblem(
+            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
+            f"pip install 'headrace[{row.name}]', then start again"
+        ) from cause
 
 
 def compile_schema(
@@ -28,7 +60,7 @@ def compile_schema(
     """Return the codec of a schema; keep it, because compiling takes milliseconds.
 
     Args:
-        schema_type: `AVRO`, `JSON` or `PROTOBUF`.
+        schema_type: The registry's name for the type, as in the list of formats.
         references: Texts of the referenced schemas by name, each after those that it refers to itself.
         message: Of a Protobuf schema: full name of the message type to write; None for the first.
         plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.
@@ -37,23 +69,6 @@ def compile_schema(
         SchemaInvalid: No such type, or the text is not usable.
         EnvironmentProblem: The library of the format is not installed.
     """
-    try:
-        if schema_type == "AVRO":
-            from headrace.formats.avro import AvroCodec
-
-            return AvroCodec(text, references.values(), plain_unions=plain_unions)
-        if schema_type == "JSON":
-            from headrace.formats.jsonschema import JsonSchemaCodec
-
-            return JsonSchemaCodec(text, references)
-        if schema_type == "PROTOBUF":
-            from headrace.formats.protobuf import ProtobufCodec
-
-            return ProtobufCodec(text, references, message)
-    except ImportError as cause:
-        extra = next(name for name, kind in SCHEMA_TYPES.items() if kind == schema_type)
-        raise EnvironmentProblem(
-            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
-            f"pip install 'headrace[{extra}]', then start again"
-        ) from cause
-    raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")
+    row, module = module_of(schema_type)
+    codec: SchemaCodec = getattr(module, row.codec)(text, references, message=message, plain_unions=plain_unions)
+    return codec

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from headrace.delivery.outcomes import Delivery, Reply
-from headrace.errors import DestinationUnavailable, HeadraceError
+from headrace.errors import DestinationUnavailable, EncodeError, HeadraceError
+from headrace.formats.schema_codec import PLAIN_CODECS
 from headrace.functions.destination import FunctionDestination
 from headrace.records import Header, Record, TopicPartition
 
@@ -73,7 +74,7 @@ class FunctionBackend:
             entries = msgspec.json.decode(body, type=list[_Entry])
             records = [self._record(entry) for entry in entries]
             replies = await self._replies(entries[0], records) if entries else []
-        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
+        except (msgspec.MsgspecError, UnicodeDecodeError, EncodeError) as cause:
             hint = "set backend.mode: results, and key_format and value_format as keyFormat and valueFormat"
             return 503, msgspec.json.encode({"error": f"the request does not fit the function: {cause}; {hint}"})
         except HeadraceError as cause:
@@ -100,12 +101,7 @@ class FunctionBackend:
 
 
 def _bytes_of(text: msgspec.Raw, format_name: str) -> bytes | None:
-    data = bytes(text)
-    if not data:
-        return None
-    if format_name == "binary":
-        return msgspec.json.decode(data, type=bytes)
-    return msgspec.json.decode(data, type=str).encode() if format_name == "string" else data
+    return PLAIN_CODECS[format_name].encode(bytes(text)) if text else None
 
 
 def _result(reply: Reply) -> dict[str, Any]:

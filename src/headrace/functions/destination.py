@@ -8,10 +8,10 @@ from itertools import repeat
 from typing import Any
 
 from headrace import errors
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.outcomes import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key

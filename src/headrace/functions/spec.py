@@ -25,7 +25,7 @@ from headrace.config.consumers import (
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.membership import ConsumerConfig
-from headrace.config.section import FormatName, GroupName, Number, TopicName
+from headrace.config.section import FormatName, GroupName, Number, PlainFormatName, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.functions import protocol
 from headrace.functions.libraries import Libraries
@@ -280,7 +280,7 @@ class Trigger(_Part):
     value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: Annotated[TopicName, AfterValidator(external_topic)] | Literal[""] = ""
     """Topic of the outputs; empty when there are none."""
-    output_format: Annotated[Literal["json", "string", "binary"], AnyCase] = "json"
+    output_format: Annotated[PlainFormatName, AnyCase] = "json"
     dead_letter: Annotated[
         DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
     ] = DeadLetterConfig()

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.errors import EnvironmentProblem
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource, TableSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec

@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.kafka import BootstrapServers, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.errors import PipelineInvalid
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, AnySource, ColumnName, KafkaSource, Options
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.format_list import FORMATS
+
 pytestmark = pytest.mark.xdist_group("house")
 
 ROOT = Path(__file__).parents[3]
@@ -131,6 +133,19 @@ def test_each_library_has_one_door() -> None:
         if (library := name.split(".")[0]) in DOORS and room(path) not in DOORS[library]
     }
     assert found == set()
+
+
+def test_formats_are_listed_once() -> None:
+    """`formats.csv` is the list; a second one would lack the next format."""
+    listed = {
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict)
+        for each in [node.keys if isinstance(node, ast.Dict) else node.elts]
+        if len({*FORMATS} & {name.value for name in each if isinstance(name, ast.Constant)}) > 1
+    }
+    assert listed == set()
 
 
 def test_files_and_functions_stay_within_their_budgets() -> None:

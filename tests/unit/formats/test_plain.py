@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.section import FormatName
 from headrace.errors import DecodeError, EncodeError
-from headrace.formats.plain import (
-    PLAIN_CODECS,
-    SCHEMA_TYPES,
-    BinaryCodec,
-    Codec,
-    JsonCodec,
-    StringCodec,
-    header_of,
-    schema_id_of,
-    unframe,
-)
-from headrace.sidecar.produce.produce_request import FORMAT_CODES
+from headrace.formats.plain import BinaryCodec, Codec, JsonCodec, StringCodec, header_of, schema_id_of, unframe
 
 
 @given(st.binary())
@@ -95,12 +80,3 @@ def test_bytes_without_a_schema_id_are_told_apart(data: bytes) -> None:
     assert schema_id_of(data) is None
     with pytest.raises(DecodeError):
         unframe(data)
-
-
-def test_every_list_of_formats_has_those_of_the_table() -> None:
-    """The configuration, the numbers of a request, and the extras of the package."""
-    names = {*PLAIN_CODECS, *SCHEMA_TYPES}
-    assert set(get_args(FormatName)) == names
-    assert [sorted(codes) for codes in FORMAT_CODES.values()] == [sorted(names)] * 2
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert SCHEMA_TYPES.keys() <= project["optional-dependencies"].keys()

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.config.format_list import STRINGS
 from headrace.errors import DecodeError, HeadraceError
+from headrace.formats.plain import Convert, JsonCodec, unframe
+from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
 from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure, parts_of, to_json
 
-Decode = Callable[[bytes], Any]
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
 """Headers of answers that do not come from the handler's."""
@@ -32,23 +34,22 @@ class Bodies:
     """Decodes by format names; knows the schemas that the parent has sent."""
 
     def __init__(self) -> None:
-        self._schemas: dict[int, Decode | HeadraceError] = {}
+        self._schemas: dict[int, Convert | HeadraceError] = {}
 
     def learn(self, schema: protocol.Schema) -> None:
         """Take a schema; one that is not usable makes its records undecodable and nothing else."""
         try:
-            self._schemas[schema.schema_id] = _decoder_of(schema)
+            codec = compile_schema(schema.schema_type, schema.text, schema.references)
+            self._schemas[schema.schema_id] = codec.decode_python
         except HeadraceError as cause:
             self._schemas[schema.schema_id] = cause
 
-    def decoder(self, format_name: str) -> Decode | None:
+    def decoder(self, format_name: str) -> Convert | None:
         """Return what decodes a format, None where bytes stay as they are. It raises `DecodeError`."""
-        plain = {"binary": None, "string": _decode_string, "json": _decode_json}
-        return plain.get(format_name, self._decode_framed)
+        plain = PLAIN_CODECS.get(format_name)
+        return plain.decode_python if plain else self._decode_framed
 
     def _decode_framed(self, data: bytes) -> Any:
-        from headrace.formats.plain import unframe
-
         schema_id, payload = unframe(data)
         decode = self._schemas.get(schema_id)
         if decode is None:
@@ -56,31 +57,6 @@ class Bodies:
         if isinstance(decode, HeadraceError):
             raise DecodeError(f"schema {schema_id} is not usable: {decode.description}")
         return decode(payload)
-
-
-def _decoder_of(schema: protocol.Schema) -> Decode:
-    if schema.schema_type == "AVRO":
-        from headrace.formats.avro import AvroCodec
-
-        return AvroCodec(schema.text, schema.references.values()).decode_python
-    from headrace.formats.schema_codec import compile_schema
-
-    codec = compile_schema(schema.schema_type, schema.text, schema.references)
-    return lambda payload: _decode_json(codec.decode(payload))
-
-
-def _decode_string(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as cause:
-        raise DecodeError(f"not UTF-8 text: {cause.reason} at byte {cause.start}") from None
-
-
-def _decode_json(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise DecodeError(f"not JSON text: {cause}") from None
 
 
 class _RecordEvent(Event):
@@ -137,8 +113,8 @@ class _HttpAnswers(Answers):
 
 class _Trigger(NamedTuple):
     info: TriggerInfo
-    decode_key: Decode | None
-    decode_value: Decode | None
+    decode_key: Convert | None
+    decode_value: Convert | None
     answers: Answers
     batch_size: int
 
@@ -286,7 +262,7 @@ class Serving:
         columns = work.values, work.keys, headers, work.offsets, work.timestamps_ms
         events: list[Event | None] = [*map(_RecordEvent, *columns, repeat(source))]
         if info.kind == "http":
-            decode_value = None if decode_value is _decode_json else decode_value
+            decode_value = None if decode_value is JsonCodec.decode_python else decode_value
             events = [_request(work, info, decode_value is not None)]
         for event in () if self._has_texts else events:
             event.__class__ = _BytesEvent
@@ -350,11 +326,11 @@ def _request(work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
     event.id = (work.keys[0] or b"").decode()
     if kind == _JSON and not typed:
         with contextlib.suppress(DecodeError):
-            event.body = _decode_json(body)
+            event.body = JsonCodec.decode_python(body)
     return event
 
 
-def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:
+def _decoded(what: str, data: bytes | None, decode: Convert | None) -> Any:
     if data is None or decode is None:
         return data
     try:
@@ -363,11 +339,11 @@ def _decoded(what: str, data: bytes | None, decode: Decode | None) -> Any:
         raise DecodeError(f"{what}: {cause.description}") from None
 
 
-def _validating(decode: Decode | None, body: Any, trigger: protocol.TriggerSetup) -> Decode | None:
+def _validating(decode: Convert | None, body: Any, trigger: protocol.TriggerSetup) -> Convert | None:
     """Return what decodes a format and makes the handler's type of it; `decode` itself if it has none."""
     if body is None:
         return decode
-    if decode is None or trigger.value_format == "string":
+    if decode is None or trigger.value_format in STRINGS:
         text = f"the handler takes Event[{getattr(body, '__name__', body)}], and valueFormat is {trigger.value_format}"
         raise Unusable(f"{text}: write json, or the format of the schema")
     decode_plain, validate = decode, getattr(body, "model_validate", None) or partial(msgspec.convert, type=body)

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.formats.plain import SCHEMA_TYPES
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.pipelines.checkpoints import check
 from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of

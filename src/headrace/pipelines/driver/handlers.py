@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.outcomes import Reply
 from headrace.errors import PipelineInvalid, SchemaNotFound
-from headrace.formats.plain import SCHEMA_TYPES, schema_id_of
+from headrace.formats.plain import schema_id_of
 from headrace.functions import protocol
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import Unusable, context_of

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import FlowSpec
 
@@ -50,7 +50,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     else:
         key = (f.expr(sink.key) if sink.key else f.lit(None)).cast("string").cast("binary")
         value, headers = to_json(names), f.lit(None).cast(HEADERS)
-    if sink.value_format in ("string", "binary"):
+    if sink.value_format in STRINGS:
         value = _only_column(rows, columns, sink.value_format)
     records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
     if sink.value_format in SCHEMA_TYPES:

@@ -9,8 +9,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType, VariantType
 
+from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
-from headrace.formats.plain import SCHEMA_TYPES
 from headrace.pipelines.driver.kafka_rows import HEADERS, history_headers
 from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sources import (
@@ -101,7 +101,7 @@ def kafka_options(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
 def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> DataFrame:
     """Return Kafka records with a column `row`, `good`, whether the value is a row of the source, and `problem`."""
     records = records.withColumn("problem", f.lit(None).cast("string"))
-    if source.value_format in ("string", "binary"):
+    if source.value_format in STRINGS:
         kind = f.col("value").cast(source.value_format)
         good = f.is_valid_utf8(kind) if source.value_format == "string" else f.col("value").isNotNull()
         return records.withColumns({"row": f.struct(kind.alias("value")), "good": f.coalesce(good, f.lit(False))})

@@ -16,11 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import PREFIX, headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import EncodeError, FormatError, FunctionError, PipelineInvalid
-from headrace.formats.plain import SCHEMA_TYPES, header_of, unframe
+from headrace.formats.plain import header_of, unframe
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import compile_schema
 from headrace.formats.sql_types import sql_columns
@@ -78,9 +79,7 @@ class BlockingRegistry:
         """Return a value as JSON text; raises as `codec` does."""
         schema_id, payload = unframe(framed)
         codec = self.codec(schema_id)
-        text: bytes = (
-            to_json(codec.decode_python(payload)) if hasattr(codec, "decode_python") else codec.decode(payload)
-        )
+        text: bytes = to_json(codec.decode_row(payload)) if hasattr(codec, "decode_row") else codec.decode(payload)
         return text
 
 

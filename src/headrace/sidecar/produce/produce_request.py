@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from headrace import errors
+from headrace.config.format_list import FORMATS
 from headrace.formats.choice import SchemaChoice
 from headrace.formats.registry import Reference
 from headrace.records import OutgoingRecord
@@ -18,8 +19,8 @@ from headrace.records import OutgoingRecord
 T = TypeVar("T")
 
 FORMAT_CODES: Final[Mapping[Literal["documented", "light-4j"], Sequence[str]]] = {
-    "documented": ("binary", "avro", "json", "jsonschema", "protobuf", "string"),
-    "light-4j": ("binary", "json", "avro", "jsonschema", "protobuf", "string"),
+    "documented": sorted(FORMATS, key=lambda name: FORMATS[name].code),
+    "light-4j": sorted(FORMATS, key=lambda name: FORMATS[name].light_4j_code),
 }
 """Formats by number, for each value of `producer.format_codes`."""
 MAX_DEPTH: Final = 64

@@ -1,15 +1,11 @@
 """Decodes stored keys and values for requests, by the formats of the consumer."""
 
-from typing import Final
-
 import msgspec
 
+from headrace.config.format_list import FORMATS, SCHEMA_TYPES, STRINGS
 from headrace.formats.choice import Reader
 from headrace.records import Record, RecordBatch
 
-_TYPES: Final = {"binary": "application/octet-stream", "string": "text/plain; charset=utf-8"}
-_AS_STORED: Final = ("binary", "string", "json")
-"""Formats whose stored bytes are a body as they are."""
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -19,7 +15,7 @@ class PayloadDecoder:
     def __init__(self, keys: Reader, key_format: str, values: Reader, value_format: str) -> None:
         self.keys, self._key_format = keys, key_format
         self.values, self._value_format = values, value_format
-        self.content_type = _TYPES.get(value_format, "application/json")
+        self.content_type = FORMATS[value_format].media_type
         """Of what `body` returns."""
 
     async def prepare(self, records: RecordBatch) -> None:
@@ -42,7 +38,7 @@ class PayloadDecoder:
         found = self.keys.decode(record.key)
         if found is None:
             return None
-        return _decode_text(found) if self._key_format in _TYPES else found.decode()
+        return _decode_text(found) if self._key_format in STRINGS else found.decode()
 
     def body(self, record: Record) -> bytes:
         """Return a value as a body of its own; none when it is null."""
@@ -50,4 +46,4 @@ class PayloadDecoder:
         if value is None or self._value_format == "binary":
             return value or b""
         found = self.values.decode(value)
-        return value if self._value_format in _AS_STORED else found or b""
+        return found or b"" if self._value_format in SCHEMA_TYPES else value

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError, PipelineInvalid
+from headrace.pipelines.driver.batch_decision import decide
 from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 
@@ -97,23 +98,25 @@ class ExactlyOnceSink:
             self._target = self._make(_query(batch))
         if not self._is_open:
             self._next, self._is_open = self._target.open(), True
-        changed = self._next == number + 1 and self._target.digest not in ("", self._digest(number))
-        if self._next in (number, number + 1) and not changed:
-            return self._next == number
-        if self._next is not None and self._next > number and not (changed and self._accepts):
-            has = f"batch {number} with other records" if changed else self._next - 1
+        known = self._next
+        changed = self._target.digest not in ("", self._digest(number))
+        is_new = known is None and not 0 < number <= self._tried
+        decision = decide(number, known, changed=changed, may_lag=is_new, accepts=self._accepts)
+        if decision == "ahead":
+            assert known is not None
+            has = f"batch {number} with other records" if known == number + 1 else known - 1
             raise PipelineInvalid(
                 f"the checkpoint continues with batch {number}, and the sink has {has}: the checkpoint is "
                 "an old copy. Restore the newest one, or give the flow another name to begin again"
             )
-        if self._accepts or (self._next is None and not 0 < number <= self._tried):
-            return True
-        last = "it has none" if self._next is None else f"its last is {self._next - 1}"
-        raise PipelineInvalid(
-            f"the sink does not know whether it has batch {number}: {last}. Its record of batches has expired or was "
-            "removed, or the sink was not exactly-once before. To write the batch once more, perhaps a second time, "
-            "set sink.accept_unknown_batch: true for the next start"
-        )
+        if decision == "unknown":
+            last = "it has none" if known is None else f"its last is {known - 1}"
+            raise PipelineInvalid(
+                f"the sink does not know whether it has batch {number}: {last}. Its record of batches has expired or "
+                "was removed, or the sink was not exactly-once before. To write the batch once more, perhaps a second "
+                "time, set sink.accept_unknown_batch: true for the next start"
+            )
+        return decision == "write"
 
     def _digest(self, number: int) -> str:
         """Return a digest of where a batch ends in its sources: Spark plans one that it has lost with another end."""

@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
 from headrace.kafka.transactions.batch_transactions import BatchTransactions
+from headrace.pipelines.driver.batch_decision import decide
 from headrace.pipelines.protocol import KAFKA, secret
 
 
@@ -51,15 +52,16 @@ class TaskWriter(NamedTuple):
         digest = f"{sum(map(len, records))} {sum(map(crc32, keys))}"
         kafka = KafkaConfig.model_validate_json(secret(self.secrets, KAFKA))
         target = BatchTransactions(kafka, f"{self.query}.{context.partitionId()}", self.timeout_seconds)
-        found = target.open() or 0
-        changed = found == self.number + 1 and target.digest != digest
-        if found > self.number + 1 or (changed and not self.accepts):
+        known = target.open()  # it may be far behind: a task has no records in some batches
+        changed = target.digest not in ("", digest)
+        decision = decide(self.number, known, changed=changed, may_lag=True, accepts=self.accepts)
+        if decision == "ahead":
             raise PipelineInvalid(
                 f"batch {self.number} had other keys before, so rows would be repeated or missing: give the sink "
                 "a key that is the same whenever a row is computed. To write it once more, perhaps a second time, set "
                 "sink.accept_unknown_batch: true for the next start"
             )
-        if records and (changed or found <= self.number):
+        if records and decision == "write":
             target.write(self.number, pa.Table.from_batches(records), digest)
         target.close()
         return iter(())

@@ -5,7 +5,6 @@ import functools
 import socket
 from collections.abc import Sequence
 
-from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.outcomes import OnEnded, Outcome, Reply
@@ -18,7 +17,6 @@ from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_notes import Consumption
 from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.tls import ClientTlsFiles
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
 _LINGER_SECONDS = 0.005
@@ -39,7 +37,6 @@ class ProcessContext:
     inner_producer: Producer
     """Writes dead letters, outputs of functions and internal topics; may be the same."""
     registry: SchemaRegistry
-    registry_tls: ClientTlsFiles | None
     codecs: Codecs
     audit: Audit | None
     audit_producer: Producer | None
@@ -49,7 +46,7 @@ class ProcessContext:
     def services(self) -> list[Service]:
         """What must start before everything else, in order."""
         clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
-        return [each for each in dict.fromkeys([self.registry_tls, *clients, self.audit_producer, self.audit]) if each]
+        return [each for each in dict.fromkeys([self.registry.tls, *clients, self.audit_producer, self.audit]) if each]
 
     def on_ended(self, audit_type: str, group: str) -> OnEnded | None:
         """Return what writes audit notes of a group's ended records; None without an audit."""
@@ -78,7 +75,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
     producer = inner = Producer(config.kafka, config.producer, admin=admin, refuses=True)
     if config.reactive_consumers or config.functions or config.registrations.backends:
         inner = Producer(config.kafka, inner_settings(config), "inner_producer", admin)
-    registry, registry_tls = make_registry(config.schema_registry, clock)
+    registry = SchemaRegistry(config.schema_registry, clock)
     audit, audit_producer = _audit(config, admin, metrics, clock)
     return ProcessContext(
         config,
@@ -89,7 +86,6 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
         producer,
         inner,
         registry,
-        registry_tls,
         Codecs(registry, plain_unions=config.schema_registry.avro_unions == "plain"),
         audit,
         audit_producer,
@@ -107,16 +103,6 @@ def inner_settings(config: HeadraceConfig) -> ProducerConfig:
 def transactional_id(config: HeadraceConfig) -> str:
     """Return the start of the names of this process's transactional producers."""
     return config.producer.transactions.id or f"headrace-{socket.gethostname()}-{config.http.port}"
-
-
-def make_registry(settings: SchemaRegistryConfig, clock: Clock) -> tuple[SchemaRegistry, ClientTlsFiles | None]:
-    """Make the client of the schema registry, and what reads its TLS files again when they change.
-
-    Raises:
-        ConfigError: The files of TLS are not usable.
-    """
-    tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
-    return SchemaRegistry(settings, clock, tls.context if tls else None), tls
 
 
 def _audit(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import click
 
-from headrace.app.context import make_registry
 from headrace.app.topic_requirements import examination
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.output import print_rows
@@ -12,6 +11,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine
 from headrace.control.health.preconditions import Finding, TopicRequirement
 from headrace.errors import HeadraceError, KafkaUnauthorized
+from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function
 from headrace.kafka import Admin
 from headrace.runtime import SystemClock
@@ -59,7 +59,7 @@ async def _machine(config: HeadraceConfig) -> list[Finding]:
         except HeadraceError as error:
             found.append(Finding("machine", "Java", "failing", "none that fits", error.description))
     if "schema_registry" in config.model_fields_set:
-        registry, _ = make_registry(config.schema_registry, SystemClock())
+        registry = SchemaRegistry(config.schema_registry, SystemClock())
         try:
             await registry.check()
             found.append(Finding("schema registry", "reachable", "ok", "yes"))

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import click
 
-from headrace.app.context import make_registry
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, open_producer, registry_option
 from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.format_list import STRINGS
@@ -17,6 +16,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.runs.selection import window
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
+from headrace.formats.registry import SchemaRegistry
 from headrace.functions.check import advice
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
@@ -158,7 +158,7 @@ async def call_handler(
         return len((await Admin(kafka).describe_topic(topic)).partitions) if record else 1
 
     topics = cast(TopicDirectory, SimpleNamespace(partitions_of=partitions_of))
-    registry, _ = make_registry(cluster.registry, clock)
+    registry = SchemaRegistry(cluster.registry, clock)
     destination = FunctionDestination(service, trigger, clock, produce=produce, registry=registry, topics=topics)
     try:
         [reply] = await destination.deliver(Delivery(trigger.group, read.topic_partition, 0, [read], 1))
@@ -203,7 +203,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)
     if trigger.output_topic and cluster.kafka.create_topics:
         await _ensure_output(cluster.kafka, trigger)
-    registry, _ = make_registry(cluster.registry, clock)
+    registry = SchemaRegistry(cluster.registry, clock)
     async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
         destination = FunctionDestination(
             service, trigger, clock, produce=producer.produce, registry=registry, topics=topics

@@ -10,7 +10,6 @@ from typing import IO, Any
 import click
 import msgspec
 
-from headrace.app.context import make_registry
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer, registry_option
 from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
@@ -20,6 +19,7 @@ from headrace.control.runs.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.choice import Codecs, Reader, SchemaChoice
 from headrace.formats.plain import JsonCodec
+from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Reachability, read_records
 from headrace.records import OutgoingRecord, Record
 from headrace.runtime import SystemClock, run_blocking
@@ -237,7 +237,7 @@ def _line(record: Record, keys: Reader | None, values: Reader, as_json: bool) ->
 @contextlib.asynccontextmanager
 async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
     """Give the codecs for the length of a command; only formats with a schema use the registry."""
-    client, _ = make_registry(registry, SystemClock())
+    client = SchemaRegistry(registry, SystemClock())
     try:
         yield Codecs(client, plain_unions=registry.avro_unions == "plain")
     finally:

@@ -8,7 +8,6 @@ expired answers are used.
 import asyncio
 import base64
 import hashlib
-import ssl
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from headrace.config.backend import connection_problem
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.runtime import Clock, Readiness, Service
+from headrace.runtime.tls import ClientTlsFiles
 
 _CACHE_BYTES = 16_777_216
 _ENTRY_BYTES = 8192
@@ -69,9 +69,15 @@ _decode_versions = msgspec.json.Decoder(list[_Answer]).decode
 class SchemaRegistry:
     """Looks schemas up and registers them; for use on one loop."""
 
-    def __init__(self, settings: SchemaRegistryConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
-        """Prepare; connections are opened when needed, so the registry may be down."""
-        self._settings, self._tls = settings, tls
+    def __init__(self, settings: SchemaRegistryConfig, clock: Clock) -> None:
+        """Prepare; connections are opened when needed, so the registry may be down.
+
+        Raises:
+            ConfigError: The files of TLS are not usable.
+        """
+        self._settings = settings
+        self.tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
+        """Reads the files again when they change, if it is started."""
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
         self._cache = _AnswerCache(settings.latest_seconds, clock)
@@ -226,7 +232,7 @@ class SchemaRegistry:
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
                 headers=headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(ssl=self.tls.context if self.tls else True),
             )
         return self._session
 

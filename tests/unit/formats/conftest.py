@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from headrace.app.context import make_registry
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.testing import ManualClock
@@ -110,7 +109,7 @@ async def _serving(shows: ssl.SSLContext | None = None, **settings: object) -> A
     await server.start_server(ssl=shows)
     scheme = "https" if "tls" in settings else "http"
     config = SchemaRegistryConfig.model_validate({"url": f"{scheme}://127.0.0.1:{server.port}", **settings})
-    client, _ = make_registry(config, clock)
+    client = SchemaRegistry(config, clock)
     try:
         yield Setting(small, client, clock)
     finally:

@@ -33,7 +33,6 @@ from headrace.pipelines.protocol import REGISTRY, DriverPlan, secret
 from headrace.pipelines.sinks import KafkaSink
 from headrace.records import Header, Record
 from headrace.runtime import SystemClock
-from headrace.runtime.tls import ClientTlsFiles
 
 T = TypeVar("T")
 Row = tuple[str | None, bytes | None, bytes | None, Sequence[Header] | None, bool]
@@ -49,9 +48,8 @@ class BlockingRegistry:
 
     def __init__(self, secrets: Path) -> None:
         """Take its address and login from the secrets file."""
-        settings, clock = SchemaRegistryConfig.model_validate_json(secret(secrets, REGISTRY)), SystemClock()
-        tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
-        self.client = SchemaRegistry(settings, clock, tls.context if tls else None)
+        settings = SchemaRegistryConfig.model_validate_json(secret(secrets, REGISTRY))
+        self.client = SchemaRegistry(settings, SystemClock())
         self._loop = asyncio.new_event_loop()
         self._codecs: dict[int, Any] = {}
 

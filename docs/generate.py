@@ -24,7 +24,10 @@ from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
-from headrace.functions.spec import Duration, FunctionSpec, HttpTrigger, KafkaAttributes, KafkaTrigger
+from headrace.functions.file_values import Duration
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
 
@@ -51,7 +54,7 @@ _OPEN_FIRST = {
     "devcluster": "cluster recording_backend",
     "formats": "choice plain registry",
     "functions": "workers destination process spec",
-    "functions/triggers": "http",
+    "functions/triggers": "kafka http",
     "functions/worker": "loop handler",
     "runtime/jvm": "artifacts",
     "kafka": "consumer poll_thread producer commits compacted_table admin",
@@ -234,7 +237,7 @@ def function_keys_page() -> str:
     """Return what each key of a function file becomes: a property of the client, or a setting of the workers."""
     with (FUNCTIONS / "trigger_keys.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    security = yaml.safe_load((FUNCTIONS / "security_keys.yaml").read_text())
+    security = yaml.safe_load((FUNCTIONS / "triggers/security_keys.yaml").read_text())
     parts = [
         "# Function keys\n",
         _MADE,

@@ -26,7 +26,8 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.frames import FramesInFlight, open_shared_page
 from headrace.functions.load import load_function
 from headrace.functions.process import WorkerProcess
-from headrace.functions.spec import AnyTrigger, FunctionSpec
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.worker.handler import context_of, describe
 from headrace.functions.worker.loop import Worker
 from headrace.functions.workers import FunctionService
@@ -53,7 +54,7 @@ WAITS = """
 class Running:
     """A started function with its destination and a fake of Kafka and registry."""
 
-    def __init__(self, spec: FunctionSpec, trigger: AnyTrigger | None = None) -> None:
+    def __init__(self, spec: FunctionSpec, trigger: Trigger | None = None) -> None:
         self.clock = SystemClock()
         trigger = trigger or spec.triggers[0]
         [pool] = [pool for pool in spec.worker_pools if trigger in pool]

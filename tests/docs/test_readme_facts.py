@@ -16,8 +16,8 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
-from headrace.functions import load
-from headrace.functions.spec import KafkaTrigger
+from headrace.functions.spec import KINDS
+from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.pipelines.lineage import guarantee
 from headrace.pipelines.sinks import AnySink, KafkaSink
 from headrace.pipelines.sources import AnySource, KafkaSource
@@ -61,7 +61,7 @@ NAMES = {
         choices(KafkaSink, "value_format") - {"record"},
     ],
     "`backend.mode` of a reactive consumer": [choices(BackendConfig, "mode")],
-    "`kind` of a function's trigger": [set(load._KINDS)],
+    "`kind` of a function's trigger": [set(KINDS)],
     "`explicitAckMode`": [choices(KafkaTrigger, "explicit_ack_mode")],
     "sources of a pipeline": [kinds(AnySource)],
     "`corrupt`": [choices(KafkaSource, "corrupt")],

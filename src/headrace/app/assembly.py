@@ -25,7 +25,10 @@ from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
-from headrace.functions.spec import AnyTrigger, FunctionSpec, HttpTrigger, KafkaTrigger, triggers_of
+from headrace.functions.spec import FunctionSpec, triggers_of
+from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, Consumer, GroupTransactions, InternalTopic, Reachability, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
@@ -212,19 +215,19 @@ class Assembly:
         for workers in pools:
             made.append(workers)
             for trigger in workers.triggers:
-                if isinstance(trigger, HttpTrigger):
+                if isinstance(trigger, KafkaTrigger):
+                    make = functools.partial(
+                        self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
+                    )
+                    made += self._restarted("function", f"{spec.name}.{trigger.name}", make)
+                elif isinstance(trigger, HttpTrigger):
                     self.listening.append((workers, trigger, self._destination(trigger, workers)))
-                    continue
-                make = functools.partial(
-                    self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
-                )
-                made += self._restarted("function", f"{spec.name}.{trigger.name}", make)
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
 
     def _watched_function(self, file: Path) -> FunctionSpec:
         spec = load_function(file, self._config)
-        for trigger in spec.triggers:
+        for trigger in spec.kafka_triggers:
             admin = self._topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
             self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
         return spec
@@ -305,7 +308,7 @@ class Assembly:
         return make, [transactions]
 
     def _destination(
-        self, trigger: AnyTrigger, workers: FunctionService, held: HeldOutputs | None = None
+        self, trigger: Trigger, workers: FunctionService, held: HeldOutputs | None = None
     ) -> FunctionDestination:
         context, topics = self._context, self._context.topics
         if isinstance(trigger, KafkaTrigger):

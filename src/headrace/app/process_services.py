@@ -35,7 +35,7 @@ from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
 from headrace.formats.registry import RegistryWatch
 from headrace.functions.routes import FunctionEndpoints
-from headrace.functions.triggers.http import FunctionRequests
+from headrace.functions.triggers.http_requests import FunctionRequests
 from headrace.http.application import Application
 from headrace.http.auth import Authenticator
 from headrace.http.forwarding import Forwarder

@@ -50,7 +50,7 @@ def topic_requirements(
             )
         )
     for spec in functions:
-        for trigger in spec.triggers:
+        for trigger in spec.kafka_triggers:
             cluster = trigger.kafka.cluster(config.kafka)
             dead_letter_topic = trigger.dead_letter.topic_for if trigger.dead_letter.enabled else None
             label = f"function {spec.name}.{trigger.name}"

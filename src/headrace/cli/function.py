@@ -20,7 +20,8 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.functions.check import advice
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
@@ -86,10 +87,10 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
         except FunctionInvalid as invalid:
             problems = invalid.description.splitlines()
     if spec:
-        for trigger in spec.triggers:
+        for trigger in spec.kafka_triggers:
             found += [f"{trigger.name}: {text}" for text in await _advice(spec, trigger, cluster.kafka, partitions)]
     problems += warnings if strict else ()
-    fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.all_triggers)})" if spec else ""
+    fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.triggers)})" if spec else ""
     print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
 
 
@@ -141,7 +142,7 @@ async def call_handler(
     topic, number, offset = (record or "").rsplit(":", 2) if record and record.count(":") > 1 else ("", "0", "0")
     if record and not (topic and number.isdecimal() and offset.isdecimal()):
         raise InvalidRequest(f"--record is {record}: write TOPIC:PARTITION:OFFSET, such as orders:0:17")
-    trigger = next((trigger for trigger in spec.triggers if topic in trigger.topics), spec.triggers[0])
+    trigger = next((trigger for trigger in spec.kafka_triggers if topic in trigger.topics), spec.kafka_triggers[0])
     kafka, service = trigger.kafka.cluster(cluster.kafka), ForegroundFunction(spec, [trigger], clock)
     if record:
         read = await _read(kafka, TopicPartition(topic, int(number)), int(offset))
@@ -195,7 +196,7 @@ async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, outp
     from headrace.http.server import serve_alone
 
     spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
-    written = spec.triggers[0]
+    written = spec.kafka_triggers[0]
     # The consumer has decoded what has a schema, and keeps the order: an answer has a result for each record.
     keys, values = (each if each in STRINGS else "json" for each in (written.key_format, written.value_format))
     trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})

@@ -1,29 +1,20 @@
 """What a check of a function file finds beyond its values: the handler, without an import, and advice on numbers."""
 
 import ast
-import difflib
 import importlib.util
 import math
 import symtable
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
+from headrace.functions.sections import near
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.kafka import KafkaTrigger
 
-_NEAR = 0.8
-"""Similarity from which a name counts as a misspelt one."""
 _SPARE = 1.2
 """Part of what is needed that is advised, for the time after one replica has failed."""
-
-
-def near(written: str, known: Iterable[str], similarity: float = _NEAR) -> str:
-    """Return the known name that was probably intended; empty if none is similar."""
-    names = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(written.lower(), names, 1, similarity)
-    found += [name for name in names if similarity < 1 and sorted(name) == sorted(written.lower())]
-    return names[found[0]] if found else ""
 
 
 def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> list[str]:

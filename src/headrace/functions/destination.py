@@ -16,8 +16,8 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.held_outputs import HeldOutputs
-from headrace.functions.spec import AnyTrigger
 from headrace.functions.suspects import Suspects
+from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.worker_log import FailureLog
 from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
@@ -41,7 +41,7 @@ class FunctionDestination:
     def __init__(
         self,
         workers: FunctionService,
-        trigger: AnyTrigger,
+        trigger: Trigger,
         clock: Clock,
         *,
         produce: Produce,
@@ -332,7 +332,7 @@ def _in_order(
     return replies
 
 
-def _attempts_in_order(trigger: AnyTrigger) -> float:
+def _attempts_in_order(trigger: Trigger) -> float:
     """Return the attempts of a record before the last of which no later one may be begun."""
     retry = trigger.retry
     if trigger.ordering != "partition" or "retry" not in (retry.action_of_error(""), *retry.errors.values()):

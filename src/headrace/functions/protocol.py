@@ -40,6 +40,8 @@ class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
     """Empty: what the handler returns is not used, only its status."""
     batch_size: int = 0
     """The most events of one call; 0 if each call gets one event instead of a list."""
+    requests: bool = False
+    """Whether events are requests, and what the handler returns is their answer."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -72,7 +74,7 @@ class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):
 
 
 class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """Records of one partition, one column per field, in offset order; or a request of an HTTP trigger.
+    """Records of one partition, one column per field, in offset order; or a request.
 
     A request has its id as key, its body as value, and `:method` and `:path` as its first headers, as in HTTP/2. The
     last output of its result is the answer: its first header is `:status`. Without one the handler has failed.

@@ -36,7 +36,7 @@ class FunctionReload(Service):
         """
         spec = load_function(self._file, self._config, check_handler=True)
         old = self._pools[0].spec
-        if [one.model_dump() for one in spec.all_triggers] != [one.model_dump() for one in old.all_triggers]:
+        if [one.model_dump() for one in spec.triggers] != [one.model_dump() for one in old.triggers]:
             raise FunctionInvalid(f"{self._file}: the triggers have changed: start the process again, or undo that")
         async with self._one_at_a_time:
             for pool in self._pools:

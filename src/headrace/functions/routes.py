@@ -72,7 +72,7 @@ class FunctionEndpoints:
             )
         spec, needed, lags = functions[name], 0, dict[str, int]()
         least, most = spec.replica_bounds
-        for trigger in spec.triggers:
+        for trigger in spec.kafka_triggers:
             lag_of_group = self._lag_of(trigger.group).items()
             found = [lag.lag for partition, lag in lag_of_group if partition.topic in trigger.topics]
             if not found:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 
-from headrace.functions.spec import AnyTrigger, FunctionSpec
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.trigger import Trigger
 from headrace.runtime import Service
 from headrace.runtime.gauge_registry import DurationHistogram, Measured
 
@@ -19,7 +20,7 @@ _NUCLIO = "nuclio_processor_"
 class WorkerMetrics:
     """Counts what the workers of one trigger do, or those that several share."""
 
-    def __init__(self, spec: FunctionSpec, triggers: Sequence[AnyTrigger], name: str, workers: int) -> None:
+    def __init__(self, spec: FunctionSpec, triggers: Sequence[Trigger], name: str, workers: int) -> None:
         """Begin at 0; `name` is that of the trigger or of the shared allocator."""
         self.handled = {trigger.name: Counter[str]() for trigger in triggers}
         """Calls by trigger and result: `success` or `failure`."""

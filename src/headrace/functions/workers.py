@@ -12,7 +12,8 @@ from headrace.functions import protocol
 from headrace.functions.allocator import Allocator
 from headrace.functions.frames import Answer, FramePace
 from headrace.functions.process import WorkerProcess
-from headrace.functions.spec import AnyTrigger, FunctionSpec
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.worker_log import logger_of
 from headrace.functions.worker_metrics import WorkerMetrics
 from headrace.records import TopicPartition
@@ -59,7 +60,7 @@ class FunctionService(Service):
     def __init__(
         self,
         spec: FunctionSpec,
-        triggers: Sequence[AnyTrigger],
+        triggers: Sequence[Trigger],
         clock: Clock,
         acknowledgers: Mapping[str, Acknowledge] = MappingProxyType({}),
         deliver_again: Mapping[str, Callable[[TopicPartition], None]] = MappingProxyType({}),

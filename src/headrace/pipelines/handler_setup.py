@@ -42,7 +42,7 @@ def setup_of(spec: PipelineSpec, name: str) -> protocol.Setup:
         function = load_function(folder / handler, check_handler=True)
     except FunctionInvalid as cause:
         raise PipelineInvalid(cause.description) from cause
-    if function.triggers[0].explicit_ack_mode != "disable":
+    if function.kafka_triggers[0].explicit_ack_mode != "disable":
         raise PipelineInvalid(f"{handler} has explicitAckMode, and in a pipeline a micro-batch ends its records")
-    setup = function.setup(function.triggers[:1], "0", "info")
+    setup = function.setup(function.kafka_triggers[:1], "0", "info")
     return msgspec.structs.replace(setup, triggers=[msgspec.structs.replace(setup.triggers[0], output_topic=topic)])

@@ -14,7 +14,7 @@ from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
-from headrace.functions.spec import KafkaTrigger
+from headrace.functions.triggers.kafka import KafkaTrigger
 
 TEXT = table(__file__, "text")
 

@@ -186,5 +186,5 @@ def test_workers_by_key_end_one_record_by_an_acknowledgement(write_function: Wri
         ("key", {"explicitAckEnds": "upTo"}, "upTo"),
     ):
         folder = write_function("def handler(context, event): pass", **mode, workerAllocationMode=allocation, **given)
-        [trigger] = load_function(folder).triggers
+        [trigger] = load_function(folder).kafka_triggers
         assert trigger.explicit_ack_ends == expected

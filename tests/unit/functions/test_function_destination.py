@@ -24,7 +24,8 @@ from headrace.errors import (
 )
 from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.spec import HandlerBatch, KafkaAttributes, KafkaTrigger
+from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
+from headrace.functions.triggers.trigger import HandlerBatch
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.testing import ManualClock

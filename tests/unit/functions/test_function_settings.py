@@ -16,7 +16,8 @@ from headrace.errors import FunctionInvalid
 from headrace.functions import load as loader
 from headrace.functions.check import advice
 from headrace.functions.load import load_function
-from headrace.functions.spec import FunctionSpec, KafkaTrigger
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.kafka import KafkaTrigger
 
 TABLE = Path(loader.__file__).with_name("trigger_keys.csv").read_text().splitlines()
 ANNOTATED = {row["key"]: row["annotation"] for row in csv.DictReader(TABLE) if row["annotation"]}
@@ -42,7 +43,7 @@ def load(folder: Path, spec: dict[str, Any] | str = "", annotations: Any = None,
 
 
 def only(spec: FunctionSpec) -> KafkaTrigger:
-    [trigger] = spec.triggers
+    [trigger] = spec.kafka_triggers
     return trigger
 
 

@@ -11,8 +11,9 @@ from yaml_table import table
 from headrace.delivery.outcomes import Reply
 from headrace.delivery.policy import action_of
 from headrace.errors import FunctionInvalid
+from headrace.functions.file_values import parse_duration, parse_size
 from headrace.functions.load import load_function
-from headrace.functions.spec import FunctionSpec, parse_duration, parse_size
+from headrace.functions.spec import FunctionSpec
 
 HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
 
@@ -37,7 +38,7 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     spec = load(tmp_path, UNMODIFIED)
     assert (spec.name, spec.namespace, spec.handler, spec.env) == ("enrich", "ns", "pkg.module:func", {"A": "b"})
     assert (spec.event_timeout_seconds, spec.readiness_timeout_seconds, spec.folder) == (30, 120, tmp_path)
-    [trigger] = spec.triggers
+    [trigger] = spec.kafka_triggers
     assert (trigger.name, trigger.kind, trigger.topics, trigger.kafka.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
     assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
@@ -50,21 +51,21 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: Path) -> None:
     """As attributes, or the order as an annotation; Nuclio's own names win where both are written."""
     lines = "        ordering: KEY\n        fetchMin: 7\n        consumer: {instance_id: a-1, fetch_min_bytes: 9}\n"
-    [trigger] = load(tmp_path, with_attributes(lines)).triggers
+    [trigger] = load(tmp_path, with_attributes(lines)).kafka_triggers
     assert trigger.ordering == "key"
     found = trigger.kafka.member.client_properties({})
     assert (found["group.instance.id"], found["fetch.min.bytes"]) == ("a-1", 7)
     annotated = "metadata: {annotations: {nuclio.io/kafka-ordering: none}}\n" + with_attributes()
-    assert load(tmp_path, annotated).triggers[0].ordering == "none"
+    assert load(tmp_path, annotated).kafka_triggers[0].ordering == "none"
 
 
 def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
     """The whole section is there; `attempts` beside it is the shorter way and wins."""
     lines = "        retry: {attempts: 9, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
-    [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).triggers
+    [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).kafka_triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
-    assert load(tmp_path, with_attributes("        retry: {tiers: [10]}\n")).triggers[0].retry.tiers == [10]
+    assert load(tmp_path, with_attributes("        retry: {tiers: [10]}\n")).kafka_triggers[0].retry.tiers == [10]
     with pytest.raises(FunctionInvalid, match=r"keep_key_order does not go with ordering: partition"):
         load(tmp_path, with_attributes("        retry: {tiers: [10], keep_key_order: true}\n"))
     with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
@@ -134,7 +135,7 @@ def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: 
 def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A trigger of another kind beside a Kafka one does not keep the file from loading."""
     text = with_attributes() + "    often: {kind: cron}\n    off: {kind: kafka, disabled: true}\n"
-    assert [trigger.name for trigger in load(tmp_path, text).triggers] == ["k"]
+    assert [trigger.name for trigger in load(tmp_path, text).kafka_triggers] == ["k"]
     assert "often is of kind 'cron': Headrace runs kafka-cluster, kafka, http" in caplog.text
 
 
@@ -150,7 +151,7 @@ def test_the_policy_for_failures_in_one_word(
 ) -> None:
     """A class with a line of its own keeps its action; a record that kills workers is never taken for handled."""
     lines = f"        onFailure: {on_failure}\n        retry: {{errors: {{KeyError: dead_letter}}}}\n"
-    [trigger] = load(tmp_path, with_attributes(lines)).triggers
+    [trigger] = load(tmp_path, with_attributes(lines)).kafka_triggers
     replies = [Reply("ValueError"), Reply("KeyError"), Reply("WorkerLost", permanent=True)]
     assert [action_of(reply, trigger.retry) for reply in replies] == actions
     assert trigger.dead_letters.enabled is dead_letters

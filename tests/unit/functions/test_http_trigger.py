@@ -15,7 +15,8 @@ from yaml_table import table
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
-from headrace.functions.triggers.http import FunctionRequests
+from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.triggers.http_requests import FunctionRequests
 from headrace.http.application import Application
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService
@@ -41,10 +42,11 @@ class Listening(Running):
 
     def __init__(self, folder: Path, security: SecurityConfig = OPEN, port: int = 0) -> None:
         spec = load_function(folder)
-        assert spec.http
-        super().__init__(spec, spec.http)
-        own = HttpConfig(port=port, max_body_bytes=spec.http.max_body_bytes)
-        router = FunctionRequests(self.service, spec.http, self.destination, own)
+        trigger = spec.triggers[-1]
+        assert isinstance(trigger, HttpTrigger)
+        super().__init__(spec, trigger)
+        own = HttpConfig(port=port, max_body_bytes=trigger.max_body_bytes)
+        router = FunctionRequests(self.service, trigger, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
         self.application = Application(own, (), Metrics(), authenticator, router=router)
         self.web = WebService(own, self.application, name=router.name)
@@ -341,7 +343,7 @@ async def test_requests_that_wait_have_a_limit_of_memory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body above it is refused at once; one alone is always taken."""
-    monkeypatch.setattr("headrace.functions.triggers.http._MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr("headrace.functions.triggers.http_requests._MOST_WAITING_BYTES", 1000)
     async with listening(write(WAITS)) as function:
         first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
         await function.until((tmp_path / "first").exists)
@@ -387,8 +389,9 @@ def test_what_has_no_effect_is_named(write: Write, caplog: pytest.LogCaptureFixt
     """Keys of Nuclio's that need its platform, and keys of Kafka's triggers."""
     attributes: dict[str, Any] = {"ingresses": {"0": {"host": "a"}}, "readBufferSize": 1024, "port": 9001}
     spec = load_function(write("def handler(context, event): ...", {"url": ":1", "maxWorkers": 3}, **attributes))
-    assert spec.http and (spec.http.port, spec.http.workers, spec.http.max_body_bytes) == (9001, 3, 4_194_304)
-    assert [trigger.name for trigger in spec.all_triggers] == ["kafka", "web"]
+    kafka, web = spec.triggers
+    assert isinstance(web, HttpTrigger) and (web.port, web.workers, web.max_body_bytes) == (9001, 3, 4_194_304)
+    assert (kafka.name, web.name) == ("kafka", "web")
     assert "web.attributes.ingresses: has no effect in Headrace: Headrace makes no ingress" in caplog.text
     assert "web.attributes.readBufferSize: has no effect in Headrace: a head may have 32768 bytes" in caplog.text
     assert "web.url: has no effect in a trigger of kind http" in caplog.text

@@ -46,7 +46,9 @@ def security_of(
     file = folder / "function.yaml"
     file.touch(0o600)
     file.write_text(yaml.safe_dump(document, sort_keys=False))
-    return load_function(file, HeadraceConfig.model_validate(config) if config else None).triggers[0].kafka.security
+    return (
+        load_function(file, HeadraceConfig.model_validate(config) if config else None).kafka_triggers[0].kafka.security
+    )
 
 
 def secured(folder: Path, *parts: Any, **spec: Any) -> KafkaSecurity:
@@ -303,10 +305,10 @@ def test_a_login_alone_is_used_on_the_brokers_of_the_configuration(tmp_path: Pat
     """Brokers of its own get nothing of `kafka.security`."""
     kafka = HeadraceConfig.model_validate({"kafka": KAFKA}).kafka
     security_of(tmp_path, {"sasl": PLAIN, "caCert": "ca.pem"}, {}, {"kafka": KAFKA})
-    cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
+    cluster = load_function(tmp_path).kafka_triggers[0].kafka.cluster(kafka)
     assert (cluster.bootstrap_servers, principal_of(cluster)[0]) == (kafka.bootstrap_servers, "User:nuclio")
     security_of(tmp_path, {"brokers": ["c:9092"], **NO_TLS}, {}, {"kafka": KAFKA})
-    cluster = load_function(tmp_path).triggers[0].kafka.cluster(kafka)
+    cluster = load_function(tmp_path).kafka_triggers[0].kafka.cluster(kafka)
     assert (cluster.bootstrap_servers, cluster.security.effective_protocol) == ("c:9092", "plaintext")
     security_of(tmp_path, {}, {}, {"kafka": KAFKA})
-    assert load_function(tmp_path).triggers[0].kafka.cluster(kafka) is kafka
+    assert load_function(tmp_path).kafka_triggers[0].kafka.cluster(kafka) is kafka

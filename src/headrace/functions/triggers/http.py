@@ -1,106 +1,27 @@
-"""The HTTP trigger of a function: requests become events of its workers, and what the handler returns the answers."""
+"""A trigger whose events are HTTP requests: its settings."""
 
-import functools
-import itertools
-import time
-from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Annotated, ClassVar, Literal
 
-from headrace import errors
-from headrace.config.http import HttpConfig
-from headrace.errors import DestinationUnavailable, HeadraceError, WorkerLost
-from headrace.functions import protocol
-from headrace.functions.destination import FunctionDestination
-from headrace.functions.spec import HttpTrigger
-from headrace.functions.workers import FunctionService
-from headrace.http.application import Router
-from headrace.http.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_closed, headers_of
-from headrace.http.auth.principals import WRITE
-from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, Rule
-from headrace.http.messages import HttpResponse, read_body, retry_after
-from headrace.runtime.telemetry.correlation import correlation_id
+from pydantic import Field
 
-_HEALTH: Final = "/__internal/health"
-_CREDENTIALS: Final = (b"authorization", b"x-scope-token")
-"""Headers for Headrace, which handlers do not get if it authenticates callers."""
-_MOST_WAITING_BYTES: Final = 67_108_864
-"""Of the bodies of all requests in flight."""
-_NO_CONTENT: Final = (204, 304)
+from headrace.config.section import Number
+from headrace.functions.triggers.trigger import Trigger
 
 
-class FunctionRequests(Router):
-    """Sends every request to one function, but those that ask for its health."""
+class HttpTrigger(Trigger):
+    """A trigger of kind `http`: events are requests."""
 
-    def __init__(
-        self, workers: FunctionService, trigger: HttpTrigger, destination: FunctionDestination, settings: HttpConfig
-    ) -> None:
-        super().__init__(())
-        self.name = f"{workers.spec.name}.{trigger.name}"
-        self._workers, self._destination, self._settings = workers, destination, settings
-        self._wait_seconds = trigger.worker_wait_ms / 1000 if trigger.worker_wait_ms >= 0 else 10.0
-        self._numbers, self._free = itertools.count(), list[int]()
-        """Numbers of requests in flight, which are used again."""
-        self._bytes = 0
-        rule = Rule((WRITE,), "call", "function")
-        self._endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
-        self._open = Endpoint("GET", _HEALTH, "functionHealth", "Whether its workers are ready", OPEN)
+    mapping: ClassVar[str] = "http"
+    requests: ClassVar[bool] = True
+    unused: ClassVar[tuple[str, ...]] = (
+        "explicitAckMode",
+        "waitExplicitAckDuringRebalanceTimeout",
+        "partitions",
+        "url",
+    )
 
-    def may_be_open(self, path: str) -> bool:
-        return path.startswith(_HEALTH)
-
-    def find(self, scope: Scope) -> tuple[Endpoint, AsgiApp]:
-        is_open, scope["path_params"] = self.may_be_open(scope["path"]), {"function": self.name}
-        scope["endpoint"] = self._open if is_open else self._endpoint
-        return scope["endpoint"], self._health if is_open else self._call
-
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await HttpResponse(b"", 200 if self._workers.readiness().ready else 503, b"text/plain").send(send)
-
-    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope) | {b"content-encoding": b"identity"}  # the handler unpacks its body
-        body = await read_body(receive, headers, self._settings)
-        if self._bytes and self._bytes + len(body) > _MOST_WAITING_BYTES:
-            raise errors.ServerBusy(f"requests in flight have {self._bytes} bytes: send again after a pause")
-        if self._workers.spec.event_timeout_seconds:
-            scope["state"][STREAMING] = True  # that ends the request, instead of the server
-        hidden, query = _CREDENTIALS if PRINCIPAL in scope else (), scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        sent: protocol.Headers = [(":method", scope["method"].encode()), (":path", target)]
-        sent += [(name.decode("latin-1"), value) for name, value in scope["headers"] if name not in hidden]
-        number = self._free.pop() if self._free else next(self._numbers)
-        self._bytes += len(body)
-        now, identity = round(time.time() * 1000), correlation_id.get().encode()
-        try:
-            work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
-            answer = await self._answer(work, functools.partial(client_closed, receive))
-        finally:
-            self._free.append(number)
-            self._bytes -= len(body)
-        await answer.send(send)
-
-    async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
-        """Return the handler's answer, else an error without the words of the worker, which are for the log."""
-        try:
-            reply, output = await self._destination.answer(work, self._wait_seconds, gone)
-        except WorkerLost as lost:
-            is_late = lost.parameters["error"] == "timeout"
-            why = "the event took longer than spec.eventTimeout" if is_late else "its worker ended"
-            return _error(504 if is_late else 502, WorkerLost(f"{why}: the log has more, and its effects are unknown"))
-        except DestinationUnavailable as cause:
-            why = cause.description if "topic" in cause.parameters else "no worker is up or free: readiness has more"
-            return _error(503, DestinationUnavailable(why))
-        if output is None and not reply.reached:
-            return _error(400, errors.InvalidRequest(f"the body does not fit the handler's type: {reply.reason}"))
-        if output is None:
-            return _error(500, errors.FunctionError(f"the handler failed with {reply.error}: the log has more"))
-        (_, status), *named = output.headers
-        has_content = int(status or 0) not in _NO_CONTENT
-        answer = HttpResponse(output.body if has_content else b"", int(status or 0))
-        length = [("content-length", b"%d" % len(answer.body))] if has_content else []
-        answer.headers = [(name.encode(), value or b"") for name, value in [*named, *length]]
-        return answer
-
-
-def _error(status: int, error: HeadraceError) -> HttpResponse:
-    again = retry_after(1 if status == 503 else None)
-    return HttpResponse({**error.body(), "statusCode": status}, status, headers=again)
+    port: Annotated[int, Field(ge=0, le=65_535), Number] = 8080
+    max_body_bytes: Annotated[int, Field(ge=0, le=1 << 28, alias="maxRequestBodySize"), Number] = 4_194_304
+    worker_wait_ms: Annotated[int, Field(alias="workerAvailabilityTimeoutMilliseconds"), Number] = 10_000
+    """The longest wait for a worker; below 0 means the default."""
+    value_format: Literal["json"] = "json"

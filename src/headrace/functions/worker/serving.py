@@ -1,9 +1,7 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
-import contextlib
 import mmap
 import os
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
@@ -19,15 +17,11 @@ from headrace.formats.plain import Convert, JsonCodec, unframe
 from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure, parts_of, to_json
+from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure
+from headrace.functions.worker.http_events import RequestAnswers
 
-_JSON = "application/json"
-_OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
-"""Headers of answers that do not come from the handler's."""
 _TEXTS = frozenset(("topic", "path", "id", "content_type", "method", "url", "type", "type_version", "version"))
 _TEXTS |= {"trigger", "headers", "fields"}
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Bodies:
@@ -87,30 +81,6 @@ def _as_bytes(found: Any) -> Any:
     return found.encode() if isinstance(found, str) else found
 
 
-class _HttpAnswers(Answers):
-    """Turns what a handler returns into the answer to a request, by Nuclio's rules."""
-
-    nothing = object()  # None is an answer too
-
-    def result_of(self, answer: Any) -> protocol.Result:
-        """Return the result of a request; raise `ValueError` for an answer that HTTP does not allow."""
-        answer = answer[0] if type(answer) is list and answer else answer
-        is_response, (status, body, headers) = hasattr(answer, "status_code"), parts_of(answer)
-        is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is answer)
-        kind = _JSON if is_json else (is_response and answer.content_type) or "text/plain"
-        data = body if isinstance(body, bytes) else str(body).encode()
-        if is_json:
-            data = to_json(repr(body) if isinstance(body, bytes) else body)
-        if not (isinstance(status, int) and 200 <= status <= 599):
-            raise ValueError(f"the handler answered status {status!r}: return a number from 200 to 599")
-        own = [(str(name).lower(), value or b"") for name, value in headers]
-        sent = [("content-type", str(kind).encode()), *(each for each in own if each[0] not in _OWN_HEADERS)]
-        if wrong := [name for name, value in sent if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))]:
-            raise ValueError(f"the handler answered header {wrong[0]!r}, whose name or value HTTP does not allow")
-        output = protocol.Output(data, [(":status", b"%d" % status), *sent])
-        return protocol.Result([output], error=f"status {status}" if status >= 400 else "")
-
-
 class _Trigger(NamedTuple):
     info: TriggerInfo
     decode_key: Convert | None
@@ -133,12 +103,10 @@ class Serving:
         self._context = context
         self._triggers = [
             _Trigger(
-                TriggerInfo("http", trigger.name) if trigger.kind == "http" else TriggerInfo(name=trigger.name),
+                TriggerInfo(trigger.kind, trigger.name) if trigger.requests else TriggerInfo(name=trigger.name),
                 self.bodies.decoder(trigger.key_format),
                 _validating(self.bodies.decoder(trigger.value_format), body_type(handler), trigger),
-                (_HttpAnswers if trigger.kind == "http" else Answers)(
-                    trigger.output_format, bool(trigger.output_topic)
-                ),
+                (RequestAnswers if trigger.requests else Answers)(trigger.output_format, bool(trigger.output_topic)),
                 trigger.batch_size,
             )
             for trigger in setup.triggers
@@ -256,14 +224,14 @@ class Serving:
 
     def _events_of(self, work: protocol.Work, results: list[protocol.AnyResult]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
-        info, decode_key, decode_value, *_ = self._triggers[work.trigger]
+        info, decode_key, decode_value, answers, _ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)
         headers = work.headers or [None] * len(work.offsets)
         columns = work.values, work.keys, headers, work.offsets, work.timestamps_ms
         events: list[Event | None] = [*map(_RecordEvent, *columns, repeat(source))]
-        if info.kind == "http":
+        if isinstance(answers, RequestAnswers):
             decode_value = None if decode_value is JsonCodec.decode_python else decode_value
-            events = [_request(work, info, decode_value is not None)]
+            events = [answers.event_of(work, info, decode_value is not None)]
         for event in () if self._has_texts else events:
             event.__class__ = _BytesEvent
         begun, self._trigger = self._progress[0], work.trigger
@@ -310,24 +278,6 @@ def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[prot
         if in_order and sent is not result:
             return fitting
     return fitting
-
-
-def _request(work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
-    """Return the event of a request; a body of JSON is decoded, unless that follows because the handler has a type."""
-    from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
-
-    pairs, body = (work.headers or [None])[0] or (), work.values[0] or b""
-    (_, method), (_, target), *rest = [(name.title(), (value or b"").decode("latin-1")) for name, value in pairs]
-    headers: dict[str, Any] = dict(rest)
-    (path, _, query), kind = target.partition("?"), headers.get("Content-Type", "")
-    event = Event(body, None, headers, 0, work.timestamps_ms[0], EventSource(trigger=info), size=len(body))
-    event.method, event.url, event.content_type = method, target, kind
-    event.path, event.fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
-    event.id = (work.keys[0] or b"").decode()
-    if kind == _JSON and not typed:
-        with contextlib.suppress(DecodeError):
-            event.body = JsonCodec.decode_python(body)
-    return event
 
 
 def _decoded(what: str, data: bytes | None, decode: Convert | None) -> Any:

@@ -1,0 +1,267 @@
+"""A trigger whose events are records of topics: its settings, and how they are read from the file."""
+
+import math
+import re
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from headrace.config.consumers import DeliveryConfig, fit_retry_topics
+from headrace.config.explain import explain
+from headrace.config.kafka import KafkaConfig
+from headrace.config.kafka_security import KafkaSecurity, warnings_of
+from headrace.config.membership import ConsumerConfig
+from headrace.config.section import GroupName, Number, TopicName
+from headrace.config.yaml_tree import dotted
+from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
+from headrace.functions.sections import ANNOTATED
+from headrace.functions.triggers.trigger import Trigger, WrittenTrigger
+from headrace.functions.triggers.trigger_security import (
+    SETTINGS,
+    SecurityReader,
+    Written,
+    cluster_problem,
+    in_nuclio_names,
+)
+
+
+def _broker(text: str) -> str:
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", text):
+        raise ValueError(f"is {text!r}, which is no broker: write host:port, and several as a list under brokers")
+    return text
+
+
+def _no_partitions(found: Any) -> Any:
+    if found:
+        raise ValueError("names partitions, and the members of a group share all of them: remove it")
+    return found
+
+
+def _version(text: str) -> str:
+    numbers = re.fullmatch(r"0\.(\d+)\.\d+\.\d+|[1-9]\d*\.\d+\.\d+", text)
+    if not numbers:
+        raise ValueError(f"is {text!r}, which is no version of Kafka: write one such as 3.5.2, or remove it")
+    if numbers[1] and int(numbers[1]) < 11:
+        raise ValueError(f"is {text}, where records have no headers yet: write 0.11.0.0 or later, or remove it")
+    return text
+
+
+NoPartitions = Annotated[list[Any], BeforeValidator(_no_partitions)]
+
+_MEMBER: Final = {
+    "session_timeout": "session_timeout_seconds",
+    "heartbeat_interval": "heartbeat_seconds",
+    "retry_backoff": "fetch_retry_seconds",
+    "rebalance_timeout": "max_poll_interval_seconds",
+    "max_wait_time": "fetch_wait_seconds",
+    "fetch_min": "fetch_min_bytes",
+    "fetch_default": "partition_fetch_bytes",
+}
+"""Attributes, and the settings of the consumer that they are."""
+_DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
+"""Those of Nuclio that are not the client's; 0 means them too."""
+
+
+class KafkaAttributes(FilePart):
+    """The Kafka part of a trigger: what it reads, and as which member of which group."""
+
+    topics: Annotated[list[TopicName], Field(min_length=1), BeforeValidator(is_list)]
+    group: Annotated[GroupName, Field(alias="consumerGroup")]
+    brokers: Annotated[list[Annotated[str, AfterValidator(_broker)]], BeforeValidator(is_list)] = []
+    """Brokers the file names; empty means those of headrace.yaml."""
+    security: KafkaSecurity | None = None
+    """TLS and login of its own; None for those of headrace.yaml, or plain text on brokers of its own."""
+    auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
+    balance_strategy: Annotated[Literal["sticky", "range", "roundrobin"], AnyCase] = "sticky"
+    session_timeout: Annotated[float, Field(ge=0.01, le=3600), Duration] = 10.0
+    heartbeat_interval: Annotated[float, Field(ge=0.001, le=3600), Duration] = 3.0
+    max_processing_time: Limit = 300.0
+    """The longest time in which no record of a partition ends while the partition is still fetched."""
+    rebalance_timeout: Annotated[float, Field(ge=0.001, le=86_400), Duration] = _DEFAULTS["rebalance_timeout"]
+    max_wait_handler: Annotated[Limit, Field(alias="maxWaitHandlerDuringRebalance")] = 5.0
+    """The longest wait for records in flight before a partition is given up."""
+    rebalance_retry_max: Whole = 4
+    rebalance_retry_backoff: Pause = 2.0
+    retry_backoff: Annotated[float, Field(ge=0, le=300), Duration] | None = None
+    max_wait_time: Annotated[float, Field(ge=0.001, le=50), Duration] = _DEFAULTS["max_wait_time"]
+    fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
+    fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 1_048_576
+    fetch_max: Whole = 0
+    """Bytes of the largest record that a worker gets; 0 for no limit."""
+    channel_buffer_size: Annotated[int, Field(ge=0, le=256), Number] = 256
+    ack_window_size: Whole = 0
+    """Records by which the committed offset stays behind what has ended."""
+    commit_interval: Annotated[float, Field(ge=0.01, le=3600), Duration] = 1.0
+    """Time from one commit to the next. A setting of Headrace; Nuclio's is 1s too."""
+    log_level: Annotated[int, Number] = 0
+    version: Annotated[str, AfterValidator(_version)] = "3.5.2"
+    admin_timeout: Limit | None = None
+    admin_retry_backoff: Pause = 2.0
+    admin_retry_max: Whole = 10
+    metadata_timeout: Limit = 15.0
+    metadata_retry_backoff: Pause = 2.0
+    metadata_retry_max: Whole = 10
+    net_dial_timeout: Annotated[float, Field(gt=0, le=86_400), Duration] | None = None
+    net_keep_alive_interval: Pause | None = None
+    partitions: NoPartitions = []
+    consumer: ConsumerConfig = ConsumerConfig()
+    """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        pairs = (("heartbeat_interval", "session_timeout"), ("max_wait_handler", "rebalance_timeout"))
+        for shorter, longer in pairs:
+            if getattr(self, shorter) >= getattr(self, longer):
+                times = f"is {getattr(self, shorter):g}s, and {to_camel(longer)} {getattr(self, longer):g}s"
+                name = type(self).model_fields[shorter].alias or to_camel(shorter)
+                raise ValueError(f"{name} {times}: write a shorter {name}, or a longer {to_camel(longer)}")
+        try:
+            self.member  # noqa: B018 its model is the check
+        except ValidationError as cause:
+            text = cause.errors()[0]["msg"].removeprefix("Value error, ")
+            for field, setting in {**_MEMBER, "balance_strategy": "assignors"}.items():
+                text = text.replace(setting, to_camel(field)) if field in self.model_fields_set else text
+            raise ValueError(text) from None
+        return self
+
+    def cluster(self, kafka: KafkaConfig) -> KafkaConfig:
+        """Return how to reach what the trigger reads: `kafka` itself, if nothing of it is the trigger's own."""
+        own: dict[str, Any] = {"security": self.security} if self.security else {}
+        if not kafka.is_at(self.brokers):
+            own = {"bootstrap_servers": ",".join(self.brokers), "security": self.security or KafkaSecurity()}
+        properties: dict[str, Any] = {}
+        if self.net_dial_timeout:
+            properties["socket.connection.setup.timeout.ms"] = max(1000, round(self.net_dial_timeout * 1000))
+        if self.net_keep_alive_interval is not None:
+            properties["socket.keepalive.enable"] = self.net_keep_alive_interval > 0
+        if properties:
+            own["properties"] = {**kafka.properties, **properties}
+        if self.admin_timeout:
+            own["request_timeout_seconds"] = self.admin_timeout
+        return kafka.model_copy(update=own) if own else kafka
+
+    @property
+    def member(self) -> ConsumerConfig:
+        """Group membership and fetching of this trigger's consumer; Nuclio's names win where both are written."""
+        settings, written = self.consumer.model_dump(exclude_unset=True), self.model_fields_set
+        for field, setting in _MEMBER.items():
+            # The others only if the file has them: with the newer group protocol the broker owns the session.
+            if field in written or (field in _DEFAULTS and setting not in settings):
+                settings[setting] = getattr(self, field) or _DEFAULTS.get(field, 0)
+        longest = max(settings["max_poll_interval_seconds"], settings.get("session_timeout_seconds", 10.0), 1.0)
+        settings["max_poll_interval_seconds"] = longest  # the client refuses less than the session
+        settings["partition_fetch_bytes"] = min(settings["partition_fetch_bytes"], self.fetch_max or math.inf)
+        if "balance_strategy" in written:
+            sticky = self.balance_strategy == "sticky"
+            settings["assignors"] = ["cooperative-sticky" if sticky else self.balance_strategy]
+        return ConsumerConfig(**settings)
+
+
+class KafkaTrigger(Trigger):
+    """A trigger of kind `kafka-cluster` or `kafka`: events are records of topics."""
+
+    mapping: ClassVar[str] = "attributes"
+
+    kafka: KafkaAttributes
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics it reads."""
+        return self.kafka.topics
+
+    @property
+    def group(self) -> str:
+        """The group it reads in."""
+        return self.kafka.group
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.allocation == "key":  # with upTo, an acknowledgement would end records that other workers keep
+            own = {"ordering": "key", "explicit_ack_ends": "one"}
+            self.__dict__.update({name: own[name] for name in own.keys() - self.model_fields_set})
+        fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
+        for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
+            if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
+                raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
+        longest = self.kafka.max_processing_time  # without an end of a record the partition is not fetched any more
+        if self.batch.mode == "enable" and self.batch.timeout >= longest:
+            text = f"batch.timeout is {self.batch.timeout:g}s, and maxProcessingTime {longest:g}s"
+            raise ValueError(f"{text}: write less than it")
+        if self.explicit_ack_mode != "disable" and self.allocation == "pool":
+            raise ValueError(
+                f"explicitAckMode is {self.explicit_ack_mode}, and workerAllocationMode pool: write static or key, "
+                "so that the worker that acknowledges a record is the one that has it"
+            )
+        if self.explicit_ack_mode != "disable" and self.retry.tiers:
+            raise ValueError(
+                f"explicitAckMode is {self.explicit_ack_mode}, and retry.tiers are set: a record in a retry topic has "
+                "left the topic by whose offset it is acknowledged: remove tiers"
+            )
+        mode, window, isolation = self.explicit_ack_mode, self.kafka.ack_window_size, self.kafka.member.isolation_level
+        apart = {
+            f"explicitAckMode {mode}, which commits apart from the outputs: write disable": mode != "disable",
+            f"ackWindowSize {window}, by which offsets are committed after the outputs: remove it": window > 0,
+            "retry.tiers, which commit apart from the outputs: remove them": bool(self.retry.tiers),
+            "isolation_level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
+        }
+        if self.delivery == "exactly_once" and (why := next((text for text, found in apart.items() if found), "")):
+            raise ValueError(f"delivery is exactly_once, and {why}, or write delivery: at_least_once")
+        return self
+
+    @classmethod
+    def read(cls, written: WrittenTrigger) -> Self | None:
+        """Return the trigger, with the annotations of what its attributes do not have."""
+        reader, own, attributes = written.reader, written.own, written.attributes
+        if "topic" in attributes.values and "topics" in attributes.values:
+            reader.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
+        elif "topic" in attributes.values:
+            attributes.take("topics", attributes, "topic")
+            attributes.values["topics"] = [attributes.values["topics"]]
+        if "url" in own.values and not attributes.values.get("brokers"):
+            attributes.values["brokers"], attributes.paths["brokers"] = [own.values["url"]], own.paths["url"]
+        for key, annotation in ANNOTATED.items():
+            if annotation in written.annotations.values and key not in attributes.values:
+                attributes.take(key, written.annotations, annotation)
+        names = (field.alias or name for name, field in KafkaAttributes.model_fields.items())
+        kafka = {key: attributes.values[key] for key in names if key in attributes.values and key != "security"}
+        made = reader.model(cls, attributes, kafka=kafka | {"security": _security(written)})
+        if made is None:
+            return None
+        reader.judge_idle(attributes, cls.mapping, made, made.kafka)
+        other_cluster = written.config and not written.config.kafka.is_at(made.kafka.brokers)
+        if made.delivery == "exactly_once" and other_cluster:
+            text = "is exactly_once, and outputs go to the brokers of headrace.yaml: a transaction has one cluster"
+            reader.wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
+        return made
+
+
+def _security(trigger: WrittenTrigger) -> KafkaSecurity | None:
+    """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
+    file, attributes = trigger.reader, trigger.attributes
+    sections = {"": attributes, "tls": file.below(attributes, "tls"), "sasl": file.below(attributes, "sasl")}
+    sections["sasl.oauth"] = file.below(sections["sasl"], "oauth")
+    written: dict[str, Written] = {}
+    for name, (annotation, _) in SETTINGS.items():
+        section, _, key = name.rpartition(".")
+        source, key = (sections[section], key) if key in sections[section].values else (trigger.annotations, annotation)
+        if key in source.values:
+            written[name] = Written(source.values[key], source.paths[key])
+    reader = SecurityReader(written, attributes.path, trigger.secrets, file.wrong, file.warn)
+    before = len(file.problems.found)
+    try:
+        security = reader.read()
+    except ValidationError as cause:
+        explain(reader.explained(cause), file.tree, file.problems)
+        return None
+    if len(file.problems.found) > before:
+        return None
+    for sentence in warnings_of(security, dotted(attributes.path)) if security else ():
+        file.warn((), in_nuclio_names(sentence))
+    kafka, brokers = trigger.config and trigger.config.kafka, attributes.values.get("brokers") or []
+    if kafka and isinstance(brokers, list) and (why := cluster_problem(security, brokers, kafka)):
+        used = (one.path for name, one in written.items() if name != "secretPath")
+        path = next(used, attributes.path_of("brokers"))
+        file.wrong(path, why)
+    plain_anyway = kafka and security == KafkaSecurity(protocol="plaintext") and kafka.is_at(brokers)
+    return None if plain_anyway else security

@@ -1,0 +1,123 @@
+"""The settings of triggers of every kind."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from headrace.config.consumers import OTHER_ERRORS, Action, DeadLetterConfig, Ordering, RetryConfig
+from headrace.config.model import HeadraceConfig
+from headrace.config.section import FormatName, Number, PlainFormatName, TopicName
+from headrace.config.topic_names import external_topic
+from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Workers, parse_size
+from headrace.functions.sections import FileReader, Section
+from headrace.functions.triggers.trigger_security import SecretFiles
+
+_ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
+"""What `onFailure` means for errors without a line of their own."""
+
+
+class WrittenTrigger(NamedTuple):
+    """A trigger as it is written."""
+
+    reader: FileReader
+    own: Section
+    attributes: Section
+    """Its `attributes`, with the keys of the trigger itself that its model has."""
+    annotations: Section
+    """Annotations of the function, by what is behind `nuclio.io/kafka-`."""
+    secrets: SecretFiles
+    config: HeadraceConfig | None
+    """None if the clusters are not compared."""
+
+
+class HandlerBatch(FilePart):
+    """How many events one call of a batch handler gets."""
+
+    mode: Annotated[Literal["disable", "enable"], AnyCase] = "disable"
+    batch_size: Annotated[int, Field(ge=1, le=100_000), Number] = 10
+    timeout: Limit = 1.0
+    """The longest wait for a full batch."""
+
+
+class Trigger(FilePart):
+    """The settings of triggers of every kind: workers, formats, output, and the policy for failed events.
+
+    A kind of trigger is a subclass: with its settings, and perhaps with a way of its own to read them.
+    """
+
+    mapping: ClassVar[str]
+    """The mapping of the table of keys that has those of its `attributes`."""
+    requests: ClassVar[bool] = False
+    """Whether its events are requests: a call has one event, and a function has one such trigger."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Keys of the trigger itself that have no effect for this kind."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    kind: str
+    """As in the file."""
+    disabled: Annotated[bool, Field(strict=True)] = False
+    num_workers: Workers = 0
+    max_workers: Workers = 0
+    allocator_name: Annotated[str, Field(alias="workerAllocatorName", pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    """Triggers with the same name share their workers; empty for workers of its own."""
+    allocation: Annotated[Literal["pool", "static", "key"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
+    """`pool`: the first free worker; `static`: a partition always has the same one; `key`: a key has."""
+    termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
+    """The longest time that a worker may take to end."""
+    memory_limit_bytes: Annotated[int, Field(ge=0, alias="workerMemoryLimit"), BeforeValidator(parse_size)] = 0
+    """Resident memory of a worker, above which it is replaced; 0 for no limit. A setting of Headrace."""
+    on_failure: Annotated[Literal["retry", "deadLetter", "handled", "stop"], AnyCase] = "retry"
+    """What happens to a record whose handler fails; a setting of Headrace. `retry`: called again, as `retry` sets it,
+    then a dead letter. `deadLetter`: a dead letter at once. `handled`: it has ended, as in Nuclio, and counts as
+    failed. `stop`: its partition stops after the last attempt."""
+    explicit_ack_mode: Annotated[Literal["disable", "enable", "explicitOnly"], AnyCase] = "disable"
+    """Whether a record ends with its handler, with an explicit acknowledgement, or with either."""
+    explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
+    """The longest wait for acknowledgements before a partition is given up."""
+    explicit_ack_ends: Annotated[Literal["upTo", "one"], AnyCase] = "upTo"
+    """What an explicit acknowledgement ends: its record and those before it, as in Nuclio, or its record. A setting
+    of Headrace."""
+    batch: HandlerBatch = HandlerBatch()
+    delivery: Annotated[Literal["at_least_once", "exactly_once"], AnyCase] = "at_least_once"
+    """Whether outputs and offsets are committed in one transaction."""
+    ordering: Annotated[Ordering, AnyCase] = "partition"
+    """The records that wait for each other; a setting of Headrace, as the following."""
+    key_format: Annotated[FormatName, AnyCase] = "binary"
+    value_format: Annotated[FormatName, AnyCase] = "binary"
+    output_topic: Annotated[TopicName, AfterValidator(external_topic)] | Literal[""] = ""
+    """Topic of the outputs; empty when there are none."""
+    output_format: Annotated[PlainFormatName, AnyCase] = "json"
+    dead_letter: Annotated[
+        DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
+    ] = DeadLetterConfig()
+    attempts: Annotated[int | None, Field(ge=1), Number] = None
+    """Short for `retry: {attempts: ...}`."""
+    retry_settings: Annotated[RetryConfig, Field(alias="retry")] = RetryConfig()
+    """The policy for failed records, as in a reactive consumer."""
+
+    @property
+    def retry(self) -> RetryConfig:
+        """The policy for failed records."""
+        settings: dict[str, Any] = {"attempts": self.attempts} if self.attempts else {}
+        if action := _ACTIONS.get(self.on_failure):
+            settings["errors"] = {OTHER_ERRORS: action, **self.retry_settings.errors}
+        return self.retry_settings.model_copy(update=settings)
+
+    @property
+    def dead_letters(self) -> DeadLetterConfig:
+        """Where dead letters go, and whether there are any."""
+        return self.dead_letter.model_copy(update={"enabled": self.on_failure != "stop"})
+
+    @property
+    def workers(self) -> int:
+        """Worker processes."""
+        return self.num_workers or self.max_workers or 1
+
+    @classmethod
+    def read(cls, written: WrittenTrigger) -> Self | None:
+        """Return the trigger; None if something is wrong, which is reported."""
+        made = written.reader.model(cls, written.attributes)
+        if made:
+            written.reader.judge_idle(written.attributes, cls.mapping, made)
+        return made

@@ -1,0 +1,58 @@
+"""Requests in the worker: what a handler gets of one, and the answer that its result becomes."""
+
+import contextlib
+import re
+from typing import Any
+
+from headrace.errors import DecodeError
+from headrace.formats.plain import JsonCodec
+from headrace.functions import protocol
+from headrace.functions.sdk import Event, EventSource, TriggerInfo
+from headrace.functions.worker.handler import Answers, parts_of, to_json
+
+_JSON = "application/json"
+_OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
+"""Headers of answers that do not come from the handler's."""
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+
+
+class RequestAnswers(Answers):
+    """Turns what a handler returns into the answer to a request, by Nuclio's rules."""
+
+    nothing = object()  # None is an answer too
+
+    def result_of(self, answer: Any) -> protocol.Result:
+        """Return the result of a request; raise `ValueError` for an answer that HTTP does not allow."""
+        answer = answer[0] if type(answer) is list and answer else answer
+        is_response, (status, body, headers) = hasattr(answer, "status_code"), parts_of(answer)
+        is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is answer)
+        kind = _JSON if is_json else (is_response and answer.content_type) or "text/plain"
+        data = body if isinstance(body, bytes) else str(body).encode()
+        if is_json:
+            data = to_json(repr(body) if isinstance(body, bytes) else body)
+        if not (isinstance(status, int) and 200 <= status <= 599):
+            raise ValueError(f"the handler answered status {status!r}: return a number from 200 to 599")
+        own = [(str(name).lower(), value or b"") for name, value in headers]
+        sent = [("content-type", str(kind).encode()), *(each for each in own if each[0] not in _OWN_HEADERS)]
+        if wrong := [name for name, value in sent if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))]:
+            raise ValueError(f"the handler answered header {wrong[0]!r}, whose name or value HTTP does not allow")
+        output = protocol.Output(data, [(":status", b"%d" % status), *sent])
+        return protocol.Result([output], error=f"status {status}" if status >= 400 else "")
+
+    def event_of(self, work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
+        """Return the event of a request; `typed` leaves a body of JSON to what makes the handler's type of it."""
+        from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
+
+        pairs, body = (work.headers or [None])[0] or (), work.values[0] or b""
+        (_, method), (_, target), *rest = [(name.title(), (value or b"").decode("latin-1")) for name, value in pairs]
+        headers: dict[str, Any] = dict(rest)
+        (path, _, query), kind = target.partition("?"), headers.get("Content-Type", "")
+        event = Event(body, None, headers, 0, work.timestamps_ms[0], EventSource(trigger=info), size=len(body))
+        event.method, event.url, event.content_type = method, target, kind
+        event.path, event.fields = unquote(path), dict(parse_qsl(query, keep_blank_values=True))
+        event.id = (work.keys[0] or b"").decode()
+        if kind == _JSON and not typed:
+            with contextlib.suppress(DecodeError):
+                event.body = JsonCodec.decode_python(body)
+        return event

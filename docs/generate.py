@@ -6,7 +6,6 @@ A test compares what is on disk with `pages()`, so a page that is out of date fa
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import re
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -25,15 +23,14 @@ from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
-from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.function_keys import KEYS, LOGIN, FunctionKey
+from headrace.functions.spec import KINDS, FunctionSpec
 from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"
-FUNCTIONS = SOURCE / "functions"
 REFERENCE = ROOT / "docs" / "reference"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: end -->")
@@ -235,9 +232,6 @@ def _keys_page(title: str, text: list[str], names: str, keys: Mapping[str, Key])
 
 def function_keys_page() -> str:
     """Return what each key of a function file becomes: a property of the client, or a setting of the workers."""
-    with (FUNCTIONS / "trigger_keys.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    security = yaml.safe_load((FUNCTIONS / "triggers/security_keys.yaml").read_text())
     parts = [
         "# Function keys\n",
         _MADE,
@@ -245,22 +239,22 @@ def function_keys_page() -> str:
         "Keys are read in any letter case.",
         "An annotation is written below its key, and counts for every trigger that does not have the key.",
         "Names such as `session.timeout.ms` are properties of Kafka's client.",
-        "*nothing*: the value is checked, and a warning names a key that has not its default.\n",
+        "*nothing*: a warning names a key that has not its default. *refused*: such a key is an error.",
+        "Other keys of Nuclio's load too; one warning names those that have an effect there.\n",
     ]
     titles = {"spec": "`spec`", "trigger": "`spec.triggers.<name>`", "attributes": "`attributes`"}
-    titles["http"] = "`attributes` of kind `http`"
+    titles |= {
+        kind.mapping: f"`attributes` of kind `{name}`" for name, kind in KINDS.items() if kind is not KafkaTrigger
+    }
     for mapping, title in titles.items():
         parts += [f"## {title}\n", "| Key | Type | Default | Becomes |", "|---|---|---|---|"]
-        parts += [*(_function_key_row(row) for row in table if row["mapping"] == mapping), ""]
+        parts += [*(_function_key_row(key) for key in KEYS if key.where == mapping and key.is_read), ""]
     parts += [
         "## TLS and login, in `attributes`\n",
         "Their types and rules are in [functions](../functions.md#tls-and-login-of-a-trigger).\n",
         "| Key | Setting of `kafka.security` |",
         "|---|---|",
-        *(
-            f"| {_key_cell(name, annotation)} | {f'`{setting}`' if setting else 'a switch, or a folder'} |"
-            for name, (annotation, setting) in security.items()
-        ),
+        *(f"| {_key_cell(key.key, key.annotation)} | {key.becomes} |" for key in LOGIN.values()),
     ]
     return "\n".join(parts) + "\n"
 
@@ -270,15 +264,15 @@ def _key_cell(key: str, annotation: str) -> str:
     return f"`{key}`<br>`nuclio.io/{prefix}{annotation}`" if annotation else f"`{key}`"
 
 
-def _function_key_row(row: Mapping[str, str]) -> str:
-    key, becomes = row["key"], row["becomes"].replace("unused: ", "nothing: ")
-    kind = default = ""
-    models: dict[str, list[type[BaseModel]]] = {"spec": [FunctionSpec], "http": [HttpTrigger]}
-    for model in models.get(row["mapping"], [KafkaAttributes, KafkaTrigger]):
+def _function_key_row(row: FunctionKey) -> str:
+    kind, default = row.type, f"`{row.default}`" if row.default else ""
+    of_kind = next((each for each in KINDS.values() if each.mapping == row.where), KafkaTrigger)
+    models: list[type[BaseModel]] = [FunctionSpec] if row.where == "spec" else [KafkaAttributes, of_kind]
+    for model in models:
         for name, field in model.model_fields.items():
-            if (field.alias or name) == key and not kind:
-                kind, default = _field_cells(field, model.model_json_schema()["properties"][key])
-    return "| " + " | ".join([_key_cell(key, row["annotation"]), kind, default, becomes]) + " |"
+            if (field.alias or name) == row.key and not kind:
+                kind, default = _field_cells(field, model.model_json_schema()["properties"][row.key])
+    return "| " + " | ".join([_key_cell(row.key, row.annotation), kind, default, row.becomes]) + " |"
 
 
 def _field_cells(field: FieldInfo, setting: Schema) -> tuple[str, str]:

@@ -32,7 +32,7 @@ from headrace.devcluster.ports import free_ports, is_free
 from headrace.devcluster.security import ClusterSecurity
 from headrace.errors import HeadraceError, catalogue
 from headrace.formats.choice import Codecs
-from headrace.functions import sections as function_file
+from headrace.functions.function_keys import read_keys_of
 from headrace.functions.load import load_function
 from headrace.pipelines.driver_tasks import load_trial
 from headrace.pipelines.load import load_pipeline
@@ -159,7 +159,7 @@ def test_every_metric_that_a_page_names_exists() -> None:
 def test_every_key_of_a_function_file_that_is_read_is_documented() -> None:
     """Trigger keys and attributes; those without effect are named in the log."""
     page = text_of("docs/functions.md") + text_of("docs/reference/function-keys.md")
-    keys = [*function_file.TRIGGER_KEYS, *function_file._KEYS["attributes"]["read"]]
+    keys = [*read_keys_of("trigger"), *read_keys_of("attributes")]
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 

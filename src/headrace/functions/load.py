@@ -9,24 +9,15 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem
+from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
 from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
-from headrace.functions.sections import (
-    ANNOTATIONS,
-    OTHER_ANNOTATIONS,
-    OTHER_KINDS,
-    TRIGGER_KEYS,
-    FileReader,
-    Section,
-    near,
-)
+from headrace.functions.sections import FileReader, Section, near
 from headrace.functions.spec import KINDS, FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger, WrittenTrigger
 from headrace.functions.triggers.trigger_security import SecretFiles
 
 log = logging.getLogger(__name__)
-
-_PREFIX = "nuclio.io/kafka-"
 
 
 def load_function(file: Path, config: HeadraceConfig | None = None, *, check_handler: bool = False) -> FunctionSpec:
@@ -79,9 +70,9 @@ class _FunctionFile:
         spec.values["folder"] = self._folder(spec, build)
         if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
             self._reader.warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
-        self._list(spec, "env", "variable")
+        self._list(spec, "env")
         self._read_secrets(spec)
-        self._list(spec, "loggerSinks", "sink")
+        self._list(spec, "loggerSinks")
         self._files = self._files._replace(mounts=self._mounts(spec))
         spec.values["libraries"] = self._libraries(spec, build)
         triggers = self._reader.below(spec, "triggers", any_name=True)
@@ -92,8 +83,7 @@ class _FunctionFile:
             text = f"is of kind {other.kind}, as {listening[0].name} is: remove one of them"
             self._reader.wrong(triggers.path_of(other.name), text)
         function = self._reader.model(FunctionSpec, spec)
-        if function:
-            self._reader.judge_idle(spec, "spec", function)
+        self._reader.judge_idle(spec, "spec")
         if function and not function.kafka_triggers and not self._reader.problems.found:
             self._reader.wrong(
                 triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup"
@@ -166,11 +156,11 @@ class _FunctionFile:
             )
         return found
 
-    def _list(self, spec: Section, name: str, known: str) -> None:
+    def _list(self, spec: Section, name: str) -> None:
         """Read a list of mappings by their known names."""
         if isinstance(entries := spec.values.get(name), list):
             path = spec.paths[name]
-            sections = [self._reader.section((*path, index), entry, known) for index, entry in enumerate(entries)]
+            sections = [self._reader.section((*path, index), entry, name) for index, entry in enumerate(entries)]
             spec.values[name] = [section.values for section in sections]
 
     def _annotations(self, metadata: Section) -> Section:
@@ -178,14 +168,14 @@ class _FunctionFile:
         found, kafka = metadata.values.get("annotations", {}), Section(metadata.path_of("annotations"))
         if not isinstance(found, dict):
             return self._reader.section(kafka.path, found, "annotations")
-        kafka_only = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
-        section = self._reader.section(kafka.path, kafka_only, "annotations", _PREFIX)
-        known = [*OTHER_ANNOTATIONS, *(_PREFIX + name for name in ANNOTATIONS)]
+        kafka_only = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
+        section = self._reader.section(kafka.path, kafka_only, "annotations", PREFIX)
+        known = [*OTHER_ANNOTATIONS, *(PREFIX + name for name in keys_of("annotations"))]
         for name, value in found.items():
             path = (*kafka.path, name)
             if name in OTHER_ANNOTATIONS:  # the older name wins, as in Nuclio
                 section.values[OTHER_ANNOTATIONS[name]], section.paths[OTHER_ANNOTATIONS[name]] = value, path
-            elif not name.startswith(_PREFIX) and (other := near(name, known, 0.95)):
+            elif not name.startswith(PREFIX) and (other := near(name, known, 0.95)):
                 self._reader.wrong(path, f"is not known; did you mean {other}?")
         return section
 
@@ -200,7 +190,7 @@ class _FunctionFile:
             if trigger.values.pop(key, None):
                 self._reader.warn(trigger.paths[key], f"has no effect in a trigger of kind {trigger.values['kind']}")
         attributes = self._reader.below(trigger, "attributes", kind.mapping)
-        for key in TRIGGER_KEYS:
+        for key in keys_of("trigger"):
             if key in trigger.values and key not in ("name", "url", "attributes"):
                 attributes.take(key, trigger)
         attributes.values["batch"] = (
@@ -208,7 +198,9 @@ class _FunctionFile:
         )
         attributes.values["name"] = name
         attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
-        return kind.read(WrittenTrigger(self._reader, trigger, attributes, annotations, self._files, self._config))
+        made = kind.read(WrittenTrigger(self._reader, trigger, attributes, annotations, self._files, self._config))
+        self._reader.judge_idle(attributes, "trigger", kind.mapping)
+        return made
 
     def _has_known_kind(self, trigger: Section, name: str) -> bool:
         kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")
@@ -228,7 +220,7 @@ class _FunctionFile:
         found: dict[Path, str] = {}
         entries = spec.values.get("volumes", [])
         for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            both = self._reader.section((*spec.path_of("volumes"), index), entry, "mount")
+            both = self._reader.section((*spec.path_of("volumes"), index), entry, "volumes")
             volume, mount = self._reader.below(both, "volume"), self._reader.below(both, "volumeMount")
             secret, path = self._reader.below(volume, "secret").values.get("secretName"), mount.values.get("mountPath")
             if isinstance(secret, str) and isinstance(path, str):

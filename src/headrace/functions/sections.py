@@ -1,22 +1,21 @@
 """The mappings of a function file: keys in any letter case, values by their known names, problems with their line."""
 
-import csv
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, TypeVar
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from headrace.config.consumers import RetryConfig
 from headrace.config.explain import explain
 from headrace.config.membership import ConsumerConfig
+from headrace.config.section import Number
 from headrace.config.yaml_tree import KeyPath, Problems
-from headrace.functions.triggers.trigger_security import SETTINGS
+from headrace.functions.file_values import Pause
+from headrace.functions.function_keys import IGNORED, keys_of, read_keys_of
 
 log = logging.getLogger(__name__)
 
@@ -24,28 +23,15 @@ M = TypeVar("M", bound=BaseModel)
 
 _NEAR = 0.8
 """Similarity from which a name counts as a misspelt one."""
+_LIKELY = 0.6
+"""Similarity from which a name is a hint."""
 _PROTECTION = ("tls", "sasl", "oauth")
 """Mappings in which an unknown key is an error: perhaps it should protect the connection."""
 
 _SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": ConsumerConfig}
 """Settings of headrace.yaml among the attributes."""
-_KEYS = yaml.safe_load(Path(__file__).with_name("nuclio_keys.yaml").read_text())
-OTHER_KINDS: Final[Sequence[str]] = _KEYS.pop("other_kinds")
-"""Kinds of triggers that Nuclio has besides."""
-OTHER_ANNOTATIONS: Final[Mapping[str, str]] = _KEYS.pop("other_annotations")
-"""Annotations without the prefix, and what each stands for behind it."""
-with Path(__file__).with_name("trigger_keys.csv").open(newline="") as _file:
-    _TABLE = list(csv.DictReader(_file))
-ANNOTATED: Final = {row["key"]: row["annotation"] for row in _TABLE if row["annotation"]}
-"""Keys that an annotation may stand in for: `nuclio.io/kafka-session-timeout` for `sessionTimeout`."""
-for _row in _TABLE:
-    _KEYS[_row["mapping"]]["read"].append(_row["key"])
-_KEYS["annotations"]["read"] += [*ANNOTATED.values(), *(annotation for annotation, _ in SETTINGS.values())]
-for _name in SETTINGS:
-    _KEYS[_name.split(".")[-2] if "." in _name else "attributes"]["read"].append(_name.split(".")[-1])
-ANNOTATIONS: Final[Sequence[str]] = _KEYS["annotations"]["read"]
-"""What is known behind the prefix."""
-TRIGGER_KEYS: Final[Sequence[str]] = _KEYS["trigger"]["read"]
+_TYPES: Final = {"duration": Pause, "whole number": Annotated[int, Number], "text": str, "true or false": bool, "": Any}
+"""Types of keys that no model has, as the table names them."""
 
 
 def near(written: str, known: Iterable[str], similarity: float = _NEAR) -> str:
@@ -91,36 +77,34 @@ class FileReader:
         if not isinstance(found, dict):
             self.wrong(path, "should be a mapping: write name: value, a line for each")
             return section
-        keys = _KEYS.get(known, {})
-        ignored = keys.get("ignored", ())
-        names = {name.lower(): name for kind in keys.values() for name in kind}
+        keys = keys_of(known) if known else {}
+        names = {name.lower(): name for name in keys}
         for written, value in found.items():
             name = names.get(written.lower()) if known else written
             if name is None and known in _PROTECTION:
-                self.wrong((*path, written), f"is not known: known here are {', '.join(keys['read'])}")
+                self.wrong((*path, written), f"is not known: known here are {', '.join(read_keys_of(known))}")
             elif name is None:
-                self._judge_unknown((*path, prefix + written), written, known, names)
+                self._judge_unknown((*path, prefix + written), written, known)
             elif value != "":  # Go's way to say that nothing was written
                 section.values[name], section.paths[name] = value, (*path, prefix + written)
-        if idle := [prefix + name for name in section.values if name in ignored]:
+        if idle := [prefix + name for name in section.values if known and keys[name].becomes == IGNORED]:
             self.warn(path, f"without effect in Headrace: {', '.join(idle)}")
         return section
 
-    def _judge_unknown(self, path: KeyPath, written: str, known: str, names: dict[str, str]) -> None:
-        read = _KEYS[known]["read"]
-        misspelt = near(written, read)
-        other = {"attributes": "trigger", "http": "trigger", "trigger": "attributes"}.get(known, "")
+    def _judge_unknown(self, path: KeyPath, written: str, known: str) -> None:
+        misspelt = near(written, read_keys_of(known))
+        other = "trigger" if known.startswith("attributes") else "attributes" if known == "trigger" else ""
         if written == "security":
             self.wrong(path, "is a section of headrace.yaml: write tls and sasl here")
-        elif other and near(written, _KEYS[other]["read"], 1.0):
+        elif other and near(written, read_keys_of(other), 1.0):
             where = "under attributes" if other == "attributes" else "one level up, at the trigger"
             self.wrong(path, f"has no effect here: write it {where}")
         elif misspelt:
             prefix = str(path[-1]).removesuffix(written)
             self.wrong(path, f"is not known; did you mean {prefix}{misspelt}?")
         else:
-            likely = difflib.get_close_matches(written.lower(), names, 1)
-            hint = f"; did you mean {names[likely[0]]}?" if likely else ""
+            likely = near(written, keys_of(known), _LIKELY)
+            hint = f"; did you mean {likely}?" if likely else ""
             self.warn(path, f"is not known and has no effect{hint}")
 
     def model(self, model: type[M], section: Section, **values: Any) -> M | None:
@@ -138,16 +122,19 @@ class FileReader:
             explain(errors, self.tree, self.problems)
             return None
 
-    def judge_idle(self, section: Section, mapping: str, *made: BaseModel) -> None:
-        """Name what is written and has no effect, but for defaults; `made` are the models of the section."""
-        for row in _TABLE:
-            key, (kind, _, why) = row["key"], row["becomes"].partition(": ")
-            if row["mapping"] not in (mapping, "trigger" * (mapping != "spec")) or key not in section.paths:
-                continue
-            fields = ((part, name) for part in made for name in type(part).model_fields)
-            found = next(((p, n) for p, n in fields if (type(p).model_fields[n].alias or n) == key), None)
-            if kind == "nothing" and (not found or getattr(*found) != type(found[0]).model_fields[found[1]].default):
-                self.warn(section.paths[key], f"has no effect in Headrace: {why}")
+    def judge_idle(self, section: Section, *mappings: str) -> None:
+        """Check the values of keys without effect, name those that have not their default, and refuse others."""
+        known = {name: key for mapping in mappings for name, key in keys_of(mapping).items()}
+        for name, key in known.items():
+            if key.why_refused and section.values.get(name):
+                self.wrong(section.paths[name], key.why_refused)
+        idle = {name: key for name, key in known.items() if key.why_nothing and name in section.values}
+        fields: Any = {name: (_TYPES[key.type], key.default or None) for name, key in idle.items()}
+        model = create_model("Idle", __config__=ConfigDict(validate_default=True, hide_input_in_errors=True), **fields)
+        made, usual = self.model(model, section), model()
+        for name, key in idle.items() if made else ():
+            if getattr(made, name) != getattr(usual, name):
+                self.warn(section.paths[name], f"has no effect in Headrace: {key.why_nothing}")
 
     def warn(self, path: KeyPath, sentence: str) -> None:
         """Log a warning about what is at a path."""

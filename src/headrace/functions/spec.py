@@ -64,7 +64,6 @@ class FunctionSpec(FilePart):
     replicas: Annotated[int | None, Number] = None
     min_replicas: Whole | None = None
     max_replicas: Whole | None = None
-    disable_default_http_trigger: Annotated[bool, Field(alias="disableDefaultHTTPTrigger")] = True
     folder: Path
     """The folder of the file, which holds the handler's module."""
     libraries: Libraries | None = None

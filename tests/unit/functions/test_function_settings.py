@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FunctionInvalid
-from headrace.functions import load as loader
 from headrace.functions.check import advice
+from headrace.functions.function_keys import ANNOTATED
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 
-TABLE = Path(loader.__file__).with_name("trigger_keys.csv").read_text().splitlines()
-ANNOTATED = {row["key"]: row["annotation"] for row in csv.DictReader(TABLE) if row["annotation"]}
+ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if not key.why_nothing}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
 OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
 VALUES: dict[str, tuple[str, str]] = table(__file__, "values")
@@ -63,11 +61,11 @@ def written(key: str, value: str) -> dict[str, Any]:
     return {"trigger": {key: found}} if key in OF_TRIGGER else {key: found}
 
 
-@pytest.mark.parametrize("key", ANNOTATED)
+@pytest.mark.parametrize("key", ANNOTATION_OF)
 def test_an_annotation_means_its_attribute_and_the_attribute_wins(tmp_path: Path, key: str) -> None:
     """For every key that has an annotation, also where Nuclio's annotation wins."""
     first, second = values_of(key)
-    name = LEGACY.get(key, f"nuclio.io/kafka-{ANNOTATED[key]}")
+    name = LEGACY.get(key, f"nuclio.io/kafka-{ANNOTATION_OF[key]}")
     more = {} if key == "workerAllocationMode" else {"workerAllocationMode": "static"}
     alone = only(load(tmp_path, **written(key, first), **more))
     assert only(load(tmp_path, annotations={name: first}, **more)) == alone

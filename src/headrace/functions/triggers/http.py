@@ -11,7 +11,7 @@ from headrace.functions.triggers.trigger import Trigger
 class HttpTrigger(Trigger):
     """A trigger of kind `http`: events are requests."""
 
-    mapping: ClassVar[str] = "http"
+    mapping: ClassVar[str] = "attributes.http"
     requests: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = (
         "explicitAckMode",

@@ -15,15 +15,9 @@ from headrace.config.membership import ConsumerConfig
 from headrace.config.section import GroupName, Number, TopicName
 from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
-from headrace.functions.sections import ANNOTATED
+from headrace.functions.function_keys import ANNOTATED, LOGIN
 from headrace.functions.triggers.trigger import Trigger, WrittenTrigger
-from headrace.functions.triggers.trigger_security import (
-    SETTINGS,
-    SecurityReader,
-    Written,
-    cluster_problem,
-    in_nuclio_names,
-)
+from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
 
 
 def _broker(text: str) -> str:
@@ -31,23 +25,6 @@ def _broker(text: str) -> str:
         raise ValueError(f"is {text!r}, which is no broker: write host:port, and several as a list under brokers")
     return text
 
-
-def _no_partitions(found: Any) -> Any:
-    if found:
-        raise ValueError("names partitions, and the members of a group share all of them: remove it")
-    return found
-
-
-def _version(text: str) -> str:
-    numbers = re.fullmatch(r"0\.(\d+)\.\d+\.\d+|[1-9]\d*\.\d+\.\d+", text)
-    if not numbers:
-        raise ValueError(f"is {text!r}, which is no version of Kafka: write one such as 3.5.2, or remove it")
-    if numbers[1] and int(numbers[1]) < 11:
-        raise ValueError(f"is {text}, where records have no headers yet: write 0.11.0.0 or later, or remove it")
-    return text
-
-
-NoPartitions = Annotated[list[Any], BeforeValidator(_no_partitions)]
 
 _MEMBER: Final = {
     "session_timeout": "session_timeout_seconds",
@@ -81,30 +58,19 @@ class KafkaAttributes(FilePart):
     rebalance_timeout: Annotated[float, Field(ge=0.001, le=86_400), Duration] = _DEFAULTS["rebalance_timeout"]
     max_wait_handler: Annotated[Limit, Field(alias="maxWaitHandlerDuringRebalance")] = 5.0
     """The longest wait for records in flight before a partition is given up."""
-    rebalance_retry_max: Whole = 4
-    rebalance_retry_backoff: Pause = 2.0
     retry_backoff: Annotated[float, Field(ge=0, le=300), Duration] | None = None
     max_wait_time: Annotated[float, Field(ge=0.001, le=50), Duration] = _DEFAULTS["max_wait_time"]
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
     fetch_default: Annotated[int, Field(ge=0, le=1_000_000_000), Number] = 1_048_576
     fetch_max: Whole = 0
     """Bytes of the largest record that a worker gets; 0 for no limit."""
-    channel_buffer_size: Annotated[int, Field(ge=0, le=256), Number] = 256
     ack_window_size: Whole = 0
     """Records by which the committed offset stays behind what has ended."""
     commit_interval: Annotated[float, Field(ge=0.01, le=3600), Duration] = 1.0
     """Time from one commit to the next. A setting of Headrace; Nuclio's is 1s too."""
-    log_level: Annotated[int, Number] = 0
-    version: Annotated[str, AfterValidator(_version)] = "3.5.2"
     admin_timeout: Limit | None = None
-    admin_retry_backoff: Pause = 2.0
-    admin_retry_max: Whole = 10
-    metadata_timeout: Limit = 15.0
-    metadata_retry_backoff: Pause = 2.0
-    metadata_retry_max: Whole = 10
     net_dial_timeout: Annotated[float, Field(gt=0, le=86_400), Duration] | None = None
     net_keep_alive_interval: Pause | None = None
-    partitions: NoPartitions = []
     consumer: ConsumerConfig = ConsumerConfig()
     """Settings of the consumer that Nuclio has no name for, as in a reactive consumer."""
 
@@ -220,15 +186,14 @@ class KafkaTrigger(Trigger):
             attributes.values["topics"] = [attributes.values["topics"]]
         if "url" in own.values and not attributes.values.get("brokers"):
             attributes.values["brokers"], attributes.paths["brokers"] = [own.values["url"]], own.paths["url"]
-        for key, annotation in ANNOTATED.items():
-            if annotation in written.annotations.values and key not in attributes.values:
-                attributes.take(key, written.annotations, annotation)
+        for key in ANNOTATED:
+            if key.annotation in written.annotations.values and key.key not in attributes.values:
+                attributes.take(key.key, written.annotations, key.annotation)
         names = (field.alias or name for name, field in KafkaAttributes.model_fields.items())
         kafka = {key: attributes.values[key] for key in names if key in attributes.values and key != "security"}
         made = reader.model(cls, attributes, kafka=kafka | {"security": _security(written)})
         if made is None:
             return None
-        reader.judge_idle(attributes, cls.mapping, made, made.kafka)
         other_cluster = written.config and not written.config.kafka.is_at(made.kafka.brokers)
         if made.delivery == "exactly_once" and other_cluster:
             text = "is exactly_once, and outputs go to the brokers of headrace.yaml: a transaction has one cluster"
@@ -242,9 +207,11 @@ def _security(trigger: WrittenTrigger) -> KafkaSecurity | None:
     sections = {"": attributes, "tls": file.below(attributes, "tls"), "sasl": file.below(attributes, "sasl")}
     sections["sasl.oauth"] = file.below(sections["sasl"], "oauth")
     written: dict[str, Written] = {}
-    for name, (annotation, _) in SETTINGS.items():
+    for name, setting in LOGIN.items():
         section, _, key = name.rpartition(".")
-        source, key = (sections[section], key) if key in sections[section].values else (trigger.annotations, annotation)
+        source, key = (
+            (sections[section], key) if key in sections[section].values else (trigger.annotations, setting.annotation)
+        )
         if key in source.values:
             written[name] = Written(source.values[key], source.paths[key])
     reader = SecurityReader(written, attributes.path, trigger.secrets, file.wrong, file.warn)

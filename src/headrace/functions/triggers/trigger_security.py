@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -14,24 +13,20 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, is_pem, located
 from headrace.config.references import FileReferences, ReferenceProblem, is_file, resolve
 from headrace.config.yaml_tree import KeyPath
+from headrace.functions.function_keys import LOGIN
 
-SETTINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    name: (annotation, tuple(setting.split(".")) if setting else ())
-    for name, (annotation, setting) in yaml.safe_load(
-        Path(__file__).with_name("security_keys.yaml").read_text()
-    ).items()
+_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: tuple(key.becomes.strip("`").split(".")) for name, key in LOGIN.items() if key.becomes.startswith("`")
 }
-"""Each attribute, its annotation behind `nuclio.io/kafka-`, and its setting in `KafkaSecurity`."""
-
-_CERTIFICATES: Final = ("caCert", "accessCertificate", "accessKey", "sasl.oauth.caCert")
-_SECRETS: Final = ("accessKey", "accessKeyPassword", "sasl.password", "sasl.oauth.clientSecret")
+"""Attributes, and their setting in `KafkaSecurity`."""
+_CERTIFICATE: Final = "certificate"
 _REPORTED: Final = "-"
 """Stands for a value whose problem is reported: anything but an empty text."""
 _BOOL: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
 """Source: Go's strconv.ParseBool."""
-_NAMES: Final = {path[-1]: name.rpartition(".")[2] for name, (_, path) in SETTINGS.items() if path and path[-1] != "ca"}
+_NAMES: Final = {path[-1]: name.rpartition(".")[2] for name, path in _SETTINGS.items() if path[-1] != "ca"}
 _PHRASES: Final = {
     "tls.verify_certificate is false": "tls.insecureSkipVerify is true",
     "protocol is sasl_plaintext": "tls.enable is false",
@@ -106,7 +101,7 @@ class SecurityReader:
         wrong: Callable[[KeyPath, str], None],
         warn: Callable[[KeyPath, str], None],
     ) -> None:
-        """Take what is written, by the names in `SETTINGS`, and what reports a problem or a warning at a path."""
+        """Take what is written, by the names in `LOGIN`, and what reports a problem or a warning at a path."""
         self._written, self._attributes, self._files = written, attributes, files
         self._wrong, self._warn, self._is_wrong = wrong, warn, False
         self._references = FileReferences(files.file, files.file.parent, os.environ, self._report_setting)
@@ -139,7 +134,7 @@ class SecurityReader:
 
     def path_of(self, setting: KeyPath) -> KeyPath:
         """Return the path in the file of a setting of `KafkaSecurity`, or of the first one in a section of it."""
-        names = [name for name, (_, path) in SETTINGS.items() if path and path[: len(setting)] == setting[: len(path)]]
+        names = [name for name, path in _SETTINGS.items() if path[: len(setting)] == setting[: len(path)]]
         written = [self._written[name].path for name in names if name in self._written]
         return written[0] if written else (*self._attributes, *names[0].split("."))
 
@@ -164,7 +159,7 @@ class SecurityReader:
     def _values(self, section: str) -> dict[str, Any]:
         """Return the written settings of a section as the model has them."""
         found: dict[str, Any] = {}
-        for name, (_, path) in SETTINGS.items():
+        for name, path in _SETTINGS.items():
             if path[:1] == (section,) and name in self._written:
                 node = found
                 for part in path[1:-1]:
@@ -177,7 +172,7 @@ class SecurityReader:
     def _value(self, name: str, path: KeyPath) -> Any:
         value = self._written[name].value
         try:
-            is_secret = isinstance(value, str) and name in (*_CERTIFICATES, *_SECRETS)
+            is_secret = isinstance(value, str) and LOGIN[name].type in (_CERTIFICATE, "secret")
             text = self._secret(name, value) if is_secret else value
         except ValueError as cause:
             self._report(name, str(cause))
@@ -185,27 +180,28 @@ class SecurityReader:
         found = self._references.replaced(text, path)
         if not isinstance(found, str):
             return found
-        if name in ("sasl.oauth.scopes", "sasl.oauth.extensions"):
+        if LOGIN[name].type in ("list", "pairs"):
             self._references.texts.pop(path, None)  # it stands for a part only
             parts = [part.strip() for part in found.split(",")]
             pairs = (part.partition("=") for part in parts)
-            return parts if path[-1] == "scopes" else {key.strip(): text for key, _, text in pairs}
+            return parts if LOGIN[name].type == "list" else {key.strip(): text for key, _, text in pairs}
         return _REPORTED if path in self._references.unresolved else found
 
     def _secret(self, name: str, value: str) -> str:
         """Return a certificate or secret as a text, the path of a file, or a reference to one. No error shows it."""
+        is_certificate = LOGIN[name].type == _CERTIFICATE
         folder = str(self._written["secretPath"].value) if "secretPath" in self._written else ""
         if is_pem(value) or "${" in value:
             return value
-        if name not in _CERTIFICATES and not folder and not value.startswith(("/", "./", "../")):
+        if not is_certificate and not folder and not value.startswith(("/", "./", "../")):
             return value  # the secret itself
         file = self._files.find(Path(os.path.normpath(self._files.file.parent / folder / value)))
         if not is_file(file):
-            other = "or write PEM text" if name in _CERTIFICATES else "or remove secretPath if this is the secret"
+            other = "or write PEM text" if is_certificate else "or remove secretPath if this is the secret"
             under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""
-            advice = f", {other}" if folder or name in _CERTIFICATES else ""
+            advice = f", {other}" if folder or is_certificate else ""
             raise ValueError(f"names no file{under}: correct the name, or create the file{advice}")
-        return str(file) if name in _CERTIFICATES and not _is_flattened(file) else f"${{file:{file}}}"
+        return str(file) if is_certificate and not _is_flattened(file) else f"${{file:{file}}}"
 
     def _switch(self, name: str) -> bool | None:
         found = _BOOL.get(str(self._written[name].value)) if name in self._written else None

@@ -1,0 +1,79 @@
+"""The keys of a function file: the one table, by which the file is read and from which its reference page is made.
+
+`becomes` says what a key does. "nothing: ..." is a warning, unless the value is the default; "refused: ..." is an
+error. Keys that are "nothing" are named in one warning for their mapping. "nothing in Nuclio either" is silent.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PREFIX: Final = "nuclio.io/kafka-"
+IGNORED: Final = "nothing"
+_SILENT: Final = "nothing in Nuclio either"
+
+
+class FunctionKey(NamedTuple):
+    """A key, and what Headrace does with it."""
+
+    where: str
+    """The mapping that has it; `login` for TLS and login among the attributes of a Kafka trigger."""
+    key: str
+    annotation: str
+    """Behind `nuclio.io/kafka-`, which may stand in for the key; empty if none may."""
+    type: str
+    """Only of keys that no model has."""
+    default: str
+    becomes: str
+
+    @property
+    def is_read(self) -> bool:
+        """Whether Headrace reads it, or says why it does not."""
+        return self.becomes not in (IGNORED, _SILENT)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why it has no effect; empty if it has one, or if no one needs to know."""
+        return self.becomes.removeprefix("nothing: ") if self.becomes.startswith("nothing: ") else ""
+
+    @property
+    def why_refused(self) -> str:
+        """Why it must not be written; empty if it may."""
+        return self.becomes.removeprefix("refused: ") if self.becomes.startswith("refused: ") else ""
+
+
+with Path(__file__).with_suffix(".csv").open(newline="") as _file:
+    KEYS: Final = [FunctionKey(**row | {"key": key}) for row in csv.DictReader(_file) for key in row["key"].split()]
+    """A row of the file may have several keys."""
+
+LOGIN: Final[Mapping[str, FunctionKey]] = {key.key: key for key in KEYS if key.where == "login"}
+ANNOTATED: Final = [key for key in KEYS if key.annotation and key.where in ("trigger", "attributes")]
+"""Keys of a Kafka trigger that an annotation may stand in for."""
+OTHER_ANNOTATIONS: Final[Mapping[str, str]] = {key.key: key.annotation for key in KEYS if key.where == "annotation"}
+"""Annotations without the prefix, and what each stands for behind it."""
+OTHER_KINDS: Final[Sequence[str]] = [key.key for key in KEYS if key.where == "kind"]
+"""Kinds of triggers that Nuclio has besides."""
+
+
+def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
+    """Return the known keys of a mapping by their names; of `annotations` those behind the prefix."""
+    return _MAPPINGS[mapping]
+
+
+def read_keys_of(mapping: str) -> Sequence[str]:
+    """Return the keys of a mapping that may be misspelt: those that Headrace reads or explains."""
+    return [name for name, key in _MAPPINGS[mapping].items() if key.is_read]
+
+
+def _by_mapping() -> dict[str, dict[str, FunctionKey]]:
+    found: dict[str, dict[str, FunctionKey]] = {"tls": {}, "oauth": {}}
+    for key in KEYS:
+        above, _, name = key.key.rpartition(".")
+        mapping = (above.rpartition(".")[2] or "attributes") if key.where == "login" else key.where
+        found.setdefault(mapping, {})[name if key.where == "login" else key.key] = key
+    found["annotations"] = {key.annotation: key for key in (*ANNOTATED, *LOGIN.values())}
+    return found
+
+
+_MAPPINGS: Final = _by_mapping()

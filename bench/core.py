@@ -1,4 +1,4 @@
-"""What the delivery core costs, without Kafka and without HTTP: tracker, orders, and slow keys among fast ones.
+"""What the delivery core costs, without Kafka and without HTTP: the tracker and the orders.
 
 usage: python -m bench.core RECORDS
 Prints the table in JSON.
@@ -26,17 +26,16 @@ from headrace.records import Committed, Record, RecordBatch, TopicPartition
 from headrace.runtime import SystemClock
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
-KEYS, SLOW_ONE_IN, USUAL_SECONDS, SLOW_SECONDS = 7_500, 100, 0.02, 0.1
-"""Keys of each partition, enough that even the slow ones keep up; what a delivery takes, and one with a slow key."""
+KEYS = 7_500
+"""Keys of each partition."""
 HELD_RECORDS, CHUNK = 20_000, 500
 ROUNDS = 3
 
 
 class Instant:
-    """A source that has everything at once, and a destination that takes a delivery at once, or in some time."""
+    """A source that has everything at once, and a destination that takes a delivery at once."""
 
-    def __init__(self, usual_seconds: float, slow_seconds: float) -> None:
-        self.usual_seconds, self.slow_seconds = usual_seconds, slow_seconds
+    def __init__(self) -> None:
         self.held = 0
         self.capacity = asyncio.Event()
 
@@ -48,8 +47,7 @@ class Instant:
         """Nothing is kept."""
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        is_slow = self.slow_seconds and any(RecordBatch.of(delivery.records).timestamps_ms)
-        await asyncio.sleep(self.slow_seconds if is_slow else self.usual_seconds)
+        await asyncio.sleep(0)
         return [ACK] * len(delivery.records)
 
     async def wait_below(self, held: int) -> None:
@@ -59,22 +57,20 @@ class Instant:
 
 
 def chunks(records: int) -> list[RecordBatch]:
-    """Return portions as a consumer hands them over; slow records are marked by their timestamp."""
-
+    """Return portions as a consumer hands them over."""
     chance = Random(1)
 
     def make(partition: TopicPartition, offset: int) -> Record:
-        key = chance.randrange(KEYS)
-        return Record(*partition, offset, int(not key % SLOW_ONE_IN), b"%d" % key, b"v" * 100, size_bytes=105)
+        return Record(*partition, offset, 0, b"%d" % chance.randrange(KEYS), b"v" * 100, size_bytes=105)
 
     each = records // len(PARTITIONS)
     starts = range(0, each - CHUNK + 1, CHUNK)
     return [RecordBatch.of([make(p, offset) for offset in range(at, at + CHUNK)]) for at in starts for p in PARTITIONS]
 
 
-async def pump(portions: list[RecordBatch], usual: float = 0, slow: float = 0, **settings: Any) -> tuple[float, float]:
-    """Return records per second through a pump, and seconds of the processor per record, once it is warm."""
-    instant = Instant(usual, slow)
+async def pump(portions: list[RecordBatch], **settings: Any) -> float:
+    """Return the seconds of the processor that a record costs in a pump, once it is warm."""
+    instant = Instant()
     batch = BatchConfig(max_records=settings.pop("per_delivery", 100))
     work = Pump("bench", "g", instant, None, delivery=DeliveryConfig(batch=batch, **settings), clock=SystemClock())
     work.connect(instant)
@@ -83,14 +79,13 @@ async def pump(portions: list[RecordBatch], usual: float = 0, slow: float = 0, *
     warm = len(portions) // 2
     for number, portion in enumerate(portions):
         if number == warm:
-            start, cpu = time.perf_counter(), time.process_time()
+            cpu = time.process_time()
         await instant.wait_below(HELD_RECORDS - CHUNK)
         instant.held += CHUNK
         work.on_records(portion.topic_partition, 1, portion)
         await asyncio.sleep(0)
     await instant.wait_below(0)
-    records = (len(portions) - warm) * CHUNK
-    found = records / (time.perf_counter() - start), (time.process_time() - cpu) / records
+    found = (time.process_time() - cpu) / ((len(portions) - warm) * CHUNK)
     await work.stop()
     return found
 
@@ -122,19 +117,11 @@ def lines(records: int) -> list[str]:
     """Measure and return the table."""
     portions = chunks(records)
 
-    def through(*seconds: float, **settings: Any) -> tuple[float, float]:
-        return uvloop.run(pump(portions, *seconds, **settings))
-
-    def by_key(slow: float) -> float:
-        return through(USUAL_SECONDS, slow, ordering="key")[0]
-
     def cost(**settings: Any) -> float:
-        return statistics.median([through(**settings)[1] for _ in range(ROUNDS)])
+        return statistics.median([uvloop.run(pump(portions, **settings)) for _ in range(ROUNDS)])
 
     in_portions = statistics.median([tracker(records) for _ in range(ROUNDS)])
     one_by_one = statistics.median([single_tracker(records) for _ in range(ROUNDS)])
-    pairs = [(by_key(SLOW_SECONDS), by_key(0)) for _ in range(ROUNDS)]
-    slow, fast = (statistics.median(rates) for rates in zip(*pairs, strict=True))
     rows = [
         ("tracker, records end in portions of 100", in_portions, "<= 1 us"),
         ("tracker, records end one by one, every other one late", one_by_one, ""),
@@ -148,10 +135,6 @@ def lines(records: int) -> list[str]:
         "| the delivery core alone | processor time per record | target |",
         "|---|---|---|",
         *(f"| {name} | **{1e6 * seconds:.2f} us** | {target} |" for name, seconds, target in rows),
-        "",
-        f"Order `key`, a backend that takes {1000 * USUAL_SECONDS:.0f} ms, or {1000 * SLOW_SECONDS:.0f} ms when one of "
-        f"1 % slow keys is in the delivery: {slow:,.0f} rec/s, **{slow / fast:.2f}** of the {fast:,.0f} rec/s without "
-        "slow keys (target >= 0.8).",
     ]
 
 
@@ -159,7 +142,7 @@ class CoreTable:
     """Measures in a process of its own, and prints the results."""
 
     title = "The delivery core"
-    text = "No Kafka and no HTTP: medians of three runs, the second half of each, when slow keys are known."
+    text = "No Kafka and no HTTP: medians of three runs, the second half of each."
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

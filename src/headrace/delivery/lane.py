@@ -128,8 +128,6 @@ class Lane:
     def _has_fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
         backlog, context = self.backlog, self._context
-        if backlog.slow_mark:
-            return True
         if not backlog.ready_records or (self._begun and context.ordering == "partition"):
             return False
         batch = context.batch
@@ -149,7 +147,7 @@ class Lane:
             self._admit()
         else:
             self.backlog.add(records)
-            self._linger()
+            self.linger()
         return before
 
     def take(self) -> Work:
@@ -159,41 +157,32 @@ class Lane:
         retries.was_last = bool(retries.due) and not (retries.was_last and self._has_fresh)
         if retries.was_last:
             return retries.due.popleft()
-        slow_mark = self.backlog.slow_mark
-        records = self.backlog.take(slow_mark)
+        records = self.backlog.take()
         self._begun += len(records)
         if self.tried and not self.tried.keys().isdisjoint(records.offsets):
             records = self._resume(self.tried, records)
-        if not slow_mark:
-            self._lingered = False
-            if timer := self._timers.pop("linger", None):
-                timer.cancel()  # it is that of the records that begin now
-            self._linger()
+        self._lingered = False
+        if timer := self._timers.pop("linger", None):
+            timer.cancel()  # it is that of the records that begin now
+        self.linger()
         if context.delayed:
             delayed = context.delayed(records[0])
             return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
-        if context.ordering == "key":
-            return Batch(records, began_at=context.clock.monotonic(), isolated=slow_mark > 0)
         return Batch(records)
 
     def begin(self, task: asyncio.Task[None], work: Work) -> None:
         """Record that a task does this work."""
         self.in_flight[task] = work, self._context.clock.monotonic()
-        self.backlog.isolated += isinstance(work, Batch) and work.isolated
         self.idle.clear()
 
     def replace(self, task: asyncio.Task[None], work: Work) -> None:
         """Record that a task delivers no more, and does this work instead."""
-        before, _ = self.in_flight[task]
-        if isinstance(before, Batch):  # not `leave`, which reports to a drain that nothing is in flight
-            self.backlog.isolated -= before.isolated
+        # Not `leave` and `begin`: that would report to a drain that nothing is in flight.
         self.in_flight[task] = work, self._context.clock.monotonic()
 
     def leave(self, task: asyncio.Task[None]) -> None:
         """Record that a task works for this lane no more."""
-        work, _ = self.in_flight.pop(task, (None, 0.0))
-        if isinstance(work, Batch):
-            self.backlog.isolated -= work.isolated
+        self.in_flight.pop(task, None)
         self._check_idle()
 
     def ended(self, records: RecordBatch) -> None:
@@ -201,7 +190,7 @@ class Lane:
         self._begun -= len(records)
         if self._context.ordering == "key":
             self.backlog.release(records)
-            self._linger()
+            self.linger()
         behind = self.retries.behind
         if behind and self._begun == sum(len(batch.records) for batch in behind):
             self.retries.due.append(behind.pop())
@@ -217,12 +206,6 @@ class Lane:
             self.head_since = self._context.clock.time()
             self._admit()
         return moved
-
-    def succeeded(self, batch: Batch) -> None:
-        """Record that the destination took a whole batch."""
-        self.progressed()
-        if batch.began_at:
-            self.backlog.learn(batch.records, self._context.clock.monotonic() - batch.began_at)
 
     def progressed(self) -> None:
         """Record that the destination or a dead letter topic did its work."""
@@ -265,7 +248,7 @@ class Lane:
 
     def give_back(self, work: Work) -> None:
         """Take work back that is to be repeated now; other work may be tried first."""
-        self.retries.due.append(work._replace(began_at=0.0) if isinstance(work, Batch) else work)
+        self.retries.due.append(work)
 
     def back_off(self, unwritten: DeadLetterBatch, why: str) -> None:
         """Take dead letters back that are not written; nothing of the lane begins for a while."""
@@ -317,10 +300,11 @@ class Lane:
                 self.replace(task, Batch(RecordBatch.of(())))
         self._check_idle()
 
-    def resize(self) -> None:
-        """Apply changed settings of deliveries: their size, and how long they wait to fill up."""
-        self.backlog.resize()
-        self._linger()
+    def linger(self) -> None:
+        """Wait for records that fill up the next delivery, if there are some for it and it may wait."""
+        seconds = self._context.batch.linger_seconds
+        if seconds and self.backlog.ready_records and "linger" not in self._timers:
+            self._start_timer(seconds, self._linger_over, "linger")
 
     def begun(self, offset: int) -> Begun | None:
         """Return what a record is part of that has begun and not ended, or None if it has not begun."""
@@ -369,7 +353,7 @@ class Lane:
             if near < len(batch):
                 self._beyond.appendleft((batch[near:], received_at))
                 break
-        self._linger()
+        self.linger()
         if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
             what = "waits for its explicit acknowledgement" if head in self.tracker.held else "has not ended"
@@ -400,11 +384,6 @@ class Lane:
     def _back_off_over(self) -> None:
         if self.condition.state is LaneState.BACKING_OFF:  # the reason stays until the dead letters are written
             self.condition.change(LaneState.DELAYED, self.condition.reason)
-
-    def _linger(self) -> None:
-        seconds = self._context.batch.linger_seconds
-        if seconds and self.backlog.ready_records and "linger" not in self._timers:
-            self._start_timer(seconds, self._linger_over, "linger")
 
     def _linger_over(self) -> None:
         self._lingered = True

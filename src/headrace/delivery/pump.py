@@ -286,7 +286,7 @@ class Pump(Service):
         self.breaker.resize(portion)
         self._context.rate.change(rate)  # which may begin deliveries
         for lane in self._lanes.values():
-            lane.resize()
+            lane.linger()
             self._deliverer.offer(lane)
 
     def status(self) -> PumpStatus:

@@ -130,10 +130,6 @@ class Batch(NamedTuple):
     """Seconds since the epoch; 0 before the first failure."""
     refusals: int = 0
     """How often the destination did not take these records though it took others."""
-    began_at: float = 0.0
-    """In order `key` and at the first attempt: when it was taken, by the monotonic clock."""
-    isolated: bool = False
-    """Whether it has a slow key, or one that may be."""
     broken_off: int = 0
     """How often the destination closed the connection at these records, or at others with them."""
     suspected: int = 0

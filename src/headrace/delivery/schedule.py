@@ -229,7 +229,7 @@ class Deliverer:
             if replies.count(success) == count:
                 if count:
                     context.breaker.answered(attempt_id, count)
-                    lane.succeeded(batch)
+                    lane.progressed()
                     self._end(lane, records, outcome)
                 return None
         return self._settle(lane, batch, attempt_id, replies)

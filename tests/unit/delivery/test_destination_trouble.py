@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import BURY, Bed
+from headrace.testing.pump_harness import Bed
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")
@@ -378,70 +377,6 @@ async def test_partitions_try_a_dead_backend_in_turns() -> None:
     await bed.pump.stop()
 
 
-def keyed(number: int, key: int) -> Record:
-    return Record(*PARTITIONS[0], number, 0, b"%d" % key, b"v")
-
-
-async def test_slow_keys_are_found_and_share_deliveries() -> None:
-    """Also when no full delivery is without one: soon no other is with them, and they wait to fill deliveries."""
-    bed, chance = Troubled(1, ordering="key", max_in_flight=6), Random(9)
-    mixed: list[int] = []
-
-    async def slow_for_some(delivery: Delivery) -> Sequence[Reply]:
-        found = sum(int(record.key or b"") % 20 == 0 for record in delivery.records)
-        mixed.append(len(delivery.records) - found if found else 0)
-        await bed.clock.sleep(0.1 if found else 0.001)
-        return await fine(delivery)
-
-    async def go(rounds: int) -> None:
-        for _ in range(rounds):
-            start, bed.count = bed.count, bed.count + 500
-            news = [keyed(n, chance.randrange(1000)) for n in range(start, bed.count)]
-            bed.pump.on_records(PARTITIONS[0], 1, news)
-            await bed.clock.advance(0.5)
-
-    await bed.open()
-    bed.answer = slow_for_some
-    await go(100)
-    mixed.clear()
-    await go(20)
-    assert sum(mixed) == 0
-    mixed.clear()
-    for key in (0, 20, 40, 60):
-        bed.pump.on_records(PARTITIONS[0], 1, [keyed(bed.count, key)])
-        bed.count += 1
-        await bed.clock.advance(0.01)
-    await bed.clock.advance(1)
-    assert len(mixed) == 2
-    assert bed.drained
-    await bed.pump.stop()
-
-
-async def test_keys_that_waited_for_the_backend_are_not_slow() -> None:
-    """How long a backend was down says nothing of the records it did not take."""
-    bed = Troubled(1, ordering="key")
-
-    async def usual(delivery: Delivery) -> Sequence[Reply]:
-        await bed.clock.sleep(0.001)
-        return await fine(delivery)
-
-    async def feed() -> None:
-        start, bed.count = bed.count, bed.count + 100
-        bed.pump.on_records(PARTITIONS[0], 1, [keyed(n, n % 100) for n in range(start, bed.count)])
-        await bed.clock.advance(60)
-
-    await bed.open()
-    for answer in (usual, dead):
-        bed.answer = answer
-        await feed()
-    bed.answer = usual
-    bed.begun.clear()
-    await feed()
-    assert len(bed.begun) == 2
-    assert bed.drained
-    await bed.pump.stop()
-
-
 UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
 
 
@@ -463,23 +398,4 @@ async def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Rep
     assert len([offset for offset in bed.letters if offset % 2 == 0]) <= 11
     assert closed <= 5
     assert bed.pump.numbers()["delivered"] == 0
-    await bed.pump.stop()
-
-
-async def test_slow_keys_whose_records_become_dead_letters_go_on() -> None:
-    """A delivery beside the others is over with its dead letter, and the next one may begin."""
-    bed = Troubled(1, max_in_flight=1)
-
-    async def slow_then_refused(delivery: Delivery) -> Sequence[Reply]:
-        await bed.clock.sleep(0.1 if bed.count else 0.001)
-        return [ACK if bed.count < 2 else BURY]
-
-    await bed.open()
-    bed.answer = slow_then_refused
-    for number in range(4):
-        bed.pump.on_records(PARTITIONS[0], 1, [keyed(number, 0)])
-        await bed.clock.advance(1)
-        bed.count += 1
-    assert bed.letters == [2, 3]
-    assert bed.drained
     await bed.pump.stop()

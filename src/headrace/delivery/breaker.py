@@ -260,8 +260,9 @@ class Breaker:
             self._later(left, lambda: self._pause_over(outage))
         else:
             outage.is_open = False
-            self._wake()
-            self._look(outage)
+            if not outage.probe:
+                self._wake()
+                self._look(outage)
 
     def _look(self, outage: _Outage) -> None:
         """Close if no record is left that could try the destination, as after a skip; else look again."""

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from headrace.delivery.backlog import Backlog, KeyBacklog
+from headrace.delivery.explicit_acks import ExplicitAcks
 from headrace.delivery.lane_state import LaneCondition, LaneState
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.policy import pause_seconds
@@ -80,6 +81,7 @@ class Lane:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
         self.partition = partition
         self.tracker = AckTracker(epoch, committed, context.ack_window)
+        self.acks = ExplicitAcks(self.tracker, context.ack_window)
         self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
         """What has not begun."""
         self.retries = RetryQueue()
@@ -116,6 +118,11 @@ class Lane:
         """Why the lane has not moved for a while; empty while it moves or stopped only a moment ago."""
         waits_for_destination = not self.condition.is_blocked and self.tracker.open_records
         return (self._context.breaker.stalled if waits_for_destination else "") or self.condition.trouble
+
+    @property
+    def to_commit(self) -> Committed | None:
+        """What to commit of the partition; None as long as nothing is known."""
+        return self.acks.to_commit if self._context.ack_window else self.tracker.commit
 
     @property
     def startable(self) -> bool:
@@ -185,8 +192,10 @@ class Lane:
         self.in_flight.pop(task, None)
         self._check_idle()
 
-    def ended(self, records: RecordBatch) -> None:
-        """Free what waited for these records, which have ended."""
+    def ended(self, records: RecordBatch, *, held: bool = False) -> None:
+        """End these records, or hold them until they are acknowledged, and free what waited for them."""
+        if self.acks.hold(records.offsets) if held else self.acks.done(records.offsets):
+            self.head_since = self._context.clock.time()
         self._begun -= len(records)
         if self._context.ordering == "key":
             self.backlog.release(records)
@@ -198,10 +207,10 @@ class Lane:
             self._admit()
 
     def acknowledge(self, offset: int, *, up_to: bool) -> bool:
-        """Take an explicit acknowledgement, as the tracker does; return whether the commit offset moved."""
+        """Take an explicit acknowledgement; return whether the commit offset moved."""
         columns = (work.records.offsets for work, _ in self.in_flight.values())
         own = next((column for column in columns if offset in column), [])  # others may not be with the handler yet
-        moved = self.tracker.acknowledge(offset, up_to=up_to, in_flight=own[: bisect_left(own, offset)])
+        moved = self.acks.acknowledge(offset, up_to=up_to, in_flight=own[: bisect_left(own, offset)])
         if moved:
             self.head_since = self._context.clock.time()
             self._admit()
@@ -356,7 +365,7 @@ class Lane:
         self.linger()
         if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
-            what = "waits for its explicit acknowledgement" if head in self.tracker.held else "has not ended"
+            what = "waits for its explicit acknowledgement" if head in self.acks.held else "has not ended"
             self.delay(f"offset {head} {what}, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun")
 
     def _is_due(self, record: Record, received_at: float) -> bool:

@@ -114,10 +114,10 @@ class Pump(Service):
 
     def numbers(self) -> dict[str, int]:
         """Return the counts by name, the numbers of `open` and `held` records, and whether the breaker is open."""
-        trackers = [lane.tracker for lane in self._lanes.values()]
+        lanes = self._lanes.values()
         numbers = {
-            "open": sum(tracker.open_records for tracker in trackers),
-            "held": sum(len(tracker.held) for tracker in trackers),
+            "open": sum(lane.tracker.open_records for lane in lanes),
+            "held": sum(len(lane.acks.held) for lane in lanes),
             "breaker_open": int(bool(self.breaker.waits_for)),
         }
         return {**self.counts.read(), **numbers}
@@ -199,7 +199,7 @@ class Pump(Service):
         if drained:
             await asyncio.wait([drained])
         await self._wait_for_acks(lanes, deadline)
-        commits = {lane.partition: commit for lane in lanes if (commit := lane.tracker.to_commit)}
+        commits = {lane.partition: commit for lane in lanes if (commit := lane.to_commit)}
         self.counts.commits += len(commits)
         self._forget(lanes)
         return commits
@@ -222,7 +222,7 @@ class Pump(Service):
         if lane is None:
             return f"{partition} is not assigned to this process any more: its next owner is delivered the record again"
         tracker = lane.tracker
-        open_here = tracker.is_open(offset) and offset not in tracker.held
+        open_here = tracker.is_open(offset) and offset not in lane.acks.held
         if offset >= (tracker.position or 0) or (open_here and not lane.begun(offset)):
             return f"offset {offset} of {partition} was not delivered yet: acknowledge it when the handler has it"
         if lane.acknowledge(offset, up_to=up_to):
@@ -234,10 +234,10 @@ class Pump(Service):
         """Wait for late explicit acknowledgements, and end what was acknowledged in flight."""
         clock = self._context.clock
         until = clock.monotonic() + min(self.hooks.ack_wait_seconds, deadline.remaining_seconds)
-        while any(lane.tracker.held for lane in lanes) and clock.monotonic() < until:
+        while any(lane.acks.held for lane in lanes) and clock.monotonic() < until:
             await clock.sleep(_ACK_LOOK_SECONDS)
         for lane in lanes:
-            lane.tracker.end_acked()
+            lane.acks.end_acked()
 
     # Live control ----------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Pump(Service):
         while self._dirty and (not commits or clock.monotonic() < until):
             partition = next(iter(self._dirty))
             del self._dirty[partition]
-            if commit := self._lanes[partition].tracker.to_commit:
+            if commit := self._lanes[partition].to_commit:
                 commits[partition] = commit
         looked_at = marked - len(self._dirty)
         if commits:
@@ -354,11 +354,9 @@ class Pump(Service):
             log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
 
     def _ended(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply]) -> None:
-        tracker, held = lane.tracker, how is Outcome.HELD
-        if tracker.done(tracker.hold(records.offsets) if held else records.offsets, tracker.epoch):
-            lane.head_since = self._context.clock.time()
+        held = how is Outcome.HELD
+        lane.ended(records, held=held)
         reach("ended.after")
-        lane.ended(records)
         self._release(lane.partition, records)
         if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
             self.report(records, records.size_bytes, Outcome.DELIVERED if held else how, replies)

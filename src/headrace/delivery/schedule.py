@@ -252,7 +252,7 @@ class Deliverer:
                 return batch, replies
             rest = batch.records.select(index for index, reply in enumerate(replies) if reply == NOT_BEGUN)
             self._context.rate.take(-len(rest))
-            lane.tracker.failed({*rest.offsets})
+            lane.acks.failed({*rest.offsets})
             lane.put_behind(batch._replace(records=rest))
         return batch._replace(records=batch.records.select(begun)), [replies[index] for index in begun]
 
@@ -301,7 +301,7 @@ class Deliverer:
         failed = judged.get(Outcome.DEAD_LETTER, ())
         again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
         split = _records(judged.get(Outcome.SPLIT, ()))
-        lane.tracker.failed({record.offset for record in (*again, *split)})
+        lane.acks.failed({record.offset for record in (*again, *split)})
         if self._is_to_blame(lane, batch, attempt_id, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:

@@ -128,7 +128,7 @@ class Moves:
         due = [offset for offset in self._skips.get(partition, ()) if offset < limit and tracker.is_open(offset)]
         if lane.condition.is_ending or not self.member:
             return None
-        held = {offset: Record(*partition, offset, -1, None, None) for offset in due if offset in tracker.held}
+        held = {offset: Record(*partition, offset, -1, None, None) for offset in due if offset in lane.acks.held}
         records = [record for offset in sorted(due) if (record := held.get(offset) or lane.find(offset))]
         if not records:
             return None
@@ -142,9 +142,9 @@ class Moves:
         It is a skip of no record, so what has ended behind it does not come again.
         """
         lane = self._lanes.get(partition)
-        if lane is None or not (lane.tracker.held or lane.in_flight):
+        if lane is None or not (lane.acks.held or lane.in_flight):
             return
-        lane.tracker.held.clear()  # or the acknowledgement of a later record would end them
+        lane.acks.held.clear()  # or the acknowledgement of a later record would end them
         if self.member and not lane.condition.is_ending:
             if self._hooks.on_draining:
                 self._hooks.on_draining([partition])
@@ -208,7 +208,7 @@ class Moves:
             if self._lanes.get(partition) is not lane or not self.member:
                 return
             left = [record for record in records if tracker.is_open(record.offset)]
-            tracker.done([record.offset for record in left], tracker.epoch)
+            lane.acks.done([record.offset for record in left])
             commit, reasons = tracker.commit, dict(self._skips.get(partition, {}))
             if commit and await self.member.seek(partition, tracker.epoch, commit):
                 for record in records:

@@ -80,7 +80,7 @@ def status_of(lane: Lane, context: PumpContext, member: Membership | None) -> Pa
     why = condition.reason if condition.is_ending or condition.state is LaneState.PAUSED else ""
     why = why or (member.trouble(lane.partition) if member else "")
     why = why or (_why(lane, context) if record else condition.reason)
-    if offset in tracker.held and context.clock.time() - lane.head_since >= _SLOW_SECONDS:
+    if offset in lane.acks.held and context.clock.time() - lane.head_since >= _SLOW_SECONDS:
         why = why or f"offset {offset} waits for its explicit acknowledgement"
     return PartitionStatus(
         tracker.epoch,

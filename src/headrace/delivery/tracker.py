@@ -6,7 +6,7 @@ holes, and a hole has ended as soon as a higher record was delivered.
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 from itertools import compress, islice
 
 from headrace.delivery.offset_map import SPAN_OFFSETS, OffsetMap, decode, encode
@@ -24,22 +24,18 @@ class AckTracker:
     a byte search, so a completion costs a bisection and no walk over what is open.
     """
 
-    def __init__(self, epoch: int, committed: Committed | None = None, window: int = 0) -> None:
-        """Begin at what the group has committed; `to_commit` stays `window` records behind what has ended."""
+    def __init__(self, epoch: int, committed: Committed | None = None, keeps: int = 0) -> None:
+        """Begin at what the group has committed; `behind` may be called with at most `keeps` records."""
         self.epoch = epoch
         self.stale = 0
         """Completions of another epoch, which were ignored."""
-        self.held: set[int] = set()
-        """Open records that were delivered and wait for their explicit acknowledgement."""
-        self._acked: dict[int, bool] = {}  # acknowledged before their delivery has ended; whether by their own offset
-        self._acked_to = 0  # behind the last record that was acknowledged explicitly, for which there is no window
-        self._window = window
-        self._floor = committed.offset if committed else None  # `to_commit` is never below it
+        self._keeps = keeps
+        self._start = committed.offset if committed else None
         self._offsets: list[int] = []
         self._status = bytearray()
         self._first_open = 0
         self._end = 0  # of the partition, as last reported
-        self._commit = committed.offset if committed else None
+        self._commit = self._start
         self._earlier: OffsetMap | None = decode(committed.metadata, committed.offset) if committed else None
 
     @property
@@ -89,49 +85,16 @@ class AckTracker:
         if end - self._commit > SPAN_OFFSETS:  # what ended so far ahead comes again
             end = self._commit + SPAN_OFFSETS
             stop, unseen = bisect_left(offsets, end), [offset for offset in unseen if offset < end]
-        is_open = self._status[first:stop].translate(_IS_OPEN)
-        open_offsets = list(compress(islice(offsets, first, stop), is_open))
-        return Committed(self._commit, encode(self._commit, end, open_offsets + unseen))
+        return Committed(self._commit, encode(self._commit, end, self._open_before(stop) + unseen))
 
-    @property
-    def to_commit(self) -> Committed | None:
-        """What to commit: `commit`, or without a map as many records before it as the window has."""
-        if not self._window or self._commit is None or self._floor is None:
-            return self.commit
-        behind = self._first_open - self._window
-        floor = max(self._floor, min(self._commit, self._acked_to))
-        offset = max(floor, self._offsets[behind]) if behind >= 0 else floor
-        return self.commit if offset == self._commit else Committed(offset)
+    def open_up_to(self, offset: int) -> list[int]:
+        """Return the delivered records up to this offset that have not ended, ascending."""
+        return self._open_before(bisect_right(self._offsets, offset))
 
-    def hold(self, offsets: Sequence[int]) -> list[int]:
-        """Keep records open until they are acknowledged; return those that were acknowledged before."""
-        early = [offset for offset in offsets if offset in self._acked] if self._acked else []
-        self.held.update(offsets)
-        return early
-
-    def acknowledge(self, offset: int, *, up_to: bool, in_flight: Iterable[int] = ()) -> bool:
-        """Take the explicit acknowledgement of a record that has begun or ended; return whether the commit moved.
-
-        With `up_to` it counts for the delivered records before it, too. Those `in_flight` end with their delivery.
-        """
-        ends = [offset] if offset in self.held else []
-        if up_to:
-            known = islice(self._offsets, self._first_open, bisect_right(self._offsets, offset))
-            ends = [each for each in known if each in self.held]
-            self._acked = dict.fromkeys(in_flight, False) | self._acked
-        if offset not in self.held and self.is_open(offset):
-            self._acked[offset] = True
-        self._acked_to = max(self._acked_to, offset + 1)
-        return bool(ends) and self.done(ends, self.epoch)
-
-    def failed(self, offsets: Set[int]) -> None:
-        """Take back acknowledgements of later records: the next call of a record that failed comes after them."""
-        self._acked = {offset: own for offset, own in self._acked.items() if own or offset not in offsets}
-
-    def end_acked(self) -> None:
-        """End what was acknowledged by its own offset although its delivery has not ended."""
-        if ends := sorted(offset for offset, own in self._acked.items() if own and self.is_open(offset)):
-            self.done(ends, self.epoch)
+    def behind(self, records: int) -> int:
+        """Return the offset so many records before the frontier, or the first offset of this assignment."""
+        index = self._first_open - records
+        return max(self._start or 0, self._offsets[index] if index >= 0 else 0)
 
     def delivered(self, offsets: Sequence[int]) -> frozenset[int]:
         """Take offsets in the order of arrival; return those that had ended before this assignment, and are not open.
@@ -146,7 +109,7 @@ class AckTracker:
             first = [*map(operator.le, offsets, before)].index(True)
             raise ValueError(f"offset {offsets[first]} follows {before[first]}")
         if self._commit is None:
-            self._commit = self._floor = offsets[0]
+            self._commit = self._start = offsets[0]
         elif self._first_open == len(self._offsets):
             # Nothing was open, so no record exists between the last commit point and this one.
             self._commit = max(self._commit, offsets[0])
@@ -172,10 +135,6 @@ class AckTracker:
         if epoch != self.epoch:
             self.stale += len(offsets)
             return False
-        if self.held or self._acked:
-            self.held.difference_update(offsets)
-            for offset in self._acked.keys() & set(offsets):
-                del self._acked[offset]
         index, count = self._first_open, len(offsets)
         if offsets and index < len(self._offsets) and self._offsets[index] != offsets[0]:
             index = bisect_left(self._offsets, offsets[0])
@@ -203,11 +162,17 @@ class AckTracker:
         if self.has_open:
             self._end = max(self._end, position)
             return False
-        if self._commit is not None and position <= self._commit:
+        if self._commit is None:
+            self._start = position
+        elif position <= self._commit:
             return False
         self._commit = position
         self._forget_map(position)
         return True
+
+    def _open_before(self, stop: int) -> list[int]:
+        is_open = self._status[self._first_open : stop].translate(_IS_OPEN)
+        return list(compress(islice(self._offsets, self._first_open, stop), is_open))
 
     def _take_ended(self, earlier: OffsetMap, offsets: Sequence[int]) -> frozenset[int]:
         ended = frozenset(offset for offset in offsets if earlier.has(offset))
@@ -233,13 +198,13 @@ class AckTracker:
             commit = self._offsets[found]
         moved = commit != self._commit
         self._commit = commit
-        if self._first_open >= _PRUNE_RECORDS + self._window:
+        if self._first_open >= _PRUNE_RECORDS + self._keeps:
             self._prune()
         return moved
 
     def _prune(self) -> None:
-        # The window stays, and one finished offset, so that `delivered` still sees the last one.
-        gone = self._first_open - 1 - self._window
+        # One finished offset stays at least, so that `delivered` still sees the last one.
+        gone = self._first_open - 1 - self._keeps
         del self._offsets[:gone]
         del self._status[:gone]
         self._first_open -= gone

@@ -210,7 +210,7 @@ class AckModel(Bed):
         """Compare what is open, what waits, and what has begun, with what was promised."""
         for at, lane in self.pump.lanes.items():
             part = self.parts[at]
-            assert lane.tracker.held == part.held
+            assert lane.acks.held == part.held
             assert {r.offset for r in part.log if lane.tracker.is_open(r.offset)} == part.open
             assert lane.tracker.open_records == len(part.open)
             if self.free.is_set() and part.begun <= part.held | part.over and not self.pump.breaker.waits_for:
@@ -251,7 +251,7 @@ class AckModel(Bed):
             await self.clock.advance(1)
             await self.clock.settle()
             for at, lane in self.pump.lanes.items():
-                for offset in sorted(lane.tracker.held):
+                for offset in sorted(lane.acks.held):
                     self.acknowledge(at, offset)
             if not any(lane.tracker.has_open for lane in self.pump.lanes.values()):
                 break

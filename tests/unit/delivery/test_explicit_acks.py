@@ -69,3 +69,12 @@ async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_i
         await bed.clock.advance(0)
         assert not bed.pump.acknowledge(P0, 0, up_to=True)
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(1)}
+
+
+async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> None:
+    """The first known offset is the end of an empty partition."""
+    async with running(Bed(hooks={"ack_window": 2})) as bed:
+        bed.pump.on_end(P0, bed.epoch, 5)
+        bed.feed(5, 6, 7)
+        await bed.clock.advance(1)
+        assert bed.commits[P0] == Committed(6)

@@ -19,9 +19,9 @@ from headrace.kafka.names import names_of
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.runtime import Clock, Deadline, Service
 from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
+from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.holdings import GONE, Holding, Holdings, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, ReadProblems, in_time
-from headrace.sidecar.active.record_json import EntryWriter
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 _JOIN_SECONDS: Final = 10.0

@@ -14,9 +14,9 @@ from headrace.errors import HeadraceError, InstanceState, InvalidRequest
 from headrace.http.asgi import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.buffer import Read, arrived
+from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.instance import ActiveInstance
-from headrace.sidecar.active.record_json import EntryWriter
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"

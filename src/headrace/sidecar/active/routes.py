@@ -27,10 +27,10 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.records import CommitOffsets, TopicPartition
 from headrace.runtime import run_while
 from headrace.sidecar.active.buffer import Read, arrived
+from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
-from headrace.sidecar.active.record_json import EntryWriter, fitting
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,
     Assigned,

@@ -16,9 +16,9 @@ from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.records import Record
-from headrace.sidecar.reactive.envelope import delivery_id
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
+from headrace.sidecar.record_json import delivery_id
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _VERSION: Final = "1.0"

@@ -1,6 +1,6 @@
 """A delivery as a JSON array of records, and the answer as replies.
 
-Source: light-4j kafka-sidecar, `/consumers` (the fields of a record, and the array of results).
+Source: light-4j kafka-sidecar, `/consumers` (the array of results).
 """
 
 import re
@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
-from headrace.records import CORRELATION_ID, Header, RecordBatch
+from headrace.records import RecordBatch
+from headrace.sidecar.record_json import write_records
 
 _REASON_CHARACTERS: Final = 8000
 _NAME: Final = r"[A-Za-z_$][\w$]{,99}"
@@ -52,42 +52,15 @@ class _Result(msgspec.Struct):
 
 
 _decode_results = msgspec.json.Decoder(list[_Result]).decode
-_encode = msgspec.json.Encoder().encode
-
-
-def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]) -> str:
-    """Return the id of a record's deliveries, which is the same in every attempt and after a redrive."""
-    position = next((data for name, data in headers if name == REDRIVE_OF and data), None) if headers else None
-    topic, partition = delivery.partition
-    where = position.decode(errors="replace") if position else f"{topic}:{partition}:{offset}"
-    return f"{delivery.group}:{where}"
 
 
 def array_of(
     delivery: Delivery, records: RecordBatch, keys: Sequence[str | None], values: Sequence[str | None]
 ) -> bytes:
     """Return records as a JSON array; `keys` and `values` are JSON texts."""
-    partition, topic = delivery.partition.partition, _quote(delivery.partition.topic)
-    prefix = f'{{"topic":{topic},"partition":{partition},"offset":'
-    # A record's id begins like all others of the delivery, and without one of its own it is its correlation id too.
-    start = _quote(f"{delivery.group}:{delivery.partition.topic}:{partition}:")[:-1]
-    mine, other = f',"headers":{{"{CORRELATION_ID}":{start}', f',"deliveryId":{start}'
-    replay = f',"replay":{_quote(delivery.replay)}' if delivery.replay else ""
-    epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
-    end = f',"attempt":{delivery.attempt}{epoch}{replay}}}'
-    entries = []
     all_headers = records.headers or repeat(None, len(records))
     rows = zip(map(str, records.offsets), records.timestamps_ms, all_headers, keys, values, strict=True)
-    for offset, timestamp_ms, headers, key, value in rows:
-        if headers:
-            own = _quote(delivery_id(delivery, offset, headers))
-            head, tail = f',"headers":{_headers_of(headers, own)}', f',"deliveryId":{own}'
-        else:
-            head, tail = f'{mine}{offset}"}}', f'{other}{offset}"'
-        key = "" if key is None else f',"key":{key}'
-        value = "" if value is None else f',"value":{value}'
-        entries.append(f'{prefix}{offset},"timestamp":{timestamp_ms}{head}{key}{value}{tail}{end}')
-    return f"[{','.join(entries)}]".encode()
+    return f"[{','.join(write_records(delivery.group, delivery.partition, rows, delivery=delivery))}]".encode()
 
 
 def replies_of(answer: bytes, sent: RecordBatch) -> list[Reply]:
@@ -157,13 +130,3 @@ def _class_of(trace: str) -> str:
     lines = trace.strip().splitlines() or [""]
     found = _ERROR_CLASS.match(lines[0]) or _ERROR_CLASS.match(lines[-1])
     return found[1] if found else "not processed"
-
-
-def _headers_of(headers: Sequence[Header], own_id: str) -> str:
-    texts = {name: (data or b"").decode(errors="replace") for name, data in headers}
-    written = _encode(texts).decode()
-    return written if CORRELATION_ID in texts else f'{written[:-1]},"{CORRELATION_ID}":{own_id}}}'
-
-
-def _quote(text: str) -> str:
-    return _encode(text).decode()

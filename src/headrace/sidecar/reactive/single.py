@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from headrace.delivery.outcomes import REPLAY, Delivery
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, Record
-from headrace.sidecar.reactive.envelope import delivery_id
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.sidecar.record_json import delivery_id
 
 Request = tuple[bytes, list[tuple[str, str]]]
 """Body and headers of one POST."""

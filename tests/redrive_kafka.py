@@ -144,4 +144,4 @@ def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ended_offsets, "read_back", fake.read_back)
     patch.setattr(redrive, "read_window", fake.read)
     patch.setattr(ended_offsets, "Lease", lambda *_, **__: FakeLease(fake))
-    patch.setattr(redrive, "TransactionSession", lambda *_: FakeSession(fake))
+    patch.setattr(redrive, "TransactionSession", lambda *_, **__: FakeSession(fake))

@@ -363,10 +363,6 @@ class RecordRefused(KafkaError, code="ERR40045", message="RECORD_REFUSED", statu
     """The topic does not accept such a record: its timestamp is out of bounds, or a compacted topic requires a key."""
 
 
-class BatchRefused(KafkaError, code="ERR40046", message="BATCH_REFUSED", status=503, retry_after_seconds=1):
-    """Kafka refused the batch this record was part of, so it is not written: send it again."""
-
-
 class FatalKafkaError(KafkaError, code="ERR40018", message="KAFKA_CLIENT_FATAL", status=503, retriable=True):
     """The client cannot continue and is replaced; the outcome of records in flight is unknown."""
 

@@ -246,7 +246,7 @@ class TransactionalPump(Pump):
                     return blamed, suspects
             except errors.HeadraceError as cause:
                 failure = cause
-            if not isinstance(failure, errors.KafkaUnavailable | errors.ProducerQueueFull | errors.BatchRefused):
+            if not isinstance(failure, errors.KafkaUnavailable | errors.ProducerQueueFull):
                 raise failure
             self._failed(failure)  # nothing was written, so handlers need not run again
             await self._context.clock.sleep(min(_LONGEST_PAUSE_SECONDS, self._failures * _PAUSE_SECONDS))

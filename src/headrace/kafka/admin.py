@@ -18,7 +18,6 @@ from headrace.kafka.client.properties import client_properties
 from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import ClusterInfo, GroupInfo, GroupMember, PartitionInfo, TopicInfo
 from headrace.kafka.names import check_group, check_topic
-from headrace.kafka.producer_limits import BatchLimits
 from headrace.records import Offsets, TopicPartition
 from headrace.runtime import SystemClock, run_blocking
 
@@ -51,8 +50,6 @@ class Admin:
         """Brokers for the first connection."""
         self.reachability = reachability or Reachability(kafka, SystemClock())
         """Whether the cluster answers; gets the errors of every client."""
-        self.batch_limits = BatchLimits(self.topic_configs)
-        """How large a batch of each topic may be, for every producer."""
         self.missing_brokers: Sequence[int] = ()
         """Ids of the brokers that had replicas and were not in the cluster when topics were last listed."""
         self._security = ClientSecurity(kafka.security, lambda: AdminClient(self._properties()))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka
 
 from headrace import errors
+from headrace.kafka.byte_budget import TopicPartitionKey
 from headrace.kafka.client.error_map import repeat_error
-from headrace.kafka.producer_limits import TopicPartitionKey
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 
 ProduceResult = Produced | errors.HeadraceError
@@ -18,7 +18,7 @@ ProduceResult = Produced | errors.HeadraceError
 Results = list[ProduceResult]
 """One per record, in their order."""
 Done = Callable[[Results], None]
-_OF_A_BATCH = errors.RecordRefused, errors.BatchRefused, errors.RecordTooLarge
+_OF_A_BATCH = errors.RecordRefused, errors.RecordTooLarge
 """What Kafka says of all records of a batch when it refuses one of them."""
 
 
@@ -29,29 +29,30 @@ class Request:
 
     def __init__(
         self,
-        total: int,
+        records: Sequence[OutgoingRecord],
         size_bytes: int,
         key: TopicPartitionKey,
         post: Callable[[Request], None],
         done: Done,
         acked: bool = True,
         failure: Callable[[Any, Any], errors.HeadraceError] = lambda error, record: errors.KafkaError(error.str()),
-        topics: Collection[str] = (),
     ) -> None:
-        self.total = total
+        # For good
+        self.records = records
+        self.total = len(records)
         self.size_bytes = size_bytes
         self.key = key
-        self.topics = topics
-        self.results: list[Any] = [None] * total
-        self.records: Sequence[OutgoingRecord] = ()
         self.in_order = False
-        self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
-        self.delivered = 0  # written by the delivery thread only
-        self.refused = 0  # written by the loop only
+        self.is_alone = False  # whether each record has a batch of its own
         self.done: Done | None = done
         self._acked = acked
         self._post = post
         self._failure = failure
+        # What is known so far
+        self.results: list[Any] = [None] * len(records)
+        self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
+        self.delivered = 0  # written by the delivery thread only
+        self.refused = 0  # written by the loop only
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""

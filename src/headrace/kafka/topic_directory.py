@@ -48,12 +48,10 @@ class TopicDirectory(Service):
 
     def known(self, topic: str) -> int | None:
         """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
-        if not self.admin.batch_limits.knows(topic):
-            return None
         return self._partitions.get(topic)
 
     async def partitions_of(self, topic: str) -> int:
-        """Return the number of partitions of a topic, and learn its limit for batches.
+        """Return the number of partitions of a topic.
 
         An unknown topic is looked up at most twice a second. So a name without a topic is refused at once, and a
         new topic is found.
@@ -65,8 +63,6 @@ class TopicDirectory(Service):
         """
         known = self._partitions.get(topic)
         if known is not None:
-            if not self.admin.batch_limits.knows(topic):
-                await self.admin.batch_limits.learn(topic)
             return known
         check_topic(topic)
         if topic in self._missing:
@@ -86,7 +82,6 @@ class TopicDirectory(Service):
             self._missing[topic] = True
             raise
         self._partitions[topic] = len(info.partitions)
-        await self.admin.batch_limits.learn(topic)
         return len(info.partitions)
 
     async def run(self) -> None:

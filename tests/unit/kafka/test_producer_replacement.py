@@ -80,7 +80,7 @@ def tasks() -> int:
 
 
 def is_replaced(producer: Producer, client: object) -> bool:
-    return producer._client is not client
+    return producer._client._client is not client
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -94,7 +94,7 @@ async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypat
     async with producing(monkeypatch) as (producer, security):
         producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
         change_user(security)
-        await until(lambda: len(Client.made) > 1 and producer._replacement.held is not None)
+        await until(lambda: len(Client.made) > 1 and producer._client._replacement.held is not None)
         for value in (b"2", b"3"):
             producer.send([OutgoingRecord("t", None, value, [], 0, 0)], answers.append)
         old, new = Client.made
@@ -128,7 +128,7 @@ async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatc
     async with producing(monkeypatch) as (producer, security):
         producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
         change_user(security)
-        await until(lambda: producer._replacement.held is not None)
+        await until(lambda: producer._client._replacement.held is not None)
         producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], answers.append)
     await asyncio.sleep(0.05)
     assert len(answers) == 2
@@ -142,7 +142,7 @@ async def test_twenty_replacements_leave_no_client() -> None:
     await producer.start()
     threads = tasks()
     for number in range(1, 21):
-        before = producer._client
+        before = producer._client._client
         sasl = {"mechanism": "PLAIN", "username": str(number), "password": "p"}
         security.use(KafkaSecurity.model_validate({"sasl": sasl}))
         await until(functools.partial(is_replaced, producer, before))

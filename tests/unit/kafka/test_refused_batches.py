@@ -66,9 +66,6 @@ class Client:
 async def written(requests: Sequence[Sequence[bytes]], in_order: bool) -> list[list[Any]]:
     """Return the results of requests that are written at the same time."""
     producer = Producer(KafkaConfig(), ProducerConfig())
-    producer._admin.batch_limits = SimpleNamespace(  # type: ignore[assignment]
-        knows=lambda topic: True, of=lambda *_: None, refusal=lambda *_: None
-    )
     await producer.start()
     records = [[OutgoingRecord("t", b"k", value) for value in values] for values in requests]
     results = await asyncio.gather(*(producer.produce(each, in_order=in_order) for each in records))
@@ -120,16 +117,3 @@ async def test_a_refused_batch_ends_while_no_further_client_can_be_made(monkeypa
     async with asyncio.timeout(5):
         results = await written([[b"bad"], [b"0"]], in_order=False)
     assert all(isinstance(result, Produced | KafkaUnavailable) for each in results for result in each)
-
-
-async def test_a_drain_goes_on_when_a_batch_is_refused_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client for its single records comes while the drain waits for another one."""
-    producer = Producer(KafkaConfig(), ProducerConfig())
-    await producer.start()
-
-    async def drain(_deadline: Deadline) -> None:
-        producer._with_batches_of(1)
-
-    monkeypatch.setattr(producer._with_batches_of(8192), "drain", drain)
-    await producer.drain(Deadline(SystemClock(), 5))
-    await producer.stop()

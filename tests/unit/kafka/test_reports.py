@@ -12,10 +12,9 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.errors import KafkaTimeout, KafkaUnauthorized, ProducerQueueFull, RecordRefused
-from headrace.kafka import Admin
+from headrace.errors import KafkaTimeout, RecordRefused
+from headrace.kafka.byte_budget import key_of_request
 from headrace.kafka.producer import Producer
-from headrace.kafka.producer_limits import BatchLimits, key_of_request
 from headrace.kafka.sent_request import Request
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
@@ -24,8 +23,8 @@ from headrace.runtime import Deadline, SystemClock
 def result_of(offset: int, *, acked: bool) -> object:
     """Return what a request holds after the report of its one record."""
     posted: list[Request] = []
-    key = key_of_request([OutgoingRecord("t", None, b"", [], 0, 0)], 1)
-    request = Request(1, 0, key, posted.append, lambda results: None, acked)
+    records = [OutgoingRecord("t", None, b"", [], 0, 0)]
+    request = Request(records, 0, key_of_request(records, 1), posted.append, lambda results: None, acked)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     return request.results[0]
@@ -62,52 +61,19 @@ async def test_a_request_without_records_is_answered_in_a_context_of_its_own() -
     await producer.stop()
 
 
-async def limit_of(topic: str) -> dict[str, str]:
-    """Tell the limit that a topic has as its name, if that is a number."""
-    if not topic.isdigit():
-        raise KafkaUnauthorized
-    return {"max.message.bytes": topic}
-
-
 @asynccontextmanager
-async def producing(delivery_timeout_seconds: float = 30) -> AsyncIterator[tuple[Producer, Admin]]:
+async def producing(delivery_timeout_seconds: float = 30) -> AsyncIterator[Producer]:
     """Run a producer on a cluster without brokers."""
-    admin = Admin(KafkaConfig(bootstrap_servers="127.0.0.1:1"))
-    admin.batch_limits = BatchLimits(limit_of)
     settings = ProducerConfig(delivery_timeout_seconds=delivery_timeout_seconds)
-    producer = Producer(admin.config, settings, admin=admin)
+    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings)
     await producer.start()
-    yield producer, admin
+    yield producer
     await producer.stop()
-
-
-async def test_a_topic_changes_its_client_only_without_records_in_flight() -> None:
-    """Whichever topic of its request the records in flight are of: two clients would not keep their order."""
-    async with producing(0.5) as (producer, admin):
-        first, second = OutgoingRecord("a", b"k", b"1"), OutgoingRecord("b", b"k", b"1")
-        producer.send([first, second], lambda results: None)
-        too_large = confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE)
-        admin.batch_limits.refusal(too_large, confluent_kafka.Message(topic="b", value=b"1"), 1_000_000)
-        with pytest.raises(ProducerQueueFull, match="records are in flight"):
-            await producer.produce([second])
-        await producer.drain(Deadline(SystemClock(), 60))
-        producer.send([second], lambda results: None)
-
-
-async def test_topics_with_very_small_limits_share_one_client() -> None:
-    """So there are nine clients at most, and the usual one."""
-    async with producing() as (producer, admin):
-        topics = [str((1 << power) + 256) for power in range(20)]
-        for topic in topics:
-            await admin.batch_limits.learn(topic)
-        assert len({producer._client_of(topic) for topic in topics}) == 9
-        assert {producer._client_of(topic)._settings.batch_bytes for topic in topics[:12]} == {1}
 
 
 async def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
     """Records that the client did not get yet count as refused."""
-    async with producing(0.5) as (producer, admin):
-        await admin.batch_limits.learn("t")
+    async with producing(0.5) as producer:
         request = asyncio.ensure_future(producer.produce([OutgoingRecord("t", None, b"1")] * 5000, sliced=True))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(request), 0.01)
@@ -121,7 +87,7 @@ async def test_a_long_request_that_is_cancelled_gives_its_room_back() -> None:
 
 async def test_a_record_that_the_client_cannot_take_fails_alone() -> None:
     """Whatever the client raises, the request ends and gives its room back."""
-    async with producing() as (producer, _):
+    async with producing() as producer:
         odd = OutgoingRecord("t", None, b"1", partition="1")  # type: ignore[arg-type]
         (result,) = await producer.produce([odd])
         assert isinstance(result, RecordRefused)

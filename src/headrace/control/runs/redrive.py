@@ -207,6 +207,8 @@ class Redrive:
         self._planner = _Planner(spec, admin, origins, self._ended, self._tally, clock)
         self._lease: Lease | None = None
         self._session: TransactionSession | None = None
+        self._alone = False
+        """Whether a session sends each record alone, because a batch was refused as too large in the one before."""
         self._unsure: Sequence[Item] = ()
         self._unsaved: list[Mapping[int, Sequence[int]]] = []
         self._ends = spec.ends
@@ -240,7 +242,8 @@ class Redrive:
         """Run in sessions: each fences those before it, and then loads what they have committed."""
         failures = 0
         while True:
-            session = self._session = TransactionSession(self._admin, f"headrace-redrive-{self._spec.topic}")
+            name = f"headrace-redrive-{self._spec.topic}"
+            session = self._session = TransactionSession(self._admin, name, alone=self._alone)
             await session.start()
             before = self._tally.records + len(self._tally.too_large)
             try:
@@ -367,7 +370,9 @@ class Redrive:
         reach("redrive.transaction.submitted")
         results = await asyncio.shield(answer)
         reach("redrive.transaction.sent")
-        self._failed(items, records, results[: len(records)], errors.RecordTooLarge)
+        self._failed(items, records, results[: len(records)], errors.RecordTooLarge if self._alone else ())
+        if any(isinstance(result, errors.RecordTooLarge) for result in results):  # which ends this session
+            self._alone = not self._alone
         self._unsure = items
         _check(results)
         self._unsure = ()
@@ -380,14 +385,14 @@ class Redrive:
         items: Sequence[Item],
         records: Sequence[OutgoingRecord],
         results: Sequence[Any],
-        alone: type[errors.HeadraceError] | tuple[type[errors.HeadraceError], ...] = REFUSALS,
+        blamed: type[errors.HeadraceError] | tuple[type[errors.HeadraceError], ...] = REFUSALS,
     ) -> dict[int, errors.HeadraceError]:
-        """Report what was written, and return what was not, by index; those that failed `alone` are listed."""
+        """Report what was written, and return what was not, by index; those with an error of these kinds are listed."""
         if records and self._on_sent:
             self._on_sent(records, results)
         failed = {index: result for index, result in enumerate(results) if isinstance(result, errors.HeadraceError)}
         for index, error in failed.items():
-            if isinstance(error, alone):
+            if isinstance(error, blamed):
                 record = items[index].record
                 what = f"{record.topic_partition} offset {record.offset}"
                 self._tally.too_large[items[index].position] = f"{what}: {error.description}"

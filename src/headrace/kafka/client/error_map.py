@@ -36,8 +36,7 @@ _KIND = {
     """,
     errors.KafkaUnauthenticated: "_AUTHENTICATION SASL_AUTHENTICATION_FAILED _SSL ILLEGAL_SASL_STATE",
     errors.RecordTooLarge: "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE",
-    errors.RecordRefused: "INVALID_RECORD INVALID_TIMESTAMP",
-    errors.BatchRefused: "_INVALID_DIFFERENT_RECORD",
+    errors.RecordRefused: "INVALID_RECORD INVALID_TIMESTAMP _INVALID_DIFFERENT_RECORD",
     errors.ProducerQueueFull: "_QUEUE_FULL",
     errors.KafkaTimeout: "_MSG_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT _PURGE_INFLIGHT",
     errors.KafkaUnavailable: """
@@ -89,7 +88,6 @@ _CERTAINLY_NOT_WRITTEN = _codes(
     _codes(_KIND[errors.PartitionNotFound]),
     _codes(_KIND[errors.RecordTooLarge]),
     _codes(_KIND[errors.RecordRefused]),
-    _codes(_KIND[errors.BatchRefused]),
 )
 
 

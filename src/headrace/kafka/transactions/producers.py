@@ -1,7 +1,7 @@
 """Transactional producers: all records of a request are visible at read_committed, or none ever is.
 
 Each client has a thread of its own, because its calls block. Waiting requests are written in one transaction; if one
-of them fails, each is written again alone. A request ends in one of three ways:
+of them fails, each is written again by itself. A request ends in one of three ways:
 
 - committed: the client confirmed it.
 - not committed: no commit was requested. Records in the log are aborted, now or later.
@@ -31,7 +31,6 @@ from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
 from headrace.kafka.client.properties import producer_properties
-from headrace.kafka.producer_limits import Batches, BatchLimits
 from headrace.kafka.reader import read_records
 from headrace.kafka.sent_request import ProduceResult
 from headrace.kafka.transactions.transaction_guard import TransactionGuard
@@ -67,16 +66,14 @@ class _Writer:
         security: ClientSecurity[dict[str, Any]],
         jobs: queue.SimpleQueue[TransactionJob],
         post: Callable[[TransactionJob], None],
-        limits: BatchLimits,
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._kafka = kafka
-        self._limits = limits
-        self._loop = loop
         self._security = security
         self._properties = security.make()
         self._jobs, self._post = jobs, post
         self._client: confluent_kafka.Producer | None = None
+        self._alone = False
+        """Whether each record of the present request gets a batch of its own."""
         self._guard = TransactionGuard()
         self._in_doubt: list[TransactionJob] = []
         self._problem = ""
@@ -102,6 +99,8 @@ class _Writer:
         time.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
+            if self._alone:
+                self._properties["batch.size"] = 1
             client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
             client.init_transactions(_OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
@@ -192,19 +191,16 @@ class _Writer:
 
     def _send(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         """Write the records, then the last record of each job. The client's own time limit ends it."""
-        for topic in {record.topic for job in jobs for record in job.records}:
-            self._limits.learn_from_thread(topic, self._loop)
-        batches = Batches(self._limits, self._properties["batch.size"], client.flush)
         for job in jobs:
             job.records = job.records[: job.record_count]
             job.problem, job.results = None, []
-            job.send(client, 0, batches)
+            job.send(client, 0)
         client.flush()
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.last_record:
                     job.records.append(job.last_record(job.results))
-                    job.send(client, job.record_count, batches)
+                    job.send(client, job.record_count)
             client.flush()
         if all(job.written for job in jobs):
             for job in jobs:
@@ -231,9 +227,13 @@ class _Writer:
         self._in_doubt += jobs
 
     def _abort(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
-        """Abort a transaction; each of several requests in it is then written alone."""
+        """Abort a transaction; each of several requests in it is then written by itself.
+
+        When Kafka has refused a batch of one request as too large, each record of it is written once more, alone.
+        """
+        again = len(jobs) == 1 and jobs[0].may_fit_alone and self._renews and not self._alone
         failed = [one for job in jobs for one in (*job.results, job.problem) if isinstance(one, errors.HeadraceError)]
-        if len(jobs) == 1:
+        if len(jobs) == 1 and not again:
             why = f" {failed[0].description}" if failed else ""
             aborted = errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}")
             self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
@@ -245,9 +245,12 @@ class _Writer:
         if fatal := [error.description for error in failed if isinstance(error, errors.FatalKafkaError)]:
             self._close_failed(fatal[0], _YIELD_SECONDS)
         self._close()
-        if len(jobs) > 1:
-            for job in jobs:
-                self._write([job])
+        self._alone = again
+        for job in jobs if again or len(jobs) > 1 else ():
+            self._write([job])
+        if again:
+            self._close()
+            self._alone = False
 
     def _fail(self, jobs: list[TransactionJob], reason: errors.HeadraceError) -> None:
         for job in jobs:
@@ -293,7 +296,7 @@ class TransactionalProducers(Service):
         for number in range(self._settings.transactions.producers):
             properties = functools.partial(self._properties, f"{self._id_prefix}-{number}")
             security = ClientSecurity(self._kafka.security, properties)
-            writer = self._writer(self._kafka, security, self._jobs, bridge.post, self._admin.batch_limits, loop)
+            writer = self._writer(self._kafka, security, self._jobs, bridge.post)
             self._threads.append(OwnedThread(f"{self.name}-{number}", writer.run, self.die))
             self._threads[-1].start()
 
@@ -439,9 +442,11 @@ class TransactionSession(TransactionalProducers):
     _writer = _SessionWriter
     _gauge = ""
 
-    def __init__(self, admin: Admin, name: str) -> None:
-        """Prepare; the next session of the same name fences this one."""
+    def __init__(self, admin: Admin, name: str, *, alone: bool = False) -> None:
+        """Prepare; with `alone` each record gets a batch of its own, which is slow."""
         settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
+        if alone:
+            settings = settings.model_copy(update={"batch_bytes": 1})
         super().__init__(admin.config, settings, name, f"session {name}", admin)
 
 

@@ -14,7 +14,6 @@ from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.positions import to_client
-from headrace.kafka.producer_limits import Batches, wire_bytes
 from headrace.kafka.sent_request import ProduceResult
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 
@@ -89,7 +88,7 @@ LastRecord = Callable[[list[Produced]], OutgoingRecord]
 
 OF_BATCH: Final = "of_batch"
 """Parameter of a refusal that may be of another record in the same batch."""
-_NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.BatchRefused, errors.KafkaTimeout
+_NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.KafkaTimeout
 """Errors of a record that may pass."""
 _INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
 """Errors of records that failed only because another record did."""
@@ -128,15 +127,14 @@ class TransactionJob:
         """Return whether the caller is the first, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
-    def send(self, client: confluent_kafka.Producer, first: int, batches: Batches) -> None:
+    def send(self, client: confluent_kafka.Producer, first: int) -> None:
         """Pass the records from an index on to the client; a refused record gets its error as result."""
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
-            partition, report = record.partition, functools.partial(self._reported, index, batches)
+            partition, report = record.partition, functools.partial(self._reported, index)
             values: Any = record.topic, record.value, record.key, -1 if partition is None else partition, report, None
             values += record.timestamp_ms, record.headers
             try:
-                batches.before(record.topic, wire_bytes(record.key, record.value, record.headers))
                 try:
                     client.produce(*values)
                 except BufferError:  # the transaction has more than the client's queue
@@ -152,14 +150,14 @@ class TransactionJob:
                     self.results[index] = write_error(cause, self.kafka, record.topic)
                 return
 
-    def _reported(self, index: int, batches: Batches, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+    def _reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         if error is None:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)
             return
         self._partitions[index] = str(record.topic()), record.partition()
         if error.code() not in _INNOCENT:
-            self.results[index] = batches.refusal(error, record) or write_error(error, self.kafka, str(record.topic()))
+            self.results[index] = write_error(error, self.kafka, str(record.topic()))
 
     def _mark_neighbours(self) -> None:
         """Mark refusals that may be of another record: those of neighbours in a partition, so perhaps in a batch.
@@ -175,6 +173,12 @@ class TransactionJob:
             if before != index and all(type(self.results[at]) is errors.RecordRefused for at in (before, index)):
                 for at in (before, index):
                     self.results[at].parameters[OF_BATCH] = True
+
+    @property
+    def may_fit_alone(self) -> bool:
+        """Whether Kafka refused a batch as too large, so that each of its records may be small enough."""
+        refused = [self.results[index] for index in self._partitions if index < len(self.results)]
+        return self.record_count > 1 and any(type(result) is errors.RecordTooLarge for result in refused)
 
     @property
     def written(self) -> bool:

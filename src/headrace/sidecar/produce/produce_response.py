@@ -19,7 +19,6 @@ _CODES: Final[dict[type[errors.HeadraceError], int]] = {
     errors.PartitionNotFound: 40402,
     errors.KafkaUnavailable: 50003,
     errors.ProducerQueueFull: 50003,
-    errors.BatchRefused: 50003,
     errors.TransactionAborted: 50003,
 }
 _OTHER: Final = 50002

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from headrace.errors import ProducerQueueFull, RecordRefused, TransactionAborted
-from headrace.kafka.producer_limits import Batches, BatchLimits
 from headrace.kafka.transactions.transaction_job import OF_BATCH, TransactionJob
 from headrace.records import OutgoingRecord
 
@@ -39,11 +36,7 @@ class SmallClient:
 
 async def sent(client: Any, records: int) -> TransactionJob:
     job = TransactionJob([OutgoingRecord("t", None, b"v")] * records, None)
-
-    async def no_configs(topic: str) -> dict[str, str]:
-        return {}
-
-    await asyncio.to_thread(job.send, client, 0, Batches(BatchLimits(no_configs), 1000, client.flush))
+    job.send(client, 0)
     client.flush()
     return job
 
@@ -76,7 +69,7 @@ async def test_a_refusal_beside_another_one_may_be_of_the_batch(reported: list[i
         job.results = [None] * len(reported)
         record: Any = SimpleNamespace(topic=lambda: "t", partition=lambda: 0)
         for index, code in enumerate(reported):
-            job._reported(index, Mock(refusal=lambda *_: None), ClientError(code), record)
+            job._reported(index, ClientError(code), record)
         job.fail(TransactionAborted())
         marks = [OF_BATCH in why.parameters if isinstance(why, RecordRefused) else None for why in job.results]
         assert marks == [None if each is None else each and names_culprits for each in expected]

@@ -1,0 +1,79 @@
+"""How many bytes may be pending in a producer."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import confluent_kafka
+
+from headrace.errors import ProducerQueueFull
+from headrace.records import OutgoingRecord
+
+TopicPartitionKey = tuple[str, int]
+"""A topic, and the partition of all records of a request; `SEVERAL` if there are more or the client chooses."""
+SEVERAL: Final = -1
+
+
+class ByteBudget:
+    """Bytes accepted and not yet acknowledged, in all and per partition: one lost leader does not stop the rest.
+
+    A partition may use a share of the free bytes, not of the whole. So some bytes stay free for other partitions,
+    however many leaders are down. With a share of a quarter, one partition uses a fifth of the budget at most.
+    """
+
+    def __init__(self, max_bytes: int, share: float) -> None:
+        self.pending_bytes = 0
+        self._max_bytes = max_bytes
+        self._share = share
+        self._bytes_by_key: defaultdict[TopicPartitionKey, int] = defaultdict(int)
+
+    def check(self, key: TopicPartitionKey, size: int) -> None:
+        """Raise ProducerQueueFull unless a request fits."""
+        pending, held = self.pending_bytes, self._bytes_by_key.get(key, 0)
+        free = self._max_bytes - pending
+        # A request larger than the limit passes when nothing else is pending, or it could never be sent.
+        if pending and size > free:
+            raise _full(f"{pending} bytes wait", f"{self._max_bytes} may (producer.max_pending_bytes)", pending)
+        if held and held + size > free * self._share:
+            where = f"partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f"topic {key[0]}"
+            may = f"it may have {self._share:g} of what is free (producer.partition_share)"
+            raise _full(f"{held} bytes wait for {where}", may, held)
+
+    def take(self, key: TopicPartitionKey, size: int) -> None:
+        """Count a request that passes `check`."""
+        self.check(key, size)
+        self.pending_bytes += size
+        self._bytes_by_key[key] += size
+
+    def give_back(self, key: TopicPartitionKey, size: int) -> None:
+        """Stop counting a request."""
+        self.pending_bytes -= size
+        self._bytes_by_key[key] -= size
+        if not self._bytes_by_key[key]:
+            del self._bytes_by_key[key]
+
+
+def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicPartitionKey:
+    """Return the partition that a request counts for.
+
+    A request counts as a whole, because looking at each record is expensive. A request to several partitions counts
+    for the topic, as one whose partition the client chooses: such requests can starve each other only.
+
+    Args:
+        records: One or more, all of one topic, or the first stands for all.
+        partitions: How many the topic has; 0 if that is not known.
+    """
+    first = records[0]
+    if len(records) == 1 and first.partition is None and first.key is not None and partitions:
+        return first.topic, confluent_kafka.murmur2(first.key, partitions)  # as the client's own partitioner
+    if first.partition is None or any(record.partition != first.partition for record in records):
+        return first.topic, SEVERAL
+    return first.topic, first.partition
+
+
+def _full(waiting: str, limit: str, pending: int) -> ProducerQueueFull:
+    return ProducerQueueFull(
+        f"{waiting} for Kafka's acknowledgement, and {limit}: nothing of this request was sent, "
+        "send it again after a pause",
+        pending_bytes=pending,
+    )

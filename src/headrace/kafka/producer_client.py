@@ -1,0 +1,219 @@
+"""One client of a producer, with the thread that takes its delivery reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import confluent_kafka
+
+from headrace import errors
+from headrace.config.producer import ProducerConfig
+from headrace.kafka.admin import Admin
+from headrace.kafka.client.access import is_refused, principal_of, refusal_in
+from headrace.kafka.client.credentials import ClientReplacement
+from headrace.kafka.client.error_map import ClientErrors, report_error, write_error
+from headrace.kafka.client.properties import client_log, producer_properties
+from headrace.kafka.sent_request import Request
+from headrace.records import OutgoingRecord
+from headrace.runtime import OwnedThread
+
+_POLL_SECONDS = 0.1
+_FLUSH_SECONDS = 0.02
+_THREAD_STOP_SECONDS = 5.0
+_REPLACE_SECONDS = 5.0
+_CROWD_SECONDS = 0.05
+_REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
+"""A client without any right to write is replaced after so long, with records that wait or without."""
+_BACKOFF_MS = 5
+
+
+class _Health:
+    """What is known of one client."""
+
+    def __init__(self) -> None:
+        self.fatal = False
+        """Whether it must be replaced."""
+        self.has_written = False
+        self.refusal: confluent_kafka.KafkaError | None = None
+        """Kafka's answer to a client that may write to no topic: it never sends a record."""
+
+
+class ProducerClient:
+    """Hands records to a client on the loop, and takes their reports on a thread of its own.
+
+    The client is replaced after a fatal error, and when files of `kafka.security` have changed.
+    """
+
+    def __init__(self, name: str, admin: Admin, settings: ProducerConfig) -> None:
+        # For good
+        self._name = name
+        self._admin = admin
+        self._settings = settings
+        self._work = threading.Event()
+        self._replacement = ClientReplacement(admin.config.security, self._new_client)
+        self._thread: OwnedThread | None = None
+        self._logged = ""
+        """The last sentence about a client that may not write."""
+        # For one client
+        self._health = _Health()
+        self._client = self._new_client()
+        # For a moment
+        self._crowded_at = -1.0
+
+    @property
+    def problem(self) -> str:
+        """What the client may not do; empty if it may write."""
+        return self._logged if self._health.refusal else ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread takes reports."""
+        return self._thread is not None and not self._thread.stop_requested.is_set()
+
+    def start(self, on_death: Callable[[BaseException], None]) -> None:
+        """Start the thread; `on_death` is called on the loop if it ends with an error."""
+        self._replacement.open(self._name, asyncio.get_running_loop(), self._use, self._work.set)
+        self._thread = OwnedThread(self._name, self._serve_reports, on_death)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread. What is still queued ends as a report: unknown if in flight, else not written."""
+        if self._thread:
+            for held in self._replacement.stop():
+                self.hand_over(*held)
+            self._client.purge()
+            await self._thread.stop(_THREAD_STOP_SECONDS)
+
+    def hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
+        """Give the client the records of a request from index `first` on; one that it does not take is refused."""
+        if self._replacement.held is not None:
+            self._replacement.held.append((request, records, first))
+            return
+        produce: Any = self._client.produce  # its stubs forget that a list of headers is invariant
+        callbacks = request.callbacks.between(first, first + len(records))
+        for index, (record, callback) in enumerate(zip(records, callbacks, strict=True), first):
+            try:
+                to = -1 if record.partition is None else record.partition
+                produce(record.topic, record.value, record.key, to, callback, None, record.timestamp_ms, record.headers)
+            except BufferError:
+                full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
+                request.refuse(index, full)
+            except confluent_kafka.KafkaException as cause:
+                refusal = self._health.refusal or refusal_in(cause.args[0])
+                error = write_error(refusal or cause, self._admin.config, record.topic)
+                if isinstance(error, errors.FatalKafkaError):
+                    self._health.fatal = True
+                    # The client refused before taking the record, so it is certainly not written.
+                    error = errors.KafkaUnavailable("the Kafka client is being replaced: send this record again")
+                request.refuse(index, error)
+            except Exception as defect:  # noqa: BLE001 boundary: the record was not taken, and its request must end
+                why = f"produce to {record.topic}: the client did not take the record: {defect!r}"
+                request.refuse(index, errors.RecordRefused(why))
+
+    def wake(self, *, crowded: bool) -> None:
+        """Have the thread serve what was handed over; with a crowd, records fill batches and need not be sent at once.
+
+        A lone request is sent at once: it does not wait for company that would not come.
+        """
+        if crowded:
+            self._crowded_at = time.monotonic()
+        if not self._work.is_set():
+            self._work.set()
+
+    def written(self) -> None:
+        """Know that the client has written a record, so it has the right to."""
+        self._health.has_written = True
+
+    def failure(self, error: confluent_kafka.KafkaError, record: confluent_kafka.Message) -> errors.HeadraceError:
+        """Return our error for the report of a record that is not written; on the thread."""
+        try:
+            error.code()
+        except SystemError as fatal:  # the client raises its fatal error in the first call of this report
+            if isinstance(fatal.__cause__, confluent_kafka.KafkaException):
+                self._note_error(fatal.__cause__.args[0])
+        topic = str(record.topic())
+        if self._health.refusal:  # so this record was never sent
+            return write_error(self._health.refusal, self._admin.config, topic)
+        return report_error(error, topic, self._admin.config)
+
+    def _serve_reports(self, stop_requested: threading.Event) -> None:
+        while not stop_requested.is_set():
+            with contextlib.suppress(SystemError):  # a fatal error that a report has taken
+                try:
+                    with ClientErrors():
+                        self._poll()
+                except confluent_kafka.KafkaException as cause:
+                    self._note_error(cause.args[0])
+            if self._health.refusal:
+                self._wait_for_rights(stop_requested)
+            if self._health.fatal:
+                self._replace_client()
+        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
+            self._client.flush(_THREAD_STOP_SECONDS / 2)
+
+    def _poll(self) -> None:
+        client = self._client
+        if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+            client.poll(_POLL_SECONDS)
+        elif len(client):
+            # The client sends at once while it is flushed; requests in numbers still share their batches.
+            client.flush(_FLUSH_SECONDS)
+        else:
+            self._work.clear()
+            # Race: a record that arrives before the flag is cleared is seen here, a later one sets it.
+            if not len(client):
+                self._work.wait(_POLL_SECONDS)
+            client.poll(0)
+
+    def _wait_for_rights(self, stop_requested: threading.Event) -> None:
+        """Wait until another client may get the right to write: a moment, or longer while no record waits."""
+        stop_requested.wait(_REFUSED_SECONDS)
+        self._work.clear()
+        end = time.monotonic() + _IDLE_REFUSED_SECONDS
+        while not (len(self._client) or self._replacement.held or stop_requested.is_set() or time.monotonic() > end):
+            if self._work.wait(_POLL_SECONDS):
+                break
+
+    def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
+        """Continue with a new client; on the loop."""
+        self._client = client
+        for request, records, first in held:
+            self.hand_over(request, records, first)
+
+    def _replace_client(self) -> None:
+        # Librdkafka's fatal errors are for good. What the old client holds ends with reports that mean "unknown".
+        old, self._client = self._client, self._new_client()
+        old.purge()
+        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
+            old.flush(_REPLACE_SECONDS)
+        self._health = _Health()
+
+    def _note_error(self, error: confluent_kafka.KafkaError) -> None:
+        self._admin.reachability.failed(error)
+        health = self._health
+        if error.fatal() and is_refused(error) and not health.has_written:
+            health.fatal, health.refusal = True, error
+            principal = principal_of(self._admin.config)[0]
+            problem = f"{principal} has no right Write on any topic, so every record is refused until it has one"
+            if problem != self._logged:
+                client_log.warning("producer %s: %s", self._name, problem)
+            self._logged = problem
+        elif error.fatal():
+            client_log.error("producer %s is replaced after a fatal error: %s", self._name, error.str())
+            health.fatal = True
+
+    def _new_client(self) -> confluent_kafka.Producer:
+        client_id = f"headrace-{self._name}-{next(_client_numbers)}"
+        properties = producer_properties(self._admin.config, self._settings, client_id)
+        if self._settings.batch_bytes == 1:
+            properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
+        return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
+
+
+_client_numbers = itertools.count(1)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import confluent_kafka
 
@@ -12,6 +12,13 @@ from headrace.records import OutgoingRecord
 TopicPartitionKey = tuple[str, int]
 """A topic, and the partition of all records of a request; `SEVERAL` if there are more or the client chooses."""
 SEVERAL: Final = -1
+
+
+class Claim(NamedTuple):
+    """Bytes that a request holds in a budget."""
+
+    key: TopicPartitionKey
+    size_bytes: int
 
 
 class ByteBudget:
@@ -39,18 +46,19 @@ class ByteBudget:
             may = f"it may have {self._share:g} of what is free (producer.partition_share)"
             raise _full(f"{held} bytes wait for {where}", may, held)
 
-    def take(self, key: TopicPartitionKey, size: int) -> None:
+    def take(self, key: TopicPartitionKey, size: int) -> Claim:
         """Count a request that passes `check`."""
         self.check(key, size)
         self.pending_bytes += size
         self._bytes_by_key[key] += size
+        return Claim(key, size)
 
-    def give_back(self, key: TopicPartitionKey, size: int) -> None:
+    def give_back(self, claim: Claim) -> None:
         """Stop counting a request."""
-        self.pending_bytes -= size
-        self._bytes_by_key[key] -= size
-        if not self._bytes_by_key[key]:
-            del self._bytes_by_key[key]
+        self.pending_bytes -= claim.size_bytes
+        self._bytes_by_key[claim.key] -= claim.size_bytes
+        if not self._bytes_by_key[claim.key]:
+            del self._bytes_by_key[claim.key]
 
 
 def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicPartitionKey:

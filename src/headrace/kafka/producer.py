@@ -13,7 +13,7 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.admin import Admin
-from headrace.kafka.byte_budget import SEVERAL, ByteBudget, TopicPartitionKey, key_of_request
+from headrace.kafka.byte_budget import SEVERAL, ByteBudget, Claim, key_of_request
 from headrace.kafka.producer_client import ProducerClient
 from headrace.kafka.sent_request import Callbacks, Done, ProduceResult, Request, Results
 from headrace.records import OutgoingRecord, Produced
@@ -142,16 +142,13 @@ class Producer(Service):
         if size_bytes is None:
             size_bytes = sum([r.size_bytes if r.headers else len(r.key or b"") + len(r.value or b"") for r in records])
         size = size_bytes + _RECORD_OVERHEAD_BYTES * len(records)
-        key = key_of_request(records, partitions)
-        self._budget.take(key, size)
-        return self._open(self._client, records, size, key, done)
+        claim = self._budget.take(key_of_request(records, partitions), size)
+        return self._open(self._client, records, claim, done)
 
-    def _open(
-        self, client: ProducerClient, records: Sequence[OutgoingRecord], size: int, key: TopicPartitionKey, done: Done
-    ) -> Request:
+    def _open(self, client: ProducerClient, records: Sequence[OutgoingRecord], claim: Claim, done: Done) -> Request:
         """Return a request to a client, whose bytes are counted already."""
         assert self._bridge is not None
-        request = Request(records, size, key, self._bridge.post, done, self._settings.acks != 0, client.failure)
+        request = Request(records, claim, self._bridge.post, done, client.result)
         request.callbacks = self._callbacks.pop() if self._callbacks else Callbacks()
         request.callbacks.request = request
         self._idle.clear()
@@ -183,12 +180,12 @@ class Producer(Service):
             done, request.done = request.done, None
             if done:
                 self._open_requests -= 1
-                if len(self._callbacks) < _KEPT_CALLBACKS and request.total <= _MOST_KEPT_RECORDS:
+                if len(self._callbacks) < _KEPT_CALLBACKS and len(request.records) <= _MOST_KEPT_RECORDS:
                     self._callbacks.append(request.callbacks)
                 if request.is_suspected and not request.is_alone:
                     self._write_alone(request, done)
                 else:
-                    self._budget.give_back(request.key, request.size_bytes)
+                    self._budget.give_back(request.claim)
                     done(request.results)
                 request.records = ()  # its callbacks know it until the next request
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
@@ -212,11 +209,11 @@ class Producer(Service):
             client = self._client_for_alone()
         except Exception as cause:  # noqa: BLE001 boundary: no further client can be made, and the request must end
             text = f"a record of the same batch was refused, and a client for single records cannot be made: {cause!r}"
-            self._budget.give_back(request.key, request.size_bytes)
+            self._budget.give_back(request.claim)
             take([errors.KafkaUnavailable(text)] * len(suspects))
             return
         records = [request.records[index] for index in suspects]
-        alone = self._open(client, records, request.size_bytes, request.key, take)
+        alone = self._open(client, records, request.claim, take)
         alone.is_alone = True
         self._hand_over(client, alone, records)
 

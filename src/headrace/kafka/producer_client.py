@@ -17,10 +17,10 @@ from headrace.config.producer import ProducerConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import is_refused, principal_of, refusal_in
 from headrace.kafka.client.credentials import ClientReplacement
-from headrace.kafka.client.error_map import ClientErrors, report_error, write_error
+from headrace.kafka.client.error_map import ClientErrors, repeat_error, report_error, write_error
 from headrace.kafka.client.properties import client_log, producer_properties
-from headrace.kafka.sent_request import Request
-from headrace.records import OutgoingRecord
+from headrace.kafka.sent_request import ProduceResult, Request
+from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import OwnedThread
 
 _POLL_SECONDS = 0.1
@@ -130,8 +130,10 @@ class ProducerClient:
         """Know that the client has written a record, so it has the right to."""
         self._health.has_written = True
 
-    def failure(self, error: confluent_kafka.KafkaError, record: confluent_kafka.Message) -> errors.HeadraceError:
-        """Return our error for the report of a record that is not written; on the thread."""
+    def result(self, error: confluent_kafka.KafkaError | None, record: Any) -> ProduceResult:
+        """Return what the report of a record without an offset means; on the thread."""
+        if error is None:
+            return repeat_error(record) if self._settings.acks != 0 else Produced(record.partition(), NO_OFFSET)
         try:
             error.code()
         except SystemError as fatal:  # the client raises its fatal error in the first call of this report

@@ -9,9 +9,8 @@ from typing import Any
 import confluent_kafka
 
 from headrace import errors
-from headrace.kafka.byte_budget import TopicPartitionKey
-from headrace.kafka.client.error_map import repeat_error
-from headrace.records import NO_OFFSET, OutgoingRecord, Produced
+from headrace.kafka.byte_budget import Claim
+from headrace.records import OutgoingRecord, Produced
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -30,24 +29,20 @@ class Request:
     def __init__(
         self,
         records: Sequence[OutgoingRecord],
-        size_bytes: int,
-        key: TopicPartitionKey,
+        claim: Claim,
         post: Callable[[Request], None],
         done: Done,
-        acked: bool = True,
-        failure: Callable[[Any, Any], errors.HeadraceError] = lambda error, record: errors.KafkaError(error.str()),
+        result: Callable[[Any, Any], ProduceResult],
     ) -> None:
+        """Prepare; `post` gets the request when all is known, `result` translates a report without an offset."""
         # For good
         self.records = records
-        self.total = len(records)
-        self.size_bytes = size_bytes
-        self.key = key
+        self.claim = claim
         self.in_order = False
         self.is_alone = False  # whether each record has a batch of its own
         self.done: Done | None = done
-        self._acked = acked
         self._post = post
-        self._failure = failure
+        self._result = result
         # What is known so far
         self.results: list[Any] = [None] * len(records)
         self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
@@ -56,22 +51,21 @@ class Request:
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
+        offset = None
         if error is None:
             try:
                 offset = record.offset()
             except SystemError:  # the client raises a fatal error in the first call of this report
                 offset = record.offset()
-            if offset is None:
-                self.results[index] = repeat_error(record) if self._acked else Produced(record.partition(), NO_OFFSET)
-            else:
-                self.results[index] = Produced(record.partition(), offset)
+        if offset is None:
+            self.results[index] = result = self._result(error, record)
+            self.is_suspected |= isinstance(result, _OF_A_BATCH)
         else:
-            self.results[index] = failure = self._failure(error, record)
-            self.is_suspected |= isinstance(failure, _OF_A_BATCH)
+            self.results[index] = Produced(record.partition(), offset)
         self.delivered += 1
         # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
         # request is posted twice, and the second time it is done already.
-        if self.delivered + self.refused == self.total:
+        if self.delivered + self.refused == len(self.results):
             self._post(self)
 
     def suspects(self) -> list[int]:
@@ -92,7 +86,7 @@ class Request:
         """Note that the client did not take a record, on the loop."""
         self.results[index] = error
         self.refused += 1
-        if self.delivered + self.refused == self.total:
+        if self.delivered + self.refused == len(self.results):
             self._post(self)
 
 

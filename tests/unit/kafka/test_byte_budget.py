@@ -34,10 +34,10 @@ def test_lanes_that_do_not_drain_leave_room_for_the_others() -> None:
 def test_what_ended_may_be_taken_again() -> None:
     """By the lane and in all."""
     budget = ByteBudget(100, 0.5)
-    budget.take(A, 30)
+    first = budget.take(A, 30)
     with pytest.raises(ProducerQueueFull, match="30 bytes wait for partition 0 of topic t"):
         budget.take(A, 30)
-    budget.give_back(A, 30)
+    budget.give_back(first)
     budget.take(A, 30)
     assert budget.pending_bytes == 30
 
@@ -56,8 +56,8 @@ def test_the_whole_is_bounded_too() -> None:
 def test_a_request_larger_than_a_limit_passes_alone() -> None:
     """Or it could never be sent."""
     budget = ByteBudget(100, 0.5)
-    budget.take(A, 500)
-    budget.give_back(A, 500)
+    first = budget.take(A, 500)
+    budget.give_back(first)
     budget.take(A, 80)
     assert budget.pending_bytes == 80
 

@@ -13,8 +13,10 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, RecordRefused
-from headrace.kafka.byte_budget import key_of_request
+from headrace.kafka import Admin
+from headrace.kafka.byte_budget import Claim
 from headrace.kafka.producer import Producer
+from headrace.kafka.producer_client import ProducerClient
 from headrace.kafka.sent_request import Request
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
@@ -24,7 +26,9 @@ def result_of(offset: int, *, acked: bool) -> object:
     """Return what a request holds after the report of its one record."""
     posted: list[Request] = []
     records = [OutgoingRecord("t", None, b"", [], 0, 0)]
-    request = Request(records, 0, key_of_request(records, 1), posted.append, lambda results: None, acked)
+    settings = ProducerConfig(idempotence=acked, acks="all" if acked else 0)
+    client = ProducerClient("p", Admin(KafkaConfig()), settings)
+    request = Request(records, Claim(("t", 0), 0), posted.append, lambda results: None, client.result)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
     return request.results[0]

@@ -160,7 +160,7 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}  # how long a killed member keeps its partitions
     file = write_function(tmp_path, source, target, SLOW, **times)
     # Longer than the test, so that Kafka does not end by itself what a killed process has left open.
-    more = {"producer": {"transactions": {"timeout_seconds": 600}}}
+    more = {"producer": {"properties": {"transaction.timeout.ms": 600_000}}}
     process = headrace({**ledger.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))
     if is_killed:
         ledger.wait_until(lambda: process.exit_code is not None, "the end of the process")

@@ -72,12 +72,11 @@ def test_dead_letters_have_a_producer_of_their_own(settings: dict[str, Any], nam
     assert len(asyncio.run(producers())) == names
 
 
-@pytest.mark.parametrize(("given", "linger_seconds"), [({}, 0.005), ({"linger_seconds": 0.0}, 0.0)])
-def test_outputs_fill_larger_batches_unless_the_file_says_otherwise(
-    given: dict[str, Any], linger_seconds: float
-) -> None:
+@pytest.mark.parametrize(("given", "linger_ms"), [({}, 5), ({"linger.ms": 0}, 0)])
+def test_outputs_fill_larger_batches_unless_the_file_says_otherwise(given: dict[str, Any], linger_ms: float) -> None:
     """Frames have many records, and each batch costs the broker and the client."""
-    assert inner_settings(HeadraceConfig(producer=ProducerConfig(**given))).linger_seconds == linger_seconds
+    settings = inner_settings(HeadraceConfig(producer=ProducerConfig(properties=given)))
+    assert settings.properties["linger.ms"] == linger_ms
 
 
 def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ class Assembly:
         if self.internal.kind_of(trigger.output_topic):
             raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {_INTERNAL}")
         self.formats |= {trigger.key_format, trigger.value_format}
-        compressed = config.producer.compression != "none"
+        compressed = config.producer.client_properties["compression.type"] != "none"
         held = HeldOutputs(compressed=compressed) if trigger.delivery == "exactly_once" else None
         destination, hooks = self._workers_of(trigger, workers, held)
         like = {topic: topic if config.kafka.is_at(kafka.brokers) else "" for topic in topics}

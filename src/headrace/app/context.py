@@ -19,7 +19,7 @@ from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, Aud
 from headrace.runtime.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
-_LINGER_SECONDS = 0.005
+_LINGER_MS = 5
 """For records in numbers, as frames of a function are: a lone request is sent at once."""
 
 
@@ -94,10 +94,8 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 def inner_settings(config: HeadraceConfig) -> ProducerConfig:
     """Return how outputs and dead letters are written; a dead letter is a record that Kafka took, and headers."""
-    own: dict[str, float] = {"max_record_bytes": _LARGEST_RECORD_BYTES}
-    if "linger_seconds" not in config.producer.model_fields_set:
-        own["linger_seconds"] = _LINGER_SECONDS
-    return config.producer.lasting.model_copy(update=own)
+    own = {"linger.ms": _LINGER_MS, **config.producer.lasting.properties, "message.max.bytes": _LARGEST_RECORD_BYTES}
+    return config.producer.lasting.with_properties(own)
 
 
 def transactional_id(config: HeadraceConfig) -> str:
@@ -114,8 +112,7 @@ def _audit(
     producer: Producer | None = None
     target: AuditTarget = AuditFile(settings)
     if settings.to == "topic":
-        budget = {"max_pending_bytes": settings.max_pending_bytes, "partition_share": 1.0}
-        lasting = config.producer.lasting.model_copy(update=budget)
-        producer = Producer(config.kafka, lasting, "audit_producer", admin)
+        lasting = config.producer.lasting.model_copy(update={"max_pending_bytes": settings.max_pending_bytes})
+        producer = Producer(config.kafka, lasting, "audit_producer", admin, partition_share=1.0)
         target = AuditTopic(settings.topic, functools.partial(producer.produce, sliced=True))
     return Audit(settings, target, metrics, clock), producer

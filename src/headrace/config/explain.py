@@ -1,7 +1,9 @@
 """The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
 
+import csv
 import difflib
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -50,6 +52,9 @@ _TABLES = {
     "schema_registry": (PRODUCER_KEYS,),
 }
 """Sections in which people write the keys of Java's clients, and the tables that explain these."""
+with Path(__file__).with_name("moved_keys.csv").open(newline="") as _file:
+    _MOVED = {row["key"]: row["instead"] for row in csv.DictReader(_file)}
+"""Settings of earlier versions by the end of their path, and what to write now."""
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -109,6 +114,8 @@ def _quoted(path: KeyPath, value: Any) -> str:
 
 def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
+        if text := _moved(path):
+            return text
         tables = _TABLES.get(str(path[0]))
         if tables and (text := instead_of(str(path[-1]), *tables)):
             return text
@@ -131,6 +138,12 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "string_type":
         return f"{text}: put the value in quotes"
     return f"{text}: correct the value"
+
+
+def _moved(path: KeyPath) -> str:
+    """Return where a setting of earlier versions is now; empty if it is none."""
+    names = [str(part) for part in path]
+    return next((text for count in (1, 2, 3) if (text := _MOVED.get(".".join(names[-count:]), ""))), "")
 
 
 def _in_tree(location: KeyPath, tree: Any) -> KeyPath:

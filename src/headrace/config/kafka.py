@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,9 @@ CONSUMER_KEYS: Final = _table("consumer_keys.csv")
 
 with Path(__file__).with_name("client_properties.csv").open(newline="") as _file:
     _PROPERTIES: Final = list(csv.DictReader(_file))
-"""Properties that are accepted, with the clients that take them, and second names of librdkafka's properties."""
+"""Properties that are accepted, with the clients that take them and their values, and librdkafka's second names."""
+_VALUES: Final = {row["property"]: row["accepts"] for row in _PROPERTIES if row["accepts"]}
+"""A range such as `0..100`, or words such as `true|false`; other values are checked by the client."""
 _OTHER_NAMES: Final = {row["property"]: row["second_name_of"] for row in _PROPERTIES if row["second_name_of"]}
 
 
@@ -92,6 +95,28 @@ def _for_producers(name: str) -> str:
     return _require(name, (_EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
 
 
+def _check_values(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return properties with each value that the table bounds as a number, a switch, or text in lower case."""
+    return {name: _value_of(name, value) for name, value in properties.items()}
+
+
+def _value_of(name: str, value: Any) -> Any:
+    least, is_range, most = _VALUES.get(name, "").partition("..")
+    if is_range:
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except ValueError:
+            number = math.nan
+        if not float(least) <= number <= float(most):
+            raise ValueError(f"{name} is {value}: write a number from {least} to {most}")
+        return int(number) if number.is_integer() else number
+    if words := least and least.split("|"):
+        if str(value).lower() not in words:
+            raise ValueError(f"{name} is {value}: write one of {', '.join(words)}")
+        return {"true": True, "false": False}.get(str(value).lower(), str(value).lower())
+    return value
+
+
 def _hide_secrets(properties: Any) -> Any:
     if not isinstance(properties, dict):
         return properties
@@ -103,9 +128,10 @@ def _hide_secrets(properties: Any) -> Any:
 
 _Value = str | int | float | bool | SecretStr
 _Hidden = BeforeValidator(_hide_secrets)
-ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden]
+_Checked = AfterValidator(_check_values)
+ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden, _Checked]
 """Properties for every client. A name that is not allowed is refused, and the error names the setting to use."""
-ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden]
+ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden, _Checked]
 """Properties for the producer."""
 
 

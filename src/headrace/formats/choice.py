@@ -41,8 +41,6 @@ class SchemaRules(NamedTuple):
     """How a subject is named."""
     auto_register: bool = True
     """Whether an unknown schema text is registered."""
-    format_from_subject: bool = False
-    """Whether the subject's newest schema, if any, decides the format when the request names none."""
 
 
 _RULES: Final = SchemaRules()
@@ -74,7 +72,7 @@ class Codecs:
         """
         name = choice.format or default_format
         codec = PLAIN_CODECS.get(name) or PLAIN_CODECS.get(format_name(name))
-        if choice.format is None and (rules.format_from_subject or choice[1:4] != (None, None, None)):
+        if choice.format is None and choice[1:4] != (None, None, None):
             return None
         return codec
 
@@ -95,11 +93,6 @@ class Codecs:
         name = format_name(choice.format or default_format)
         if choice.format is None and choice.text is not None:
             raise errors.SchemaWithoutFormat()
-        if choice.format is None and choice.id is None and choice.version is None and rules.format_from_subject:
-            with contextlib.suppress(errors.SchemaNotFound):
-                return await self._encoder(await self._registry.of_subject(choice.subject or subject), choice)
-            if name in PLAIN_CODECS:
-                return Encoder(PLAIN_CODECS[name])
         # A schema that is named without a format decides the format.
         return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
 

@@ -43,7 +43,7 @@ class ByteBudget:
             raise _full(f"{pending} bytes wait", f"{self._max_bytes} may (producer.max_pending_bytes)", pending)
         if held and held + size > free * self._share:
             where = f"partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f"topic {key[0]}"
-            may = f"it may have {self._share:g} of what is free (producer.partition_share)"
+            may = f"it may have {self._share:g} of what is free of producer.max_pending_bytes"
             raise _full(f"{held} bytes wait for {where}", may, held)
 
     def take(self, key: TopicPartitionKey, size: int) -> Claim:

@@ -40,8 +40,12 @@ class Producer(Service):
         admin: Admin | None = None,
         *,
         refuses: bool = False,
+        partition_share: float = 0.25,
     ) -> None:
-        """Prepare; one that `refuses` takes nothing while no broker answers."""
+        """Prepare; one that `refuses` takes nothing while no broker answers.
+
+        One partition may hold `partition_share` of the free part of `max_pending_bytes`.
+        """
         super().__init__(name)
         # Settings
         self._admin = admin or Admin(kafka)
@@ -53,7 +57,7 @@ class Producer(Service):
         """Writes each record in a batch of its own; made with the first batch that is refused."""
         self._bridge: LoopBridge[Request] | None = None
         # Requests that have not ended
-        self._budget = ByteBudget(settings.max_pending_bytes, settings.partition_share)
+        self._budget = ByteBudget(settings.max_pending_bytes, partition_share)
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._callbacks: list[Callbacks] = []
@@ -221,7 +225,7 @@ class Producer(Service):
         if not self._client.is_running:
             raise errors.KafkaUnavailable("the process ends")
         if self._alone is None:
-            settings = self._settings.model_copy(update={"batch_bytes": 1})
+            settings = self._settings.with_properties({"batch.size": 1})
             client = ProducerClient(f"{self.name}_alone", self._admin, settings)
             client.start(self.die)
             self._alone = client

@@ -21,7 +21,7 @@ def write_large(site: Any, topic: str, *sizes: int) -> None:
     """Write records of these sizes; each has its number as key."""
 
     async def produce() -> None:
-        producer = Producer(site.kafka, ProducerConfig(max_record_bytes=200_000_000))
+        producer = Producer(site.kafka, ProducerConfig(properties={"message.max.bytes": 200_000_000}))
         await producer.start()
         records = [OutgoingRecord(topic, b"%d" % n, bytes([n]) * size, partition=0) for n, size in enumerate(sizes)]
         for record in records:

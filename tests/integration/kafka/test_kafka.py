@@ -210,7 +210,7 @@ async def test_a_limit_that_is_lowered_later_costs_nobody_anything(kafka: Any, t
 async def test_the_byte_budget_refuses_at_once_and_recovers(kafka: Any, topic: Callable[..., str]) -> None:
     """A second request over the budget is refused whole; after the first ended it passes."""
     where, name = config(kafka), topic()
-    producer = Producer(where, ProducerConfig(max_pending_bytes=10_000, linger_seconds=0.05))
+    producer = Producer(where, ProducerConfig(max_pending_bytes=10_000, properties={"linger.ms": 50}))
     await producer.start()
     record = OutgoingRecord(name, None, b"x" * 8000)
     first = asyncio.ensure_future(producer.produce([record]))

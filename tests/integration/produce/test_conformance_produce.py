@@ -97,7 +97,6 @@ def produce(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathF
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
         "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
-        "producer": {"forward_authorization": True, "caller_id": "tests"},
     }
     process = HeadraceProcess(config, tmp_path_factory.mktemp("conformance"))
     process.start()
@@ -272,22 +271,21 @@ def test_what_does_not_fit_its_format_names_its_records(
 
 
 def test_record_headers_in_the_order_of_the_original(produce: Produce, place: str) -> None:
-    """Authorization (switched on here), caller, traceability, correlation, the record's own; repeats and null stay."""
+    """Traceability, correlation, the record's own; repeats and null stay."""
     own = [["b", "1"], ["a", ""], ["b", None], ["X-CORRELATION-ID", "no"], ["x-traceability-id", "no"], ["é", "ü"]]
     records = [{"value": 1, "traceabilityId": "t", "correlationId": "c", "headers": own}, {"value": 2}]
     records.append({"value": 3, "headers": {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "z": None}})
     ids = {"X-Correlation-Id": "http-c", "X-Traceability-Id": "http-t"}
-    status, answer = produce.post(place, {"records": records}, Authorization="Bearer abc", **ids)
+    status, answer = produce.post(place, {"records": records}, **ids)
     assert status == 200, answer
     first, second, third = (produce.read(place, entry).headers() for entry in answer["offsets"])
-    start = [("authorization", b"Bearer abc"), ("caller_id", b"tests")]
-    assert first[:4] == [*start, ("X-Traceability-Id", b"t"), ("X-Correlation-Id", b"c")]
-    assert first[4:] == [("b", b"1"), ("a", b""), ("b", None), ("é", "ü".encode())]
-    assert second == [*start, ("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
-    assert [name for name, _ in third[4:]] == ["traceparent", "z"]
+    assert first[:2] == [("X-Traceability-Id", b"t"), ("X-Correlation-Id", b"c")]
+    assert first[2:] == [("b", b"1"), ("a", b""), ("b", None), ("é", "ü".encode())]
+    assert second == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
+    assert [name for name, _ in third[2:]] == ["traceparent", "z"]
     _, answer = produce.post(place, {"records": [{"value": 1}]})
     made = dict(produce.read(place, answer["offsets"][0]).headers())
-    assert set(made) == {"caller_id", "X-Correlation-Id"}
+    assert set(made) == {"X-Correlation-Id"}
     assert len(base64.urlsafe_b64decode(made["X-Correlation-Id"] + b"==")) == 16
 
 

@@ -224,9 +224,10 @@ def test_a_commit_in_doubt_is_looked_up(
 def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers: 503 at once above the bound, and after the limit a certain no for those that waited."""
     monkeypatch.setattr("headrace.kafka.transactions.producers._OPEN_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.kafka.transactions.producers.MAX_WAITING", 1)
 
     async def main() -> list[Any]:
-        settings = ProducerConfig.model_validate({"delivery_timeout_seconds": 0.3, "transactions": {"max_waiting": 1}})
+        settings = ProducerConfig(delivery_timeout_seconds=0.3)
         producers = TransactionalProducers(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, "nobody")
         await producers.start()
         try:

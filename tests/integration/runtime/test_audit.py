@@ -65,8 +65,8 @@ def test_without_settings_what_goes_wrong_is_noted_in_a_file(
     site: Any, topic: Any, headrace: Any, tmp_path: Path
 ) -> None:
     """Beside the configuration; what went well is not in it."""
-    name = topic(**{"max.message.bytes": 2000})
-    process = headrace({**site.config, "producer": {"caller_id": "x" * 3000}})
+    name = topic(**{"max.message.bytes": 100})
+    process = headrace(site.config)
     [file] = tmp_path.rglob("sidecar-audit.log")
     assert file.read_bytes() == b"", "the file is there from the start"
     assert produce(f"{process.url}/producers/{name}-missing", "loader") == 404

@@ -45,9 +45,11 @@ def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file with weak settings is ok, and says what they cost."""
-    (folder / "headrace.yaml").write_text("producer: {idempotence: false}")
+    (folder / "headrace.yaml").write_text("producer: {properties: {enable.idempotence: false}}")
     assert headrace("config", "check") == 0
-    assert capsys.readouterr().err.startswith("warning: producer.idempotence is off, with 5 requests in flight")
+    assert capsys.readouterr().err.startswith(
+        "warning: producer.properties: enable.idempotence is false, with 5 requests in flight"
+    )
     assert headrace("config", "check", "--output", "json") == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ SEEDS = yaml.safe_load((Path(__file__).parent / "known_keys.yaml").read_text())
 
 
 def misfit(section: type[Section], name: str) -> str:
-    with pytest.raises(ValidationError) as raised:
+    try:
         section.model_validate({"properties": {name: "x"}})
-    return raised.value.errors()[0]["msg"]
+    except ValidationError as refused:
+        return refused.errors()[0]["msg"]
+    return ""
 
 
 @pytest.mark.parametrize(("clients", "table"), [("producer", PRODUCER_KEYS), ("consumer", CONSUMER_KEYS)])
@@ -42,7 +45,7 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
         try:
             section.model_validate({"properties": {name: "x"}})
         except ValidationError as refused:
-            assert "is not taken here: " in str(refused)
+            assert re.search("is not taken here: |is x: write", str(refused))
 
 
 def test_every_setting_the_table_names_exists() -> None:
@@ -60,7 +63,7 @@ def test_every_setting_the_table_names_exists() -> None:
                 continue
             kind: Any = HeadraceConfig.model_fields[section].annotation
             if field.startswith("properties."):
-                kind(properties={field.removeprefix("properties."): "x"})
+                assert "is not taken here" not in misfit(kind, field.removeprefix("properties."))
             else:
                 assert field.split(".")[-1] in known_keys(tuple(named.split(".")[:-1])), named
 

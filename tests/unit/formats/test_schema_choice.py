@@ -185,17 +185,6 @@ async def test_without_auto_register_text_is_only_looked_up(serving: Any) -> Non
         assert it.server.versions == {"t-value": [(1, INT)]}
 
 
-async def test_the_subject_decides_the_format_when_asked_to_and_the_request_names_none(serving: Any) -> None:
-    """A named format goes before; a subject without a schema leaves the default."""
-    async with serving() as it:
-        fill(it.server)
-        codecs, rules = Codecs(it.client), SchemaRules(format_from_subject=True)
-        assert (await codecs.for_writing(SchemaChoice(), "json", "p-value", rules)).schema_id == 13
-        assert (await codecs.for_writing(SchemaChoice("json"), "avro", "p-value", rules)).schema_id is None
-        assert (await codecs.for_writing(SchemaChoice(), "json", "none-value", rules)).schema_id is None
-        assert (await codecs.for_writing(SchemaChoice(), "json", "p-value")).schema_id is None
-
-
 async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving: Any) -> None:
     """Two types of one schema id live side by side."""
     async with serving() as it:

@@ -26,7 +26,8 @@ def result_of(offset: int, *, acked: bool) -> object:
     """Return what a request holds after the report of its one record."""
     posted: list[Request] = []
     records = [OutgoingRecord("t", None, b"", [], 0, 0)]
-    settings = ProducerConfig(idempotence=acked, acks="all" if acked else 0)
+    weak = {"enable.idempotence": False, "acks": "0"}
+    settings = ProducerConfig(properties={} if acked else weak)
     client = ProducerClient("p", Admin(KafkaConfig()), settings)
     request = Request(records, Claim(("t", 0), 0), posted.append, lambda results: None, client.result)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))

@@ -230,17 +230,8 @@ def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id:
     attempt_ms = int(settings.attempt_seconds * 1000)
     return {
         **client_properties(kafka, client_id),
-        **opened(settings.properties),
-        "acks": settings.acks,
-        "enable.idempotence": settings.idempotence,
-        "max.in.flight.requests.per.connection": settings.max_in_flight,
-        "retries": settings.retries,
+        **opened(settings.client_properties),
         "partitioner": "murmur2_random",
-        "linger.ms": settings.linger_seconds * 1000,
-        "batch.size": settings.batch_bytes,
-        "message.max.bytes": settings.max_record_bytes,
-        "compression.type": settings.compression,
-        "compression.level": settings.compression_level,
         "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
         # The client's own wait is the longer one: past it, it cuts the connection, and with it every other request.
         "request.timeout.ms": max(1, attempt_ms * 9 // 10),

@@ -31,7 +31,7 @@ _FULL_QUEUE_SECONDS: Final = 0.1
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 _CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
 """Errors of records that failed only because another one did."""
-_SETTINGS: Final = ProducerConfig(linger_seconds=0.02, batch_bytes=262_144, compression="lz4")
+_SETTINGS: Final = ProducerConfig(properties={"linger.ms": 20, "batch.size": 262_144, "compression.type": "lz4"})
 
 
 class BatchTransactions:

@@ -51,6 +51,11 @@ _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
 _THREAD_STOP_SECONDS: Final = 5.0
+_ATTEMPT: Final = "request.timeout.ms"
+_TIMEOUT_MS: Final = 10_000
+"""How long Kafka keeps a transaction open whose process is lost, and the longest wait for its records."""
+MAX_WAITING: Final = 64
+"""Requests that are being written or wait; above this, requests are answered 503 at once."""
 _BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 """What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
 
@@ -322,10 +327,10 @@ class TransactionalProducers(Service):
             KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
         self._admin.reachability.check(self._settings.unreachable_seconds)
-        if len(self._open_jobs) >= self._settings.transactions.max_waiting:
+        if len(self._open_jobs) >= MAX_WAITING:
             raise errors.ProducerQueueFull(
-                f"{len(self._open_jobs)} transactions wait, as many as may (producer.transactions.max_waiting): "
-                "nothing of this request was sent, send it again after a pause"
+                f"{len(self._open_jobs)} transactions wait, as many as may: nothing of this request was sent, send it "
+                "again after a pause"
             )
         self.open()
         job = TransactionJob(records, last_record, group, self._kafka, names_culprits=self._names_culprits)
@@ -396,15 +401,16 @@ class TransactionalProducers(Service):
             self._idle.set()
 
     def _properties(self, transactional_id: str) -> dict[str, Any]:
-        limit = self._settings.transactions.timeout_seconds
+        limit_ms = self._settings.client_properties.get("transaction.timeout.ms", _TIMEOUT_MS)
         # A flush, which ends each transaction, sends at once; without a linger time records are sent one by one before.
-        own = {"linger_seconds": 0.005, "delivery_timeout_seconds": limit, "request_timeout_seconds": None}
-        settings = self._settings.model_copy(update={**own, "acks": "all", "idempotence": True, "max_in_flight": 5})
+        known = {name: value for name, value in self._settings.lasting.properties.items() if name != _ATTEMPT}
+        own = {"delivery_timeout_seconds": limit_ms / 1000, "properties": {**known, "linger.ms": 5}}
+        settings = self._settings.model_copy(update=own)
         return {
             **producer_properties(self._kafka, settings, f"headrace-{transactional_id}"),
             "retries": 2**31 - 1,
             "transactional.id": transactional_id,
-            "transaction.timeout.ms": int(limit * 1000),
+            "transaction.timeout.ms": limit_ms,
             "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
             "error_cb": self._admin.reachability.failed,
         }
@@ -446,7 +452,7 @@ class TransactionSession(TransactionalProducers):
         """Prepare; with `alone` each record gets a batch of its own, which is slow."""
         settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
         if alone:
-            settings = settings.model_copy(update={"batch_bytes": 1})
+            settings = settings.with_properties({"batch.size": 1})
         super().__init__(admin.config, settings, name, f"session {name}", admin)
 
 

@@ -60,9 +60,12 @@ class Remembered(NamedTuple):
 class RememberedRequests:
     """Requests by key, limited in time, number and memory; the oldest is forgotten first."""
 
-    def __init__(self, settings: IdempotencyConfig, clock: Clock) -> None:
-        self._settings = settings
+    def __init__(
+        self, window_seconds: float, clock: Clock, *, max_keys: int = 1_000_000, max_bytes: int = 134_217_728
+    ) -> None:
+        self._window_seconds = window_seconds
         self._clock = clock
+        self._max_keys, self._max_bytes = max_keys, max_bytes
         self._entries: OrderedDict[bytes, Remembered] = OrderedDict()
         self._bytes = 0
 
@@ -77,15 +80,15 @@ class RememberedRequests:
     def remember(self, scope: bytes, request: bytes, answer: bytes, at: float) -> None:
         """Keep an answer that was sent at a time (seconds since the epoch)."""
         self._drop(scope)
-        self._entries[scope] = Remembered(request, answer, at + self._settings.window_seconds)
+        self._entries[scope] = Remembered(request, answer, at + self._window_seconds)
         self._bytes += _ENTRY_BYTES + len(answer)
         self._forget()
 
     def _forget(self) -> None:
-        settings, now = self._settings, self._clock.time()
+        now = self._clock.time()
         while self._entries:
             scope, oldest = next(iter(self._entries.items()))
-            full = len(self._entries) > settings.max_keys or self._bytes > settings.max_bytes
+            full = len(self._entries) > self._max_keys or self._bytes > self._max_bytes
             if oldest.until > now and not full:
                 break
             self._drop(scope)
@@ -107,7 +110,7 @@ class Idempotency(Service):
         clock: Clock,
     ) -> None:
         super().__init__("idempotency")
-        self.window = RememberedRequests(settings, clock)
+        self.window = RememberedRequests(settings.window_seconds, clock)
         self._window_seconds = settings.window_seconds
         self._transactions = transactions
         self._topic = InternalTopic(settings.topic, "", _CONFIGS)

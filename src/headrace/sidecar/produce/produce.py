@@ -49,7 +49,6 @@ class RequestIds(NamedTuple):
 
     correlation_id: bytes | None = None
     traceability_id: bytes | None = None
-    authorization: bytes | None = None
     traceparent: bytes | None = None
     """Of W3C Trace Context; passed on unchanged."""
 
@@ -71,7 +70,7 @@ class ProduceService:
 
     def __post_init__(self) -> None:
         settings = self._settings
-        self._rules = SchemaRules(settings.subject_strategy, settings.auto_register, settings.format_from_subject)
+        self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
 
     @property
     def acks(self) -> Literal["all", 1, 0]:
@@ -246,19 +245,18 @@ class ProduceService:
         check_partitions(records, topic, partitions, first)
         keys = _encoded("key", [record.key for record in records], key_codec, first)
         values = _encoded("value", [record.value for record in records], value_codec, first)
-        usual = self._request_headers(ids)
         given, trace = ids.correlation_id, ids.traceability_id
         last: list[Header] = [] if ids.traceparent is None else [(_TRACE_PARENT, ids.traceparent)]
-        shared = [*usual, *_id_headers(given, trace), *last] if given else None  # one list for all records
+        shared = [*_id_headers(given, trace), *last] if given else None  # one list for all records
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
             OutgoingRecord(
                 topic,
                 key,
                 value,
-                _record_headers(record, self.own_headers(topic, _named(record)), usual, correlation, trace, last)
+                _record_headers(record, self.own_headers(topic, _named(record)), correlation, trace, last)
                 if record.headers or record.correlation_id is not None or record.traceability_id is not None
-                else shared or [*usual, *_id_headers(correlation, trace), *last],
+                else shared or [*_id_headers(correlation, trace), *last],
                 record.partition,
                 stamp if (stamp := record.timestamp) and stamp > 0 else 0,
             )
@@ -268,21 +266,13 @@ class ProduceService:
     def _complete(self, record: OutgoingRecord, ids: RequestIds, partitions: int) -> Prepared:
         check_partitions([record], record.topic, partitions)
         own = record.headers or []
-        headers = [*self._request_headers(ids), *_id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])]
+        headers = _id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])
         if ids.traceparent is not None and not any(name.lower() == _TRACE_PARENT for name, _ in own):
             headers.append((_TRACE_PARENT, ids.traceparent))
         whole = OutgoingRecord(
             record.topic, record.key, record.value, [*headers, *own], record.partition, record.timestamp_ms
         )
         return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions)
-
-    def _request_headers(self, ids: RequestIds) -> list[Header]:
-        headers: list[Header] = []
-        if self._settings.forward_authorization and ids.authorization is not None:
-            headers.append(("authorization", ids.authorization))
-        if self._settings.caller_id:
-            headers.append(("caller_id", self._settings.caller_id.encode()))
-        return headers
 
 
 _NOTHING: Final = Encoder(JsonCodec())
@@ -335,7 +325,6 @@ def _id_headers(correlation: bytes, traceability: bytes | None) -> list[Header]:
 def _record_headers(
     record: ProduceRecord,
     own: Sequence[tuple[str, str | None]],
-    usual: list[Header],
     correlation: bytes,
     traceability: bytes | None,
     last: list[Header],
@@ -345,7 +334,7 @@ def _record_headers(
         traceability = record.traceability_id.encode()
     if record.correlation_id is not None:
         correlation = record.correlation_id.encode()
-    headers = [*usual, *_id_headers(correlation, traceability)]
+    headers = _id_headers(correlation, traceability)
     if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
         headers += last
     headers += [

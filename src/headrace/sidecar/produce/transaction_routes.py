@@ -105,7 +105,7 @@ class Writing:
 def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
     """Return the ids of a request for its records; `identity` is the id of a request that names none."""
     correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
-    return RequestIds(correlation, trace, headers.get(b"authorization"), given_id(headers, TRACE_PARENT))
+    return RequestIds(correlation, trace, given_id(headers, TRACE_PARENT))
 
 
 def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:

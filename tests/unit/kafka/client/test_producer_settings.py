@@ -47,11 +47,14 @@ def test_settings_reach_the_client_in_its_names_and_units() -> None:
     """Properties for the producer win over those for every client."""
     kafka = KafkaConfig(properties={"client.rack": "a", "retry.backoff.ms": 9, "socket.timeout.ms": 1})
     settings = ProducerConfig(
-        request_timeout_seconds=2,
-        linger_seconds=0.0005,
-        batch_bytes=7,
-        compression="zstd",
-        properties={"retry.backoff.ms": 8, "batch.num.messages": 3},
+        properties={
+            "request.timeout.ms": 2000,
+            "linger.ms": 0.5,
+            "batch.size": 7,
+            "compression.type": "zstd",
+            "retry.backoff.ms": 8,
+            "batch.num.messages": 3,
+        }
     )
     found = producer_properties(kafka, settings, "me")
     names = ("client.rack", "retry.backoff.ms", "batch.num.messages", "linger.ms", "batch.size", "compression.type")

@@ -149,7 +149,7 @@ async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monke
     """504 and unknown; then busy; then the answer it should have had."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
     async with Keys(Kafka()) as keys:
-        keys.transactions._settings = ProducerConfig(delivery_timeout_seconds=0.1, linger_seconds=0)
+        keys.transactions._settings = ProducerConfig(delivery_timeout_seconds=0.1)
         unknown, _ = await keys.send()
         assert (unknown.status, b'"outcome":"unknown"' in unknown.body) == (504, True)
         with pytest.raises(errors.IdempotencyKeyBusy):
@@ -237,7 +237,7 @@ async def test_a_key_is_visible_ascii(key: bytes) -> None:
 def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:
     """The oldest goes first; an answer that comes again takes its old one's place."""
     clock = ManualClock()
-    window = RememberedRequests(IdempotencyConfig(window_seconds=10, max_keys=3, max_bytes=3000), clock)
+    window = RememberedRequests(10, clock, max_keys=3, max_bytes=3000)
     now = clock.time()
     for number in range(5):
         window.remember(b"%d" % number, b"r", b"a", now + number)

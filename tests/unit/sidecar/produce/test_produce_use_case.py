@@ -176,7 +176,7 @@ def test_a_misfit_in_a_later_slice_is_named_by_its_number_in_the_request() -> No
         assert "ecord 2500" in str(raised.value)
 
 
-IDS = RequestIds(b"http-c", b"http-t", b"Bearer x")
+IDS = RequestIds(b"http-c", b"http-t")
 TRACED = RequestIds(b"c", traceparent=b"00-http")
 ORDERED = {
     "value": 1,
@@ -185,39 +185,28 @@ ORDERED = {
     "headers": {"b": "\u00e9", "x-correlation-id": "no", "X-TRACEABILITY-ID": "no", "a": None},
 }
 LISTED = {"value": 1, "correlationId": "c", "headers": [["b", "1"], ["a", None], ["b", ""], ["X-Correlation-ID", "no"]]}
-TOKEN, TRACE, CORRELATION = ("authorization", b"Bearer x"), ("traceparent", b"00-http"), ("X-Correlation-Id", b"c")
+TRACE, CORRELATION = ("traceparent", b"00-http"), ("X-Correlation-Id", b"c")
 OF_HTTP = [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
 
 
 @pytest.mark.parametrize(
     ("record", "ids", "settings", "headers"),
     [
-        (
-            ORDERED,
-            IDS,
-            {"forward_authorization": True},
-            [TOKEN, ("X-Traceability-Id", b"t"), CORRELATION, ("b", "\u00e9".encode()), ("a", None)],
-        ),
+        (ORDERED, IDS, {}, [("X-Traceability-Id", b"t"), CORRELATION, ("b", "\u00e9".encode()), ("a", None)]),
         (LISTED, NO_IDS, {}, [CORRELATION, ("b", b"1"), ("a", None), ("b", b"")]),
-        (
-            {"value": 1},
-            IDS,
-            {"forward_authorization": True, "caller_id": "me"},
-            [TOKEN, ("caller_id", b"me"), *OF_HTTP],
-        ),
         ({"value": 1}, IDS, {}, OF_HTTP),
         ({"value": 1}, TRACED, {}, [CORRELATION, TRACE]),
         ({"value": 1, "headers": {"a": "1"}}, TRACED, {}, [CORRELATION, TRACE, ("a", b"1")]),
         ({"value": 1, "headers": {"TraceParent": "00-own"}}, TRACED, {}, [CORRELATION, ("TraceParent", b"00-own")]),
     ],
-    ids=["all", "a list", "caller id", "ids of HTTP", "trace", "trace and headers", "own trace"],
+    ids=["all", "a list", "ids of HTTP", "trace", "trace and headers", "own trace"],
 )
 def test_record_headers_have_the_order_of_the_original(
     record: Any, ids: RequestIds, settings: Any, headers: Any
 ) -> None:
-    """Token, caller, ids, trace, the record's own; ids are not repeated, null is a null, and a list keeps repeats.
+    """Ids, trace, the record's own; ids are not repeated, null is a null, and a list keeps repeats.
 
-    A record's id goes before that of the request. The token stays out of Kafka unless it is asked for.
+    A record's id goes before that of the request.
     """
     assert sent({"records": [record]}, ids, **settings)[0].headers == headers
 

@@ -254,7 +254,7 @@ def function_keys_page() -> str:
         "Their types and rules are in [functions](../functions.md#tls-and-login-of-a-trigger).\n",
         "| Key | Setting of `kafka.security` |",
         "|---|---|",
-        *(f"| {_key_cell(key.key, key.annotation)} | {key.becomes} |" for key in LOGIN.values()),
+        *(f"| {_key_cell(name, key.annotation)} | {key.becomes} |" for name, key in LOGIN.items()),
     ]
     return "\n".join(parts) + "\n"
 

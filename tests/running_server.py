@@ -364,7 +364,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     active = active_of(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
     trigger = SimpleNamespace(name="in", group="g", topics=["t"])
-    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), triggers=[trigger])
+    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), kafka_triggers=[trigger])
 
     lag_of = said(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
     reloads: Any = {"t": SimpleNamespace(reload=later(kafka))}

@@ -12,13 +12,15 @@ from typing import Final, NamedTuple
 PREFIX: Final = "nuclio.io/kafka-"
 IGNORED: Final = "nothing"
 _SILENT: Final = "nothing in Nuclio either"
+_OF_LOGIN: Final = {"login": "attributes", "login.tls": "tls", "login.sasl": "sasl", "login.sasl.oauth": "oauth"}
+"""Parts of the table about TLS and login, and the mapping that has their keys."""
 
 
 class FunctionKey(NamedTuple):
     """A key, and what Headrace does with it."""
 
     where: str
-    """The mapping that has it; `login` for TLS and login among the attributes of a Kafka trigger."""
+    """The mapping that has it; `login` and parts of it for TLS and login of a Kafka trigger."""
     key: str
     annotation: str
     """Behind `nuclio.io/kafka-`, which may stand in for the key; empty if none may."""
@@ -32,28 +34,30 @@ class FunctionKey(NamedTuple):
         """Whether Headrace reads it, or says why it does not."""
         return self.becomes not in (IGNORED, _SILENT)
 
-    @property
-    def why_nothing(self) -> str:
-        """Why it has no effect; empty if it has one, or if no one needs to know."""
-        return self.becomes.removeprefix("nothing: ") if self.becomes.startswith("nothing: ") else ""
-
-    @property
-    def why_refused(self) -> str:
-        """Why it must not be written; empty if it may."""
-        return self.becomes.removeprefix("refused: ") if self.becomes.startswith("refused: ") else ""
+    def why(self, effect: str) -> str:
+        """Return why it is `nothing` or `refused`; empty if it is not, or if no one needs to know."""
+        return self.becomes.removeprefix(f"{effect}: ") if self.becomes.startswith(f"{effect}: ") else ""
 
 
 with Path(__file__).with_suffix(".csv").open(newline="") as _file:
     KEYS: Final = [FunctionKey(**row | {"key": key}) for row in csv.DictReader(_file) for key in row["key"].split()]
     """A row of the file may have several keys."""
 
-LOGIN: Final[Mapping[str, FunctionKey]] = {key.key: key for key in KEYS if key.where == "login"}
+LOGIN: Final[Mapping[str, FunctionKey]] = {
+    f"{key.where}.{key.key}".removeprefix("login."): key for key in KEYS if key.where in _OF_LOGIN
+}
+"""Keys of TLS and login by their path in the attributes of a Kafka trigger."""
 ANNOTATED: Final = [key for key in KEYS if key.annotation and key.where in ("trigger", "attributes")]
 """Keys of a Kafka trigger that an annotation may stand in for."""
 OTHER_ANNOTATIONS: Final[Mapping[str, str]] = {key.key: key.annotation for key in KEYS if key.where == "annotation"}
 """Annotations without the prefix, and what each stands for behind it."""
 OTHER_KINDS: Final[Sequence[str]] = [key.key for key in KEYS if key.where == "kind"]
 """Kinds of triggers that Nuclio has besides."""
+
+_MAPPINGS: Final[dict[str, dict[str, FunctionKey]]] = {}
+for _key in KEYS:
+    _MAPPINGS.setdefault(_OF_LOGIN.get(_key.where, _key.where), {})[_key.key] = _key
+_MAPPINGS["annotations"] = {key.annotation: key for key in (*ANNOTATED, *LOGIN.values())}
 
 
 def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
@@ -64,16 +68,3 @@ def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
 def read_keys_of(mapping: str) -> Sequence[str]:
     """Return the keys of a mapping that may be misspelt: those that Headrace reads or explains."""
     return [name for name, key in _MAPPINGS[mapping].items() if key.is_read]
-
-
-def _by_mapping() -> dict[str, dict[str, FunctionKey]]:
-    found: dict[str, dict[str, FunctionKey]] = {"tls": {}, "oauth": {}}
-    for key in KEYS:
-        above, _, name = key.key.rpartition(".")
-        mapping = (above.rpartition(".")[2] or "attributes") if key.where == "login" else key.where
-        found.setdefault(mapping, {})[name if key.where == "login" else key.key] = key
-    found["annotations"] = {key.annotation: key for key in (*ANNOTATED, *LOGIN.values())}
-    return found
-
-
-_MAPPINGS: Final = _by_mapping()

@@ -14,8 +14,7 @@ from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
 from headrace.functions.sections import FileReader, Section, near
 from headrace.functions.spec import KINDS, FunctionSpec
-from headrace.functions.triggers.trigger import HandlerBatch, Trigger, WrittenTrigger
-from headrace.functions.triggers.trigger_security import SecretFiles
+from headrace.functions.triggers.trigger import HandlerBatch, Trigger
 
 log = logging.getLogger(__name__)
 
@@ -50,46 +49,43 @@ def load_function(file: Path, config: HeadraceConfig | None = None, *, check_han
     return function
 
 
-class _FunctionFile:
+class _FunctionFile(FileReader):
     """A function file that has been parsed."""
 
     def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
-        self._reader = FileReader(tree, problems)
-        self._file, self._config = file, config
-        self._files = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
+        super().__init__(tree, problems, file, config)
+        self._file = file
 
     def function(self, check_handler: bool) -> FunctionSpec | None:
-        top = self._reader.section((), self._reader.tree, "top")
-        metadata, spec = self._reader.below(top, "metadata"), self._reader.below(top, "spec")
-        annotations = self._annotations(metadata)
+        top = self.section((), self.tree, "top")
+        metadata, spec = self.below(top, "metadata"), self.below(top, "spec")
+        self.annotations = self._annotations(metadata)
         spec.paths |= metadata.paths
         file = self._file
         own = {"name": file.stem, "handler": f"{file.stem}:handler"} if file.suffix == ".py" else {}
         spec.values = {"name": file.parent.name, **own, **spec.values, **metadata.values}
-        build = self._reader.below(spec, "build")
+        build = self.below(spec, "build")
         spec.values["folder"] = self._folder(spec, build)
         if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
-            self._reader.warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
+            self.warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
         self._list(spec, "env")
         self._read_secrets(spec)
         self._list(spec, "loggerSinks")
-        self._files = self._files._replace(mounts=self._mounts(spec))
+        self.secrets = self.secrets._replace(mounts=self._mounts(spec))
         spec.values["libraries"] = self._libraries(spec, build)
-        triggers = self._reader.below(spec, "triggers", any_name=True)
-        found = [self._trigger(triggers, name, annotations) for name in triggers.values]
+        triggers = self.below(spec, "triggers", any_name=True)
+        found = [self._trigger(triggers, name) for name in triggers.values]
         spec.values["triggers"] = sorted(filter(None, found), key=lambda trigger: trigger.requests)
         listening = [trigger for trigger in spec.values["triggers"] if trigger.requests]
         for other in listening[1:]:
             text = f"is of kind {other.kind}, as {listening[0].name} is: remove one of them"
-            self._reader.wrong(triggers.path_of(other.name), text)
-        function = self._reader.model(FunctionSpec, spec)
-        self._reader.judge_idle(spec, "spec")
-        if function and not function.kafka_triggers and not self._reader.problems.found:
-            self._reader.wrong(
-                triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup"
-            )
+            self.wrong(triggers.path_of(other.name), text)
+        function = self.model(FunctionSpec, spec)
+        self.judge_idle(spec, "spec")
+        if function and not function.kafka_triggers and not self.problems.found:
+            self.wrong(triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup")
         if function and check_handler and (why := handler_problem(function.handler, function.folder)):
-            self._reader.wrong(spec.path_of("handler"), why)
+            self.wrong(spec.path_of("handler"), why)
         return function
 
     def _folder(self, spec: Section, build: Section) -> Path:
@@ -99,20 +95,20 @@ class _FunctionFile:
         module = str(spec.values.get("handler", "")).partition(":")[0]
         if not re.fullmatch(r"[\w-]+", module):
             text = f"names module {module}, and functionSourceCode is one module: write a name without dots"
-            self._reader.wrong(spec.path_of("handler"), text)
+            self.wrong(spec.path_of("handler"), text)
             return self._file.parent
         path = build.path_of("functionSourceCode")
         try:
             return unpack(str(source), module, self._state)
         except ValueError:
-            self._reader.wrong(path, "is not the base64 of a source: write what `base64 FILE` prints")
+            self.wrong(path, "is not the base64 of a source: write what `base64 FILE` prints")
         except OSError as cause:
-            self._reader.wrong(path, f"cannot be written below state_dir: {cause.strerror}. Correct {self._state}")
+            self.wrong(path, f"cannot be written below state_dir: {cause.strerror}. Correct {self._state}")
         return self._file.parent
 
     @property
     def _state(self) -> Path:
-        return (self._config or HeadraceConfig()).state_dir.absolute() / "functions"
+        return (self.config or HeadraceConfig()).state_dir.absolute() / "functions"
 
     def _read_secrets(self, spec: Section) -> None:
         """Give variables the secrets that they name; others that only Nuclio's platform knows are left out."""
@@ -120,20 +116,18 @@ class _FunctionFile:
         for index, variable in enumerate(variables if isinstance(variables, list) else ()):
             if "valueFrom" not in variable:
                 continue
-            section = self._reader.section(
-                (*spec.path_of("env"), index, "valueFrom"), variable["valueFrom"], "valueFrom"
-            )
+            section = self.section((*spec.path_of("env"), index, "valueFrom"), variable["valueFrom"], "valueFrom")
             if "secretKeyRef" not in section.values:
                 continue
-            reference, path = self._reader.below(section, "secretKeyRef"), section.path_of("secretKeyRef")
-            if not self._config:
-                self._reader.warn(path, "has no effect here, because no headrace.yaml names functions_secrets_dir")
+            reference, path = self.below(section, "secretKeyRef"), section.path_of("secretKeyRef")
+            if not self.config:
+                self.warn(path, "has no effect here, because no headrace.yaml names functions_secrets_dir")
                 continue
             try:
-                secret = self._files.key_of(reference.values.get("name"), reference.values.get("key"))
+                secret = self.secrets.key_of(reference.values.get("name"), reference.values.get("key"))
             except ValueError as cause:
                 if reference.values.get("optional") is not True:
-                    self._reader.wrong(path, str(cause))
+                    self.wrong(path, str(cause))
             else:
                 del variable["valueFrom"]
                 variable["value"] = secret
@@ -143,63 +137,57 @@ class _FunctionFile:
         commands = build.values.get("commands") or []
         for command in (written := [str(command) for command in commands]):
             if not is_install(command):
-                self._reader.warn(
-                    spec.path_of("build"), f"has the command {command!r}: only `pip install ...` has an effect"
-                )
-        if not self._config or self._config.functions_libraries == "shared":
+                self.warn(spec.path_of("build"), f"has the command {command!r}: only `pip install ...` has an effect")
+        if not self.config or self.config.functions_libraries == "shared":
             return None
         found = libraries_of(self._file, [command for command in written if is_install(command)], self._state)
-        if found and self._config.functions_libraries == "refuse" and not found.folder.is_dir():
+        if found and self.config.functions_libraries == "refuse" and not found.folder.is_dir():
             other = "or set functions_libraries: install in headrace.yaml"
-            self._reader.wrong(
-                spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}"
-            )
+            self.wrong(spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}")
         return found
 
     def _list(self, spec: Section, name: str) -> None:
         """Read a list of mappings by their known names."""
         if isinstance(entries := spec.values.get(name), list):
             path = spec.paths[name]
-            sections = [self._reader.section((*path, index), entry, name) for index, entry in enumerate(entries)]
+            sections = [self.section((*path, index), entry, name) for index, entry in enumerate(entries)]
             spec.values[name] = [section.values for section in sections]
 
     def _annotations(self, metadata: Section) -> Section:
         """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
         found, kafka = metadata.values.get("annotations", {}), Section(metadata.path_of("annotations"))
         if not isinstance(found, dict):
-            return self._reader.section(kafka.path, found, "annotations")
+            return self.section(kafka.path, found, "annotations")
         kafka_only = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
-        section = self._reader.section(kafka.path, kafka_only, "annotations", PREFIX)
+        section = self.section(kafka.path, kafka_only, "annotations", PREFIX)
         known = [*OTHER_ANNOTATIONS, *(PREFIX + name for name in keys_of("annotations"))]
         for name, value in found.items():
             path = (*kafka.path, name)
             if name in OTHER_ANNOTATIONS:  # the older name wins, as in Nuclio
                 section.values[OTHER_ANNOTATIONS[name]], section.paths[OTHER_ANNOTATIONS[name]] = value, path
             elif not name.startswith(PREFIX) and (other := near(name, known, 0.95)):
-                self._reader.wrong(path, f"is not known; did you mean {other}?")
+                self.wrong(path, f"is not known; did you mean {other}?")
         return section
 
-    def _trigger(self, triggers: Section, name: str, annotations: Section) -> Trigger | None:
-        trigger = self._reader.below(triggers, name, "trigger")
+    def _trigger(self, triggers: Section, name: str) -> Trigger | None:
+        trigger = self.below(triggers, name, "trigger")
         if trigger.values.get("disabled") is True or not self._has_known_kind(trigger, name):
             return None
         if (written := trigger.values.get("name", name)) != name:
-            self._reader.wrong(trigger.paths["name"], f"is {written}, and the trigger is {name}: remove it")
+            self.wrong(trigger.paths["name"], f"is {written}, and the trigger is {name}: remove it")
         kind = KINDS[trigger.values["kind"]]
         for key in kind.unused:
             if trigger.values.pop(key, None):
-                self._reader.warn(trigger.paths[key], f"has no effect in a trigger of kind {trigger.values['kind']}")
-        attributes = self._reader.below(trigger, "attributes", kind.mapping)
+                self.warn(trigger.paths[key], f"has no effect in a trigger of kind {trigger.values['kind']}")
+        attributes = self.below(trigger, "attributes", kind.mapping)
         for key in keys_of("trigger"):
             if key in trigger.values and key not in ("name", "url", "attributes"):
                 attributes.take(key, trigger)
-        attributes.values["batch"] = (
-            self._reader.model(HandlerBatch, self._reader.below(trigger, "batch")) or HandlerBatch()
-        )
+        attributes.values["batch"] = self.model(HandlerBatch, self.below(trigger, "batch")) or HandlerBatch()
         attributes.values["name"] = name
         attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
-        made = kind.read(WrittenTrigger(self._reader, trigger, attributes, annotations, self._files, self._config))
-        self._reader.judge_idle(attributes, "trigger", kind.mapping)
+        made = kind.read(self, trigger, attributes)
+        self.judge_idle(attributes, "trigger", kind.mapping)
         return made
 
     def _has_known_kind(self, trigger: Section, name: str) -> bool:
@@ -209,10 +197,10 @@ class _FunctionFile:
         if kind in OTHER_KINDS:
             log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, ", ".join(KINDS))
         elif not kind:
-            self._reader.wrong(path, "is missing and has no default: add kind: kafka-cluster")
+            self.wrong(path, "is missing and has no default: add kind: kafka-cluster")
         else:
             other = near(str(kind), [*KINDS, *OTHER_KINDS]) or next(iter(KINDS))
-            self._reader.wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
+            self.wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
         return False
 
     def _mounts(self, spec: Section) -> dict[Path, str]:
@@ -220,9 +208,9 @@ class _FunctionFile:
         found: dict[Path, str] = {}
         entries = spec.values.get("volumes", [])
         for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            both = self._reader.section((*spec.path_of("volumes"), index), entry, "volumes")
-            volume, mount = self._reader.below(both, "volume"), self._reader.below(both, "volumeMount")
-            secret, path = self._reader.below(volume, "secret").values.get("secretName"), mount.values.get("mountPath")
+            both = self.section((*spec.path_of("volumes"), index), entry, "volumes")
+            volume, mount = self.below(both, "volume"), self.below(both, "volumeMount")
+            secret, path = self.below(volume, "secret").values.get("secretName"), mount.values.get("mountPath")
             if isinstance(secret, str) and isinstance(path, str):
                 found[Path(path)] = secret
         return found

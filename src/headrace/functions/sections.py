@@ -4,6 +4,7 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -12,10 +13,12 @@ from pydantic_core import ErrorDetails
 from headrace.config.consumers import RetryConfig
 from headrace.config.explain import explain
 from headrace.config.membership import ConsumerConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.section import Number
 from headrace.config.yaml_tree import KeyPath, Problems
 from headrace.functions.file_values import Pause
 from headrace.functions.function_keys import IGNORED, keys_of, read_keys_of
+from headrace.functions.secret_files import SecretFiles
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +64,16 @@ class Section:
 class FileReader:
     """Reads the mappings of a file that has been parsed, and reports what is wrong with them or has no effect."""
 
-    def __init__(self, tree: Any, problems: Problems) -> None:
+    def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         self.tree = tree
         self.problems = problems
         self.wrong = problems.report
         """Reports a problem at a path."""
+        self.config = config
+        """None if clusters are not compared."""
+        self.secrets = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
+        self.annotations = Section(())
+        """Those of the function that concern Kafka, by what is behind `nuclio.io/kafka-`."""
 
     def below(self, section: Section, name: str, known: str = "", *, any_name: bool = False) -> Section:
         """Return the mapping below a key; its known names are those of `known`, by default of the key."""
@@ -126,15 +134,15 @@ class FileReader:
         """Check the values of keys without effect, name those that have not their default, and refuse others."""
         known = {name: key for mapping in mappings for name, key in keys_of(mapping).items()}
         for name, key in known.items():
-            if key.why_refused and section.values.get(name):
-                self.wrong(section.paths[name], key.why_refused)
-        idle = {name: key for name, key in known.items() if key.why_nothing and name in section.values}
+            if key.why("refused") and section.values.get(name):
+                self.wrong(section.paths[name], key.why("refused"))
+        idle = {name: key for name, key in known.items() if key.why("nothing") and name in section.values}
         fields: Any = {name: (_TYPES[key.type], key.default or None) for name, key in idle.items()}
         model = create_model("Idle", __config__=ConfigDict(validate_default=True, hide_input_in_errors=True), **fields)
         made, usual = self.model(model, section), model()
         for name, key in idle.items() if made else ():
             if getattr(made, name) != getattr(usual, name):
-                self.warn(section.paths[name], f"has no effect in Headrace: {key.why_nothing}")
+                self.warn(section.paths[name], f"has no effect in Headrace: {key.why('nothing')}")
 
     def warn(self, path: KeyPath, sentence: str) -> None:
         """Log a warning about what is at a path."""

@@ -18,7 +18,7 @@ from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 
-ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if not key.why_nothing}
+ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if not key.why("nothing")}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
 OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
 VALUES: dict[str, tuple[str, str]] = table(__file__, "values")

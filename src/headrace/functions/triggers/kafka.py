@@ -16,7 +16,8 @@ from headrace.config.section import GroupName, Number, TopicName
 from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
 from headrace.functions.function_keys import ANNOTATED, LOGIN
-from headrace.functions.triggers.trigger import Trigger, WrittenTrigger
+from headrace.functions.sections import FileReader, Section
+from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
 
 
@@ -176,45 +177,43 @@ class KafkaTrigger(Trigger):
         return self
 
     @classmethod
-    def read(cls, written: WrittenTrigger) -> Self | None:
+    def read(cls, file: FileReader, own: Section, attributes: Section) -> Self | None:
         """Return the trigger, with the annotations of what its attributes do not have."""
-        reader, own, attributes = written.reader, written.own, written.attributes
         if "topic" in attributes.values and "topics" in attributes.values:
-            reader.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
+            file.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
         elif "topic" in attributes.values:
             attributes.take("topics", attributes, "topic")
             attributes.values["topics"] = [attributes.values["topics"]]
         if "url" in own.values and not attributes.values.get("brokers"):
             attributes.values["brokers"], attributes.paths["brokers"] = [own.values["url"]], own.paths["url"]
         for key in ANNOTATED:
-            if key.annotation in written.annotations.values and key.key not in attributes.values:
-                attributes.take(key.key, written.annotations, key.annotation)
+            if key.annotation in file.annotations.values and key.key not in attributes.values:
+                attributes.take(key.key, file.annotations, key.annotation)
         names = (field.alias or name for name, field in KafkaAttributes.model_fields.items())
         kafka = {key: attributes.values[key] for key in names if key in attributes.values and key != "security"}
-        made = reader.model(cls, attributes, kafka=kafka | {"security": _security(written)})
+        made = file.model(cls, attributes, kafka=kafka | {"security": _security(file, attributes)})
         if made is None:
             return None
-        other_cluster = written.config and not written.config.kafka.is_at(made.kafka.brokers)
+        other_cluster = file.config and not file.config.kafka.is_at(made.kafka.brokers)
         if made.delivery == "exactly_once" and other_cluster:
             text = "is exactly_once, and outputs go to the brokers of headrace.yaml: a transaction has one cluster"
-            reader.wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
+            file.wrong(attributes.path_of("delivery"), f"{text}; write at_least_once, or remove brokers")
         return made
 
 
-def _security(trigger: WrittenTrigger) -> KafkaSecurity | None:
+def _security(file: FileReader, attributes: Section) -> KafkaSecurity | None:
     """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
-    file, attributes = trigger.reader, trigger.attributes
     sections = {"": attributes, "tls": file.below(attributes, "tls"), "sasl": file.below(attributes, "sasl")}
     sections["sasl.oauth"] = file.below(sections["sasl"], "oauth")
     written: dict[str, Written] = {}
     for name, setting in LOGIN.items():
         section, _, key = name.rpartition(".")
         source, key = (
-            (sections[section], key) if key in sections[section].values else (trigger.annotations, setting.annotation)
+            (sections[section], key) if key in sections[section].values else (file.annotations, setting.annotation)
         )
         if key in source.values:
             written[name] = Written(source.values[key], source.paths[key])
-    reader = SecurityReader(written, attributes.path, trigger.secrets, file.wrong, file.warn)
+    reader = SecurityReader(written, attributes.path, file)
     before = len(file.problems.found)
     try:
         security = reader.read()
@@ -225,7 +224,7 @@ def _security(trigger: WrittenTrigger) -> KafkaSecurity | None:
         return None
     for sentence in warnings_of(security, dotted(attributes.path)) if security else ():
         file.warn((), in_nuclio_names(sentence))
-    kafka, brokers = trigger.config and trigger.config.kafka, attributes.values.get("brokers") or []
+    kafka, brokers = file.config and file.config.kafka, attributes.values.get("brokers") or []
     if kafka and isinstance(brokers, list) and (why := cluster_problem(security, brokers, kafka)):
         used = (one.path for name, one in written.items() if name != "secretPath")
         path = next(used, attributes.path_of("brokers"))

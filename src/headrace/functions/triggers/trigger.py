@@ -1,34 +1,18 @@
 """The settings of triggers of every kind."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from headrace.config.consumers import OTHER_ERRORS, Action, DeadLetterConfig, Ordering, RetryConfig
-from headrace.config.model import HeadraceConfig
 from headrace.config.section import FormatName, Number, PlainFormatName, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Workers, parse_size
 from headrace.functions.sections import FileReader, Section
-from headrace.functions.triggers.trigger_security import SecretFiles
 
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
 """What `onFailure` means for errors without a line of their own."""
-
-
-class WrittenTrigger(NamedTuple):
-    """A trigger as it is written."""
-
-    reader: FileReader
-    own: Section
-    attributes: Section
-    """Its `attributes`, with the keys of the trigger itself that its model has."""
-    annotations: Section
-    """Annotations of the function, by what is behind `nuclio.io/kafka-`."""
-    secrets: SecretFiles
-    config: HeadraceConfig | None
-    """None if the clusters are not compared."""
 
 
 class HandlerBatch(FilePart):
@@ -115,6 +99,9 @@ class Trigger(FilePart):
         return self.num_workers or self.max_workers or 1
 
     @classmethod
-    def read(cls, written: WrittenTrigger) -> Self | None:
-        """Return the trigger; None if something is wrong, which is reported."""
-        return written.reader.model(cls, written.attributes)
+    def read(cls, file: FileReader, own: Section, attributes: Section) -> Self | None:
+        """Return the trigger; None if something is wrong, which is reported.
+
+        `own` is its mapping; what of it the model has is also among the attributes.
+        """
+        return file.model(cls, attributes)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,9 +11,10 @@ from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity, is_pem, located
-from headrace.config.references import FileReferences, ReferenceProblem, is_file, resolve
+from headrace.config.references import FileReferences, is_file
 from headrace.config.yaml_tree import KeyPath
 from headrace.functions.function_keys import LOGIN
+from headrace.functions.sections import FileReader
 
 _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(key.becomes.strip("`").split(".")) for name, key in LOGIN.items() if key.becomes.startswith("`")
@@ -44,67 +45,14 @@ class Written(NamedTuple):
     path: KeyPath
 
 
-class SecretFiles(NamedTuple):
-    """Where the secrets of a function file are on this machine."""
-
-    file: Path
-    """The function file; relative paths start from its folder."""
-    mounts: Mapping[Path, str]
-    """Each `mountPath` of `spec.volumes`, and the `secretName` there."""
-    folder: Path | None
-    """Holds a folder per secret; None if there is none."""
-
-    def find(self, path: Path) -> Path:
-        """Return where a file is.
-
-        Raises:
-            ValueError: It is in a mounted secret, and no folder is set.
-        """
-        for mount, secret in self.mounts.items():
-            if path.is_relative_to(mount) and self.folder:
-                return self.folder / secret / path.relative_to(mount)
-            if path.is_relative_to(mount) and not is_file(path):
-                raise ValueError(
-                    f"is in the secret {secret}, which spec.volumes mounts: set functions_secrets_dir in headrace.yaml "
-                    f"to the folder in which {secret} is a folder with a file per key"
-                )
-        return path
-
-    def key_of(self, secret: Any, key: Any) -> str:
-        """Return the text of a key of a secret.
-
-        Raises:
-            ValueError: It is not there, or is not a text of a sensible size.
-        """
-        for name, value in {"name": secret, "key": key}.items():
-            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*", value):
-                raise ValueError(f"has {name} {value}: write the name and key of a secret")
-        if not self.folder:
-            raise ValueError(
-                f"names key {key} of the secret {secret}: set functions_secrets_dir in headrace.yaml to the folder in "
-                f"which {secret} is a folder with a file per key"
-            )
-        try:
-            return resolve(f"${{file:{secret}/{key}}}", {}, self.folder, lambda _: None)
-        except ReferenceProblem as cause:
-            raise ValueError(f"names key {key} of the secret {secret}, and {cause}") from None
-
-
 class SecurityReader:
     """Makes the `KafkaSecurity` of one trigger, and reports what is wrong with it."""
 
-    def __init__(
-        self,
-        written: Mapping[str, Written],
-        attributes: KeyPath,
-        files: SecretFiles,
-        wrong: Callable[[KeyPath, str], None],
-        warn: Callable[[KeyPath, str], None],
-    ) -> None:
-        """Take what is written, by the names in `LOGIN`, and what reports a problem or a warning at a path."""
-        self._written, self._attributes, self._files = written, attributes, files
-        self._wrong, self._warn, self._is_wrong = wrong, warn, False
-        self._references = FileReferences(files.file, files.file.parent, os.environ, self._report_setting)
+    def __init__(self, written: Mapping[str, Written], attributes: KeyPath, file: FileReader) -> None:
+        """Take what is written, by the names in `LOGIN`, and the path of the attributes."""
+        self._written, self._attributes, self._files = written, attributes, file.secrets
+        self._wrong, self._warn, self._is_wrong = file.wrong, file.warn, False
+        self._references = FileReferences(file.secrets.file, file.secrets.file.parent, os.environ, self._report_setting)
 
     def read(self) -> KafkaSecurity | None:
         """Return the trigger's TLS and login; None if it says nothing of them.

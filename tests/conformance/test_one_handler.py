@@ -1,21 +1,16 @@
-"""One handler, several engines: the same file has the same ends in `function run` and behind a reactive consumer."""
+"""One handler of each kind: the same records have the same ends."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scenario import Scene
-from headrace.testing.secured import command_environment
 
 pytestmark = pytest.mark.xdist_group("functions")
 
@@ -64,65 +59,8 @@ WAYS = "nothing", "output", "response", "emit", "emit and refuse", "refuse", "ra
 BROKEN, TOMBSTONE, LAST = b"undecodable", b"tombstone", b"last"
 
 
-class Function(NamedTuple):
-    """A function file, and the topics and group that are its own."""
-
-    file: Path
-    source: str
-    group: str
-    attributes: dict[str, Any]
-
-
-@pytest.fixture
-def backend(site: Scene, tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Start `headrace function serve FILE`, and return its URL."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(file: Path) -> str:
-        command = [str(Path(sys.executable).with_name("headrace")), "function", "serve", str(file), "--port", "0"]
-        env = {**os.environ, **command_environment(site.kafka.bootstrap_servers, tmp_path)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
-        started.append(process)
-        assert process.stdout
-        return process.stdout.readline().strip().removeprefix("ready http=")
-
-    yield start
-    for process in started:
-        process.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-
-
-def run_as_function(site: Scene, headrace: Any, backend: Any, function: Function) -> None:
-    """Run it by `headrace run`, as consumer and worker in one."""
-    headrace({**site.config, "functions": [str(function.file)]})
-
-
-def run_behind_a_consumer(site: Scene, headrace: Any, backend: Any, function: Function) -> None:
-    """Serve it by HTTP to a reactive consumer with the same policy."""
-    consumer = {
-        "topics": [function.source],
-        "group": function.group,
-        "value_format": function.attributes["valueFormat"],
-        "key_format": "binary",
-        "retry": {"attempts": function.attributes["attempts"], "first_delay_seconds": 0.05},
-        "backend": {"url": backend(function.file), "timeout_seconds": 60},
-    }
-    headrace({**site.config, "reactive_consumers": {"served": consumer}})
-
-
-ENGINES: dict[str, Callable[[Scene, Any, Any, Function], None]] = {
-    "function run": run_as_function,
-    "function serve": run_behind_a_consumer,
-}
-"""Each starts a function, and returns when it is about to consume; a further engine joins here."""
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_a_handler_has_the_same_ends(
-    site: Scene, topic: Any, headrace: Any, backend: Any, tmp_path: Path, kind: str, engine: str
-) -> None:
+def test_a_handler_has_the_same_ends(site: Scene, topic: Any, headrace: Any, tmp_path: Path, kind: str) -> None:
     """Outputs, emitted records, dead letters, the committed offset: each record ends once and in one way."""
     source = topic()
     target = f"{source}-made"
@@ -151,7 +89,7 @@ def test_a_handler_has_the_same_ends(
         OutgoingRecord(source, LAST, b'{"how": "output"}', None, 0),
     ]
     site.write(source, *records)
-    ENGINES[engine](site, headrace, backend, Function(tmp_path / "function.yaml", source, f"{source}-work", attributes))
+    headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
     site.wait_committed(f"{source}-work", source, len(records))
 
     outputs = {(record.key, record.value, tuple(record.headers)) for record in site.records(target)}

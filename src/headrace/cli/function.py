@@ -1,4 +1,4 @@
-"""`headrace function`: run a function file, check it, install its libraries, call its handler, serve it by HTTP."""
+"""`headrace function`: run a function file, check it, install its libraries, call its handler."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import click
 
-from headrace.cli.cluster_options import ClusterSettings, kafka_options, open_producer, registry_option
+from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
 from headrace.cli.output import collected_warnings, print_check, print_json
-from headrace.config.format_list import STRINGS
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.runs.selection import window
@@ -24,15 +23,14 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
-from headrace.runtime import Deadline, SystemClock
+from headrace.runtime import SystemClock
 
 _ASK_SECONDS = 3.0
-_DRAIN_SECONDS = 20
 
 
 @click.group()
 def function() -> None:
-    """Run and check functions, install their libraries, call a handler, serve one by HTTP.
+    """Run and check functions, install their libraries, call a handler.
 
     Example: headrace function run function.yaml --reload
     """
@@ -175,57 +173,6 @@ async def call_handler(
         why = reply.reason if reply.stack else f"{reply.error}: {reply.reason}"  # the log has the stack
         click.echo(f"failed: {why}" if reply.error else "succeeded")
     return 1 if reply.error else 0
-
-
-@function.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8444, show_default=True)
-@kafka_options
-@registry_option
-async def serve(file: Path, host: str, port: int, cluster: ClusterSettings, output: str) -> None:
-    """Serve a function as the backend of a reactive consumer (`backend.mode: results`), until SIGTERM or Ctrl-C.
-
-    Any path takes POST; GET answers whether the function is ready. Outputs are written to Kafka; a missing outputTopic
-    is created first. The settings are those of the first trigger.
-
-    Example: headrace function serve orders/function.yaml --port 8444
-    """
-    from headrace.functions.backend import FunctionBackend
-    from headrace.functions.workers import FunctionService
-    from headrace.http.server import serve_alone
-
-    spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
-    written = spec.kafka_triggers[0]
-    # The consumer has decoded what has a schema, and keeps the order: an answer has a result for each record.
-    keys, values = (each if each in STRINGS else "json" for each in (written.key_format, written.value_format))
-    trigger = written.model_copy(update={"key_format": keys, "value_format": values, "ordering": "none"})
-    service = FunctionService(spec, [trigger], clock)
-    topics = TopicDirectory(Admin(trigger.kafka.cluster(cluster.kafka)), clock)
-    if trigger.output_topic and cluster.kafka.create_topics:
-        await _ensure_output(cluster.kafka, trigger)
-    registry = SchemaRegistry(cluster.registry, clock)
-    async with open_producer(cluster.kafka) as producer, contextlib.AsyncExitStack() as stack:
-        destination = FunctionDestination(
-            service, trigger, clock, produce=producer.produce, registry=registry, topics=topics
-        )
-        for each in (topics, service):
-            await each.start()
-            stack.push_async_callback(each.stop)
-        most_bytes = _settings(cluster).http.max_body_bytes
-        backend = FunctionBackend(destination, (keys, values), lambda: service.readiness().reason, most_bytes)
-        await serve_alone(backend, host, port, lambda url: click.echo(f"ready http={url}"))
-        await service.drain(Deadline(clock, _DRAIN_SECONDS))
-
-
-async def _ensure_output(kafka: KafkaConfig, trigger: KafkaTrigger) -> None:
-    """Create the output topic like the trigger's first topic if it is missing, or say why that is not possible."""
-    admin, like = Admin(kafka), trigger.topics[0] if kafka.is_at(trigger.kafka.brokers) else ""
-    try:
-        if trigger.output_topic not in await admin.topic_ids([trigger.output_topic], "Write"):
-            await admin.ensure_topic_like(trigger.output_topic, like)
-    except HeadraceError as error:
-        click.echo(f"the outputTopic {trigger.output_topic} is not created: {error.description}", err=True)
 
 
 def _settings(cluster: ClusterSettings) -> HeadraceConfig:

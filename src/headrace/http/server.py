@@ -10,7 +10,6 @@ import errno
 import functools
 import logging
 import resource
-import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -21,7 +20,6 @@ import uvicorn
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.http.application import Application
-from headrace.http.asgi import AsgiApp
 from headrace.http.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, DirectPath, Shared
 from headrace.runtime import Clock, Deadline, Service, SystemClock
 from headrace.runtime.memory import give_back_memory
@@ -34,7 +32,6 @@ _KEEP_ALIVE = (
     ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
 )
 _GRACE_SECONDS = 1
-_ALONE_SECONDS = 20
 _LOOK_SECONDS = 1.0
 _OTHER_FILES: Final = 256
 """File descriptors for Kafka, backends, workers and files."""
@@ -185,23 +182,6 @@ def check_deadlines(connections: Iterable[Any], now: float) -> None:
     """Close the connections whose clients are too slow, and end requests that take too long."""
     for connection in list(connections):
         connection.check_deadlines(now)
-
-
-async def serve_alone(application: AsgiApp, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve one application until SIGTERM or SIGINT, and let requests in progress end; port 0 takes a free one.
-
-    Raises:
-        PortTaken: Another program listens there.
-    """
-    try:
-        listener = socket.create_server((host, port))
-    except OSError as cause:
-        raise PortTaken(f"cannot listen on {host}:{port} ({cause.strerror or cause}): choose another port") from cause
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after its end
-        signal.signal(number, lambda *_: None)
-    announce(f"http://{host}:{listener.getsockname()[1]}")
-    config = uvicorn.Config(application, lifespan="off", log_config=None, timeout_graceful_shutdown=_ALONE_SECONDS)
-    await uvicorn.Server(config).serve([listener])
 
 
 class _Server(uvicorn.Server):

@@ -16,6 +16,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
+from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
@@ -332,13 +333,13 @@ class Assembly:
         function = self._destination(trigger, workers, held)
         hooks = PumpHooks(
             on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
-            on_assigned=function.assigned,
-            on_draining=function.draining,
-            on_drained=function.drained,
+            partitions=function,
             most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
             commit_seconds=trigger.kafka.commit_interval,
-            ack_window=trigger.kafka.ack_window_size,
-            ack_wait_seconds=trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,
+            acks=AckRules(
+                trigger.kafka.ack_window_size,
+                trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,
+            ),
         )
         return RecordSizeLimit(function, limit) if limit else function, hooks
 
@@ -446,8 +447,7 @@ class Assembly:
         if self._config.kafka.create_topics:
             created = {name: InternalTopic(name, path.source, fits=topics) for name in path.topics}
             self.created_topics.update(created)
-        hooks = hooks._replace(unblock=path.writer.unblock, rewind=path.writer.rewind)
-        pump = make(path.destination, path.writer, hooks=hooks)
+        pump = make(path.destination, path.writer, hooks=hooks._replace(blocked_keys=path.writer))
         retry_pump = path.pump(pump)
         early = policy._replace(reset="earliest")
         consumer = self._consumer(

@@ -1,17 +1,17 @@
 """The retry topics of a consumer: the writer of failed records, and the pump that delivers them when they are due."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headrace.app.context import ProcessContext
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
-from headrace.delivery.outcomes import DeadLetterWriter, Destination
+from headrace.delivery.outcomes import DeadLetterWriter, Destination, PartitionListener
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
-from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
+from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.records import Offsets, TopicPartition
-from headrace.runtime import Service
+from headrace.runtime import Deadline, Service
 
 
 class RetryPath:
@@ -52,7 +52,7 @@ class RetryPath:
 
     def pump(self, live: Pump) -> Pump:
         """Make the pump that delivers due records; it shares the breaker and the rate of the consumer's own pump."""
-        delivery = self._delivery
+        delivery, destination = self._delivery, RetryTopicDestination(self._inner, self.writer, live.epoch_of)
         settings = {
             "ordering": "key" if self.blocked_keys else "none",
             "batch": BatchConfig(max_records=1, max_bytes=delivery.batch.max_bytes),
@@ -61,16 +61,15 @@ class RetryPath:
         return Pump(
             f"{self._name} retries",
             f"{self._group}.retry",
-            RetryTopicDestination(self._inner, self.writer, live.epoch_of),
+            destination,
             self.writer,
             delivery=delivery.model_copy(update=settings),
             clock=self._context.clock,
             shares_with=live,
             hooks=PumpHooks(
-                unblock=self.writer.end,
+                blocked_keys=destination,
                 delayed=self.writer.delayed,
-                original=lambda copy: delayed_of(copy).origin,
-                on_drained=live.hooks.on_drained,
+                partitions=live.hooks.partitions and _RetryPartitions(live.hooks.partitions),
             ),
         )
 
@@ -90,6 +89,16 @@ class RetryPath:
         late_seconds = self._context.config.producer.delivery_timeout_seconds
         name = f"{self._name} blocked keys"
         return [StaleEntries(name, blocked, live.lanes, ends, committed, self._context.clock, late_seconds)]
+
+
+class _RetryPartitions(PartitionListener):
+    """Partitions of retry topics, which have no state: their records belong to the original partitions."""
+
+    def __init__(self, live: PartitionListener) -> None:
+        self._live = live
+
+    async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        await self._live.drained(partitions, deadline)
 
 
 def retry_of_topic(retry: RetryConfig) -> RetryConfig:

@@ -1,9 +1,19 @@
 """Explicit acknowledgements of one partition: records that were delivered, and end when their handler allows it."""
 
 from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
 
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed
+
+
+class AckRules(NamedTuple):
+    """How commits and revokes wait for acknowledgements."""
+
+    window: int = 0
+    """Records by which the committed offset stays behind what has ended."""
+    wait_seconds: float = 0.0
+    """The longest wait for explicit acknowledgements before partitions are given up."""
 
 
 class ExplicitAcks:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import CommitOffsets, Committed, Record, TopicPartition
+from headrace.runtime import Deadline
 
 REPLAY = "X-Headrace-Replay"
 """Header with the id of the replay job that delivers a record."""
@@ -184,6 +185,37 @@ class OnEnded(Protocol):
             how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
             replies: The reply for each record, if it was not delivered; its `error` is the reason of a skip by hand.
             replay: Id of the job that delivers them again; else empty.
+        """
+
+
+class PartitionListener:
+    """Follows which partitions a pump has, for a destination with state for each; a subclass has only what it needs."""
+
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin with partitions, before their first record."""
+
+    def draining(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin nothing more of partitions that are about to be given up."""
+
+    async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        """End with partitions before they are given up, while what is in flight of them may end, and after a loss."""
+
+
+class KeyUnblocker:
+    """Unblocks keys that records in retry topics block; a subclass has only what it needs."""
+
+    async def unblock(self, record: Record) -> None:
+        """Unblock the key of a record that is skipped.
+
+        Raises:
+            DeadLetterFailed: It is not written; so the record has not ended.
+        """
+
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Unblock the keys of records from an offset on, which come again.
+
+        Raises:
+            DeadLetterFailed: It is not written.
         """
 
 

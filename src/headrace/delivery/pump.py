@@ -14,7 +14,7 @@ from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
 from headrace.delivery.pump_context import Counts, PumpContext, PumpHooks
 from headrace.delivery.schedule import Deliverer
-from headrace.delivery.seeks_and_skips import Moves
+from headrace.delivery.seeks_and_skips import DRAIN_SECONDS, Moves
 from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
 from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Readiness, Service
@@ -85,7 +85,7 @@ class Pump(Service):
         else:
             rate = DeliveryRate(clock, self._later, begin)
         settings = delivery.ordering, delivery.null_keys == "ordered", delivery.batch, delivery.retry
-        more = self._later, delayed, self.hooks.most_records, self.hooks.ack_window
+        more = self._later, delayed, self.hooks.most_records, self.hooks.acks.window
         return PumpContext(group, *settings, clock, chance, Counts(), breaker, rate, self._lanes, *more)
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
@@ -158,8 +158,8 @@ class Pump(Service):
             lane = self._lanes[partition] = Lane(partition, epoch, at, self._context, offer)
             lane.pause(self._pause_of(partition))
             self.moves.assigned(lane)
-        if self.hooks.on_assigned:
-            self.hooks.on_assigned(partitions.keys())
+        if self.hooks.partitions:
+            self.hooks.partitions.assigned(partitions.keys())
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)
@@ -192,9 +192,10 @@ class Pump(Service):
         self.counts.assignment_changes += bool(lanes)
         for lane in lanes:
             lane.drain()
-        if self.hooks.on_draining:
-            self.hooks.on_draining(partitions)
-        drained = self.hooks.on_drained and self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
+        listener, drained = self.hooks.partitions, None
+        if listener:
+            listener.draining(partitions)
+            drained = self.spawn(listener.drained(partitions, deadline), "drained")
         await self.drain_lanes(lanes, deadline)
         if drained:
             await asyncio.wait([drained])
@@ -209,9 +210,9 @@ class Pump(Service):
         self.counts.assignment_changes += bool(lanes)
         self._fence(lanes)
         self._forget(lanes)
-        if self.hooks.on_drained:
-            deadline = Deadline(self._context.clock, self.hooks.drain_seconds)
-            self.spawn(self.hooks.on_drained(partitions, deadline), "drained")
+        if self.hooks.partitions:
+            deadline = Deadline(self._context.clock, DRAIN_SECONDS)
+            self.spawn(self.hooks.partitions.drained(partitions, deadline), "drained")
 
     def acknowledge(self, partition: TopicPartition, offset: int, *, up_to: bool) -> str:
         """Take an explicit acknowledgement; return why that is not possible, empty if it is.
@@ -233,7 +234,7 @@ class Pump(Service):
     async def _wait_for_acks(self, lanes: Sequence[Lane], deadline: Deadline) -> None:
         """Wait for late explicit acknowledgements, and end what was acknowledged in flight."""
         clock = self._context.clock
-        until = clock.monotonic() + min(self.hooks.ack_wait_seconds, deadline.remaining_seconds)
+        until = clock.monotonic() + min(self.hooks.acks.wait_seconds, deadline.remaining_seconds)
         while any(lane.acks.held for lane in lanes) and clock.monotonic() < until:
             await clock.sleep(_ACK_LOOK_SECONDS)
         for lane in lanes:
@@ -372,7 +373,7 @@ class Pump(Service):
         """Report records that have ended to who wants to know, as the records they were at first."""
         hooks = self.hooks
         if hooks.on_ended:
-            records = [hooks.original(record) for record in records] if hooks.original else records
+            records = [hooks.delayed(record).origin for record in records] if hooks.delayed else records
             hooks.on_ended(records, size_bytes, how, replies, hooks.replay)
 
     def _mark(self, partition: TopicPartition) -> None:

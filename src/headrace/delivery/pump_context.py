@@ -2,16 +2,17 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
+from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.outcomes import DeadLetter, DelayedRecord, OnEnded, Outcome
+from headrace.delivery.outcomes import DeadLetter, DelayedRecord, KeyUnblocker, OnEnded, Outcome, PartitionListener
 from headrace.records import Record, RecordBatch, TopicPartition
-from headrace.runtime import Clock, Deadline
+from headrace.runtime import Clock
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",
@@ -60,32 +61,20 @@ class PumpHooks(NamedTuple):
 
     on_ended: OnEnded | None = None
     """Called with what has ended."""
-    on_draining: Callable[[Collection[TopicPartition]], None] | None = None
-    """Called with partitions that are about to be given up, when nothing of them begins any more."""
-    on_drained: Callable[[Collection[TopicPartition], Deadline], Coroutine[None, None, None]] | None = None
-    """Called before partitions are given up, while what is in flight of them may end, and after a loss."""
-    on_assigned: Callable[[Collection[TopicPartition]], None] | None = None
-    """Called with partitions before their first record."""
+    partitions: PartitionListener | None = None
+    """Follows which partitions the pump has."""
     most_records: Callable[[], int] | None = None
     """Returns how many records the next delivery may hold; never more than the settings allow."""
-    unblock: Callable[[Record], Awaitable[None]] | None = None
-    """Unblocks the key of a record that is skipped by hand."""
-    rewind: Callable[[TopicPartition, int], Awaitable[None]] | None = None
-    """Unblocks the keys of records from an offset on, which come again after a seek."""
+    blocked_keys: KeyUnblocker | None = None
+    """Unblocks keys of records that are skipped by hand, or come again after a seek."""
     delayed: Callable[[Record], DelayedRecord] | None = None
     """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
-    original: Callable[[Record], Record] | None = None
-    """Returns a copy as the record it was at first."""
     replay: str = ""
     """Id of the replay job; empty for deliveries of the group."""
-    drain_seconds: float = 20.0
-    """What is in flight when a seek or skip begins may take so long to end."""
     commit_seconds: float = 0.2
     """Time from one commit to the next."""
-    ack_window: int = 0
-    """Records by which the committed offset stays behind what has ended."""
-    ack_wait_seconds: float = 0.0
-    """The longest wait for explicit acknowledgements before partitions are given up."""
+    acks: AckRules = AckRules()
+    """How commits and revokes wait for acknowledgements."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,6 +19,7 @@ from headrace.delivery.outcomes import (
     Delivery,
     Destination,
     EpochOf,
+    KeyUnblocker,
     Reply,
     no_epoch,
 )
@@ -37,7 +38,7 @@ _TABLE_ID = PREFIX + "parked_in"
 _ERROR_BYTES = 256
 
 
-class RetryTopics:
+class RetryTopics(KeyUnblocker):
     """Writes failed records to the next retry topic, and those that have been through all of them as dead letters."""
 
     def __init__(
@@ -127,21 +128,11 @@ class RetryTopics:
             await self.blocked.end(delayed)
             self._unmarked.discard(identity)
 
-    async def unblock(self, origin: Record) -> None:
-        """Unblock the key of a record that is skipped, whether or not it has reached a retry topic.
-
-        Raises:
-            DeadLetterFailed: The tombstone is not written; so the record has not ended.
-        """
+    async def unblock(self, record: Record) -> None:  # whether or not it has reached a retry topic
         if self.blocked:
-            await self.blocked.unblock(origin)
+            await self.blocked.unblock(record)
 
-    async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Unblock the keys of records from an offset on, which are read again; so copies of them are not delivered.
-
-        Raises:
-            DeadLetterFailed: It is not written.
-        """
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:  # so copies of them are not delivered
         if self.blocked:
             await self.blocked.rewind(partition, offset)
 
@@ -197,7 +188,7 @@ class RetryTopics:
         return {}
 
 
-class RetryTopicDestination:
+class RetryTopicDestination(KeyUnblocker):
     """Delivers the records of retry topics as they were at their origin, one by one."""
 
     def __init__(self, inner: Destination, topics: RetryTopics, epoch_of: EpochOf = no_epoch) -> None:
@@ -208,6 +199,9 @@ class RetryTopicDestination:
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Deliver; a record that has ended while its copy was still in the retry topic is not delivered again."""
         return [await self._deliver(delivery, record) for record in delivery.records]
+
+    async def unblock(self, record: Record) -> None:
+        await self._topics.end(record)
 
     async def _deliver(self, delivery: Delivery, copy: Record) -> Reply:
         topics, delayed = self._topics, delayed_of(copy)

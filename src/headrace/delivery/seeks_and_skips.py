@@ -17,6 +17,8 @@ from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 
+DRAIN_SECONDS = 20.0
+"""What is in flight when a seek or skip begins may take so long to end."""
 _UNBLOCK_AGAIN_SECONDS = 1.0
 
 
@@ -146,8 +148,8 @@ class Moves:
             return
         lane.acks.held.clear()  # or the acknowledgement of a later record would end them
         if self.member and not lane.condition.is_ending:
-            if self._hooks.on_draining:
-                self._hooks.on_draining([partition])
+            if self._hooks.partitions:
+                self._hooks.partitions.draining([partition])
             lane.drain("its worker has ended: what waits for an acknowledgement is delivered again")
             self._spawn_move(lambda answer: self._skip(lane, [], answer), "deliver again")
 
@@ -171,11 +173,11 @@ class Moves:
             self._skips.pop(partition, None)  # they are for records before the seek
             await self._owner.drain_lanes(
                 [lane],
-                Deadline(self._context.clock, self._hooks.drain_seconds),
+                Deadline(self._context.clock, DRAIN_SECONDS),
                 f"a seek to offset {offset} waits for what is in flight",
                 f"a seek to offset {offset} waits until Kafka has taken the commit of it",
             )
-            if self._hooks.rewind:
+            if self._hooks.blocked_keys:
                 self._rewinding[partition] = "a seek unblocks the keys of the records that come again"
             if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
                 log.warning("%s: continues at offset %d after a seek", lane.label, offset)
@@ -186,20 +188,20 @@ class Moves:
 
     async def _rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Unblock the keys of the records that come again; return False if the partition was lost before."""
-        lane, rewind = self._lanes.get(partition), self._hooks.rewind
-        while rewind and lane and self._lanes.get(partition) is lane:
+        lane, keys = self._lanes.get(partition), self._hooks.blocked_keys
+        while keys and lane and self._lanes.get(partition) is lane:
             try:
-                await rewind(partition, offset)
+                await keys.rewind(partition, offset)
                 break
             except DeadLetterFailed as failure:
                 self._rewinding[partition] = failure.description
                 lane.pause(failure.description)
                 await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
-        return rewind is None or (lane is not None and self._lanes.get(partition) is lane)
+        return keys is None or (lane is not None and self._lanes.get(partition) is lane)
 
     async def _skip(self, lane: Lane, records: Sequence[Record], answer: asyncio.Future[None]) -> None:
         partition, tracker = lane.partition, lane.tracker
-        deadline = Deadline(self._context.clock, self._hooks.drain_seconds)
+        deadline = Deadline(self._context.clock, DRAIN_SECONDS)
         async with self._locks[partition]:
             why = "a skip waits until Kafka has taken the commit of it"
             await self._owner.drain_lanes([lane], deadline, lane.condition.reason, why)
@@ -222,9 +224,9 @@ class Moves:
 
     async def _unblock(self, lane: Lane, record: Record) -> None:
         """Unblock the key of a record before it ends, or the key would be blocked for ever."""
-        while self._hooks.unblock and self._lanes.get(lane.partition) is lane:
+        while self._hooks.blocked_keys and self._lanes.get(lane.partition) is lane:
             try:
-                return await self._hooks.unblock(record)
+                return await self._hooks.blocked_keys.unblock(record)
             except DeadLetterFailed as failure:
                 lane.fence(failure.description)
                 await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)

@@ -11,7 +11,18 @@ from headrace import errors
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import REFUSALS
-from headrace.delivery.outcomes import ACK, HELD, NOT_BEGUN, REPLAY, Delivery, Destination, Reply, in_turn, not_taken
+from headrace.delivery.outcomes import (
+    ACK,
+    HELD,
+    NOT_BEGUN,
+    REPLAY,
+    Delivery,
+    Destination,
+    PartitionListener,
+    Reply,
+    in_turn,
+    not_taken,
+)
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
@@ -30,7 +41,7 @@ _LEAST_WAIT_SECONDS = 0.1
 _MAGIC = 0
 
 
-class FunctionDestination:
+class FunctionDestination(PartitionListener):
     """Delivers records to a function's workers, and their outputs to its output topic.
 
     A record is acknowledged when the handler has returned and every output of it is acknowledged by Kafka. A handler

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -31,16 +32,18 @@ MOST_BAD = 8
 SEEDS = st.integers(0, 2**32)
 
 
+@pytest.fixture(autouse=True)
+def _no_time_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeks and skips do not wait for what is in flight."""
+    monkeypatch.setattr("headrace.delivery.seeks_and_skips.DRAIN_SECONDS", 0)
+
+
 class World(Bed):
     """Kafka, a destination and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, max_in_flight: int) -> None:
         super().__init__(
-            ordering=ordering,
-            max_records=max_records,
-            max_in_flight=max_in_flight,
-            retry={"max_delay_seconds": 4},
-            hooks={"drain_seconds": 0},
+            ordering=ordering, max_records=max_records, max_in_flight=max_in_flight, retry={"max_delay_seconds": 4}
         )
         self.logs: dict[TopicPartition, list[Record]] = {partition: [] for partition in PARTITIONS}
         self.plans: dict[tuple[TopicPartition, int], int] = {}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.delivery import lane as lanes
 from headrace.delivery import tracker as trackers
+from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import ACK, HELD, DeadLetter, Delivery, Reply
 from headrace.delivery.tracker import AckTracker
@@ -92,9 +93,7 @@ class AckModel(Bed):
     """Says what may be committed, what must not be delivered again, and which acknowledgements are refused."""
 
     def __init__(self, *, ordering: str, up_to: bool, window: int, stubborn: bool) -> None:
-        super().__init__(
-            ordering=ordering, max_records=3, hooks={"ack_wait_seconds": ACK_WAIT_SECONDS, "ack_window": window}
-        )
+        super().__init__(ordering=ordering, max_records=3, hooks={"acks": AckRules(window, ACK_WAIT_SECONDS)})
         self.up_to, self.window, self.stubborn = up_to, window, stubborn
         self.parts = {P0: Partition(), P1: Partition()}
         self.wrong: list[str] = []

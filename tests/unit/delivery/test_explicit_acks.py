@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import HELD, NOT_BEGUN
 from headrace.records import Committed
@@ -73,7 +74,7 @@ async def test_what_was_acknowledged_in_flight_is_committed_though_its_handler_i
 
 async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> None:
     """The first known offset is the end of an empty partition."""
-    async with running(Bed(hooks={"ack_window": 2})) as bed:
+    async with running(Bed(hooks={"acks": AckRules(window=2)})) as bed:
         bed.pump.on_end(P0, bed.epoch, 5)
         bed.feed(5, 6, 7)
         await bed.clock.advance(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ async def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() ->
             raise DeadLetterFailed("blocked keys are not written")
         unblocked.append(record.offset)
 
-    async with running(Bed(hooks={"unblock": unblock})) as bed:
+    async with running(Bed(hooks={"blocked_keys": SimpleNamespace(unblock=unblock)})) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0, 1)
         skipped = asyncio.ensure_future(skip(bed, 0))
@@ -130,7 +131,7 @@ async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> No
     async def unblock(_: Record) -> None:
         await written.wait()
 
-    async with running(Bed(hooks={"unblock": unblock})) as bed:
+    async with running(Bed(hooks={"blocked_keys": SimpleNamespace(unblock=unblock)})) as bed:
         bed.pump.pause([P0], "paused")
         bed.feed(0)
         skipped = asyncio.ensure_future(bed.pump.moves.skip(P0, 0, "it is wrong"))
@@ -212,7 +213,7 @@ async def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(tur
     async def unblock(_: Record) -> None:
         await asyncio.Event().wait()
 
-    async with running(Bed(hooks={"unblock": unblock})) as bed:
+    async with running(Bed(hooks={"blocked_keys": SimpleNamespace(unblock=unblock)})) as bed:
         bed.free.clear()
         bed.feed(0, 1)
         await bed.clock.settle()

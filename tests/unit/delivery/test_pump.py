@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import HELD
-from headrace.delivery.pump_context import PumpHooks
+from headrace.delivery.outcomes import HELD, PartitionListener
+from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
@@ -87,10 +87,11 @@ async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
     """A destination with state of its own writes it when nothing is in flight and the partition is still ours."""
     told: list[tuple[float, bool]] = []
 
-    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
+    class Listener(PartitionListener):
+        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+            told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
 
-    async with running(Bed(hooks={"on_drained": on_drained})) as bed:
+    async with running(Bed(hooks={"partitions": Listener()})) as bed:
         bed.feed(0, 1)
         await bed.clock.settle()
         assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(2)}
@@ -99,18 +100,19 @@ async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
         bed.pump.on_assigned({P0: 2}, {})
         bed.pump.on_lost([P0])
         await bed.clock.settle()
-        assert told[2:] == [(PumpHooks().drain_seconds, False)]
+        assert told[2:] == [(DRAIN_SECONDS, False)]
 
 
 async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None:
     """Other workers have the time until the deadline too, and what they acknowledge is committed."""
     given_up: list[bool] = []
 
-    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        given_up.append(bed.pump.lanes[P0].is_fenced)
-        bed.pump.acknowledge(P0, 0, up_to=False)
+    class Listener(PartitionListener):
+        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+            given_up.append(bed.pump.lanes[P0].is_fenced)
+            bed.pump.acknowledge(P0, 0, up_to=False)
 
-    async with running(Bed(hooks={"on_drained": on_drained})) as bed:
+    async with running(Bed(hooks={"partitions": Listener()})) as bed:
         bed.answers = {0: HELD}
         bed.feed(0)
         await bed.clock.settle()

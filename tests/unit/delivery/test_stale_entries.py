@@ -47,19 +47,20 @@ class World:
         tiers = RetryTopics("g", retry, self.produce, self.clock, dead_letters=None, blocked=self.parked)
         config = DeliveryConfig(ordering="key", batch=BatchConfig(max_records=1), retry=retry)
         order = KeyOrder(self, self.parked, tiers.write)
-        hooks = PumpHooks(rewind=tiers.rewind)
+        hooks = PumpHooks(blocked_keys=tiers)
         self.pump = Pump("p", "g", order, tiers, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
         self.pump.connect(self, self)  # type: ignore[arg-type]
+        copies = RetryTopicDestination(self, tiers)
         self.retries = Pump(
             "r",
             "g.retry",
-            RetryTopicDestination(self, tiers),
+            copies,
             tiers,
             delivery=config,
             clock=self.clock,
             chance=Random(1),
             shares_with=self.pump,
-            hooks=PumpHooks(delayed=tiers.delayed, unblock=tiers.end),
+            hooks=PumpHooks(delayed=tiers.delayed, blocked_keys=copies),
         )
         self.retries.connect(self, self)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering, RetryConfig
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.outcomes import ACK, Delivery, Outcome, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Outcome, PartitionListener, Reply
 from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
@@ -168,10 +168,11 @@ async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> No
     world = World()
     release = asyncio.Event()
 
-    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        await release.wait()
+    class Listener(PartitionListener):
+        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+            await release.wait()
 
-    world.pump.hooks = world.pump.hooks._replace(on_drained=on_drained)
+    world.pump.hooks = world.pump.hooks._replace(partitions=Listener())
     revoke = asyncio.ensure_future(world.pump.on_revoked([P0], Deadline(world.clock, 0)))
     await world.clock.settle()
     world.pump.on_assigned({P0: 3}, {})
@@ -187,10 +188,14 @@ async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> N
     world = World()
     drained: list[Collection[TopicPartition]] = []
 
-    async def on_drained(partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        drained.append(partitions)
+    class Listener(PartitionListener):
+        def draining(self, partitions: Collection[TopicPartition]) -> None:
+            drained.append(partitions)
 
-    world.pump.hooks = world.pump.hooks._replace(on_drained=on_drained, on_draining=drained.append)
+        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+            drained.append(partitions)
+
+    world.pump.hooks = world.pump.hooks._replace(partitions=Listener())
     await world.feed(P0, 1)
     world.transactions.answers = [KafkaTimeout()]
     await world.commit()

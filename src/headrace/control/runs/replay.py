@@ -5,7 +5,7 @@ Its progress is saved with the job. A redrive to a consumer is the same job over
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from headrace.control.runs.jobs import Job, SaveProgress
 from headrace.control.runs.selection import Matcher, Selection, Window
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import origin_of, redriven_count, restored
-from headrace.delivery.outcomes import DeadLetterWriter, Destination
+from headrace.delivery.outcomes import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import DestinationUnavailable, InvalidRequest
@@ -194,7 +194,6 @@ class ReplayJob:
         retry = delivery.retry.model_copy(
             update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
         )
-        original = restored if self._restored else None
         return Pump(
             f"job {job}",
             group,
@@ -203,8 +202,16 @@ class ReplayJob:
             delivery=delivery.model_copy(update={"retry": retry}),
             clock=self._context.clock,
             shares_with=target.pump if target else None,
-            hooks=PumpHooks(original=original, replay=job),
+            hooks=PumpHooks(on_ended=self._on_ended, replay=job),
         )
+
+    def _on_ended(
+        self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
+    ) -> None:
+        """Report records that have ended as those of the target; dead letters as the records they were."""
+        if self._target and (on_ended := self._target.pump.hooks.on_ended):
+            records = [restored(record) for record in records] if self._restored else records
+            on_ended(records, size_bytes, how, replies, replay)
 
     def _selects(self, record: Record) -> bool:
         headers = record.headers

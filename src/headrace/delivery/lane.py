@@ -93,8 +93,6 @@ class Lane:
         self.idle.set()
         self.head_since = context.clock.time()
         """Since when the first unfinished record is the first; seconds since the epoch."""
-        self.tried: dict[int, tuple[Batch, float]] | None = None
-        """By offset the history of records that failed, and when they are due; None if it is not needed later."""
         self._context = context
         self._offer = offer
         self._beyond: deque[tuple[RecordBatch, float]] = deque()
@@ -166,8 +164,6 @@ class Lane:
             return retries.due.popleft()
         records = self.backlog.take()
         self._begun += len(records)
-        if self.tried and not self.tried.keys().isdisjoint(records.offsets):
-            records = self._resume(self.tried, records)
         self._lingered = False
         if timer := self._timers.pop("linger", None):
             timer.cancel()  # it is that of the records that begin now
@@ -227,14 +223,15 @@ class Lane:
         if self.condition.may_begin:
             self.condition.change(LaneState.DELAYED, why)
 
+    def pause_of(self, batch: Batch) -> float:
+        """Return how many seconds a batch that failed waits for its next attempt."""
+        attempts = max(1, batch.attempt - 1 + batch.refusals)
+        return pause_seconds(attempts, self._context.retry, self._context.chance)
+
     def try_later(self, batch: Batch, why: str, seconds: float | None = None) -> None:
         """Deliver records again after a pause; records that do not wait for them may begin."""
         context, timer = self._context, object()
-        if seconds is None:
-            seconds = pause_seconds(max(1, batch.attempt - 1 + batch.refusals), context.retry, context.chance)
-        if self.tried is not None:
-            history = batch._replace(records=RecordBatch.of(())), context.clock.monotonic() + seconds
-            self.tried |= dict.fromkeys(batch.records.offsets, history)
+        seconds = self.pause_of(batch) if seconds is None else seconds
         due = datetime.fromtimestamp(context.clock.time() + seconds, UTC)
         why = f"{why}, a retry is due at {due:%H:%M:%S} UTC"
         self.retries.backing_off[timer] = batch, why
@@ -328,21 +325,6 @@ class Lane:
             return begun.work.records.find(offset)
         beyond = (found for batch, _ in self._beyond if (found := batch.find(offset)))
         return self.backlog.find(offset) or next(beyond, None)
-
-    def _resume(self, tried: dict[int, tuple[Batch, float]], records: RecordBatch) -> RecordBatch:
-        """Let records wait that failed in the lane before this one; return those that may begin now."""
-        fresh, in_turn = (Batch(RecordBatch.of(())), 0.0), self._context.ordering == "partition"
-        history = [tried.get(offset, fresh) for offset in records.offsets]
-        indexes = sorted(range(len(history)), key=lambda index: 0.0 if in_turn else history[index][1])
-        runs = itertools.groupby(indexes, history.__getitem__)
-        parts = [(batch._replace(records=records.select(run)), due) for (batch, due), run in runs]
-        if in_turn:
-            self.retries.behind += [batch for batch, _ in parts[:0:-1]]
-        for batch, due in parts[:1] if in_turn else parts:
-            if due:
-                text = f"offset {batch.records.offsets[0]} failed before"
-                self.try_later(batch, text, due - self._context.clock.monotonic())
-        return RecordBatch.of(()) if parts[0][1] else parts[0][0].records
 
     def _check_idle(self) -> None:
         for work, _ in self.in_flight.values():

@@ -154,12 +154,14 @@ class Pump(Service):
         # A partition can be assigned again without a revoke before: two lanes would deliver its records in any order.
         self._fence([lane for p in partitions if (lane := self._lanes.get(p)) and not lane.is_fenced])
         for partition, epoch in partitions.items():
-            at, offer = committed.get(partition), self._deliverer.offer
-            lane = self._lanes[partition] = Lane(partition, epoch, at, self._context, offer)
+            lane = self._lanes[partition] = self._make_lane(partition, epoch, committed.get(partition))
             lane.pause(self._pause_of(partition))
             self.moves.assigned(lane)
         if self.hooks.partitions:
             self.hooks.partitions.assigned(partitions.keys())
+
+    def _make_lane(self, partition: TopicPartition, epoch: int, at: Committed | None) -> Lane:
+        return Lane(partition, epoch, at, self._context, self._deliverer.offer)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         lane = self._lanes.get(partition)

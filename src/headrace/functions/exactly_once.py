@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from headrace import errors
 from headrace.delivery.lane import Lane
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import Batch
+from headrace.delivery.pump_context import Batch, DeadLetterBatch, Work
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.portions import Event, Portion, firsts_of
 from headrace.kafka import Consumer, GroupTransactions
@@ -61,6 +62,53 @@ class _Round:
     """Failures in a row without a culprit, after which halves cannot be the remedy."""
 
 
+_Tried = dict[int, tuple[Batch, float]]
+"""By offset the history of records that failed, without its records, and when they are due."""
+
+
+class ResumingLane(Lane):
+    """A lane that begins again after a failed transaction: records that failed keep their attempts and pauses."""
+
+    def __init__(self, *of_lane: Any, tried: _Tried) -> None:
+        """Begin; the arguments of `Lane`, and what failed before and is not committed."""
+        super().__init__(*of_lane)
+        self.tried = tried
+
+    def take(self) -> Work:
+        work = super().take()
+        if isinstance(work, DeadLetterBatch) or self.retries.was_last:
+            return work
+        # They have not begun in this assignment, so what is known of them is from the one before.
+        return work._replace(records=self._resume(work.records))
+
+    def try_later(self, batch: Batch, why: str, seconds: float | None = None) -> None:
+        seconds = self.pause_of(batch) if seconds is None else seconds
+        history = batch._replace(records=RecordBatch.of(())), self._context.clock.monotonic() + seconds
+        self.tried |= dict.fromkeys(batch.records.offsets, history)
+        super().try_later(batch, why, seconds)
+
+    def forget(self, end: int) -> None:
+        """Forget what is known of records before this offset, which are committed."""
+        self.tried = {offset: each for offset, each in self.tried.items() if offset >= end}
+
+    def _resume(self, records: RecordBatch) -> RecordBatch:
+        """Let records wait that failed before; return those that may begin now."""
+        if self.tried.keys().isdisjoint(records.offsets):
+            return records
+        fresh, in_turn = (Batch(RecordBatch.of(())), 0.0), self._context.ordering == "partition"
+        history = [self.tried.get(offset, fresh) for offset in records.offsets]
+        indexes = sorted(range(len(history)), key=lambda index: 0.0 if in_turn else history[index][1])
+        runs = itertools.groupby(indexes, history.__getitem__)
+        parts = [(batch._replace(records=records.select(run)), due) for (batch, due), run in runs]
+        if in_turn:
+            self.retries.behind += [batch for batch, _ in parts[:0:-1]]
+        for batch, due in parts[:1] if in_turn else parts:
+            if due:
+                text = f"offset {batch.records.offsets[0]} failed before"
+                self.try_later(batch, text, due - self._context.clock.monotonic())
+        return RecordBatch.of(()) if parts[0][1] else parts[0][0].records
+
+
 class TransactionalPump(Pump):
     """Commits what has ended in transactions, with its outputs; after one that failed its records are delivered again.
 
@@ -84,7 +132,7 @@ class TransactionalPump(Pump):
         self._held, self._transactions, self._on_written = held, transactions, on_written
         self._next: dict[TopicPartition, Committed] = {}
         """Offsets for the next transaction."""
-        self._tried: dict[TopicPartition, dict[int, tuple[Batch, float]] | None] = {}
+        self._tried: dict[TopicPartition, _Tried] = {}
         """What failed in lanes that begin again."""
         self._committed: dict[TopicPartition, Committed] = {}
         self._apart: dict[TopicPartition, _Apart] = {}
@@ -111,10 +159,13 @@ class TransactionalPump(Pump):
     def on_assigned(self, partitions: Epochs, committed: CommitOffsets) -> None:
         super().on_assigned(partitions, committed)
         for partition in partitions:
-            self._lanes[partition].tried = self._tried.get(partition, {})
             self._committed.pop(partition, None)
         self._committed |= committed
         self._drop(partitions)  # of an assignment before
+
+    def _make_lane(self, partition: TopicPartition, epoch: int, at: Committed | None) -> Lane:
+        tried = self._tried.get(partition, {})
+        return ResumingLane(partition, epoch, at, self._context, self._deliverer.offer, tried=tried)
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
@@ -287,8 +338,8 @@ class TransactionalPump(Pump):
         self._committed |= portion.offsets
         for partition, (end, _) in portion.offsets.items():
             self._apart.pop(partition, None)
-            if (lane := self._lanes.get(partition)) and lane.tried:
-                lane.tried = {offset: each for offset, each in lane.tried.items() if offset >= end}
+            if isinstance(lane := self._lanes.get(partition), ResumingLane):
+                lane.forget(end)
 
     def _set_apart(self, partition: TopicPartition, error: errors.HeadraceError, round_: _Round) -> None:
         """Deliver again what is not committed of a partition: at once if the event fails now, else after a pause."""
@@ -311,7 +362,7 @@ class TransactionalPump(Pump):
         self._fence(lanes, why)
         self._forget(lanes)
         self._drop(epochs)
-        self._tried |= {lane.partition: lane.tried for lane in lanes}
+        self._tried |= {lane.partition: lane.tried for lane in lanes if isinstance(lane, ResumingLane)}
         if pause_seconds:
             self._resting |= dict.fromkeys(epochs, f"{why}: {_reason(error)}")
             self._later(pause_seconds, functools.partial(self._end_rest, epochs))

@@ -21,9 +21,9 @@ from headrace.errors import CommitRefused, InstanceState, KafkaUnavailable
 from headrace.formats.choice import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
-from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 from headrace.testing import ManualClock
 from tests.group_client import ConsumerClient, Message, plain, where
@@ -354,7 +354,7 @@ async def work_of(world: World, count: int) -> int:
         await world.run(world.instance.seek(dict.fromkeys(many, 1)))
     assigned = await world.instances.create(spec_of("assigned"))
     for partitions in (many, many[1:]):
-        await assigned.subscribe(Topics(partitions=partitions))
+        await assigned.membership.subscribe(Topics(partitions=partitions))
         await world.turns()
     await assigned.wait_assigned(many)
     assert assigned.assigned == many[1:]

@@ -147,8 +147,8 @@ class ActiveDeadLetterEndpoints:
             await HttpResponse([]).send(send)
             return
         instance = await self._instance(group, origins[0], scope)
-        if reads != instance.reads:
-            await instance.subscribe(reads)
+        if reads != instance.membership.reads:
+            await instance.membership.subscribe(reads)
             await instance.wait_assigned([])
         wait_ms = instance.spec.wait_seconds * 1000 if query.timeout is None else query.timeout
         reading = instance.read(
@@ -256,7 +256,7 @@ class ActiveDeadLetterEndpoints:
     async def _instance(self, group: str, origin: str, scope: Scope) -> ActiveInstance:
         owner, settings = owner_of(scope), self._settings
         with contextlib.suppress(errors.InstanceNotFound):
-            return self._instances.find(group, self._name, owner)
+            return self._instances.use(group, self._name, owner)
         key_format, value_format = self._formats_of(origin)
         spec = InstanceSpec(
             group=group,

@@ -168,8 +168,8 @@ class ActiveInstances(Service):
         finally:
             self._answer_bytes -= size_bytes
 
-    def find(self, group: str, name: str, owner: str) -> ActiveInstance:
-        """Return an instance of a principal, and count it as used.
+    def use(self, group: str, name: str, owner: str) -> ActiveInstance:
+        """Return an instance of a principal for a request, which keeps it from being closed as idle.
 
         Raises:
             InstanceNotFound: There is none, or it belongs to another principal.
@@ -203,7 +203,8 @@ class ActiveInstances(Service):
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
             before = self._clock.monotonic() - self._settings.idle_seconds
-            for instance in [one for one in self._instances.values() if one.last_used < before and not one.is_reading]:
+            idle = [one for one in self._instances.values() if one.last_used < before and not one.turn.is_taken]
+            for instance in idle:
                 log.info("%s was idle for %g s and is closed", instance.name, self._settings.idle_seconds)
                 self._close(instance)
 

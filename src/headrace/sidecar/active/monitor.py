@@ -66,7 +66,7 @@ class ReadMonitor(Service):
         self.publish("headrace_active_reads_total", lambda: counts["reads"])
         self.publish("headrace_active_delivered_records_total", lambda: counts["records"])
         self.publish("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
-        self.publish("headrace_active_waiting_reads", lambda: sum(one.is_reading for one in self._instances()))
+        self.publish("headrace_active_waiting_reads", lambda: sum(one.turn.is_taken for one in self._instances()))
         self.keep(self._follow_ends, "ends")
 
     def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
@@ -103,13 +103,13 @@ class ReadMonitor(Service):
             group=spec.group,
             name=spec.name,
             principal=spec.owner,
-            topics=instance.topics or sorted({partition.topic for partition in lags}),
+            topics=instance.membership.topics or sorted({partition.topic for partition in lags}),
             lag=sum(known) if known else None,
             lags={str(partition): lag for partition, lag in lags.items()},
             idle_seconds=round(self._clock.monotonic() - instance.last_used, 3),
             buffered_bytes=instance.buffered_bytes,
             last_read=self._last_reads.get(instance),
-            is_reading=instance.is_reading,
+            is_reading=instance.turn.is_taken,
             key_format=spec.key_format,
             value_format=spec.value_format,
             auto_commit=spec.auto_commit_seconds is not None,

@@ -15,8 +15,8 @@ from headrace.http.asgi import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTE
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.holdings import Processed
 from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.partition_positions import Processed
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -87,15 +87,15 @@ async def stream_records(
         InstanceBusy, InstanceState: The instance is read already, reads nothing, commits by itself what may not arrive,
             or too many partitions for an id.
     """
-    await instance.wait_free()
-    with instance.stream() as token:
+    await instance.turn.wait_free()
+    with instance.turn.stream() as token:
         await _begin(instance, received, at_most_once)
         first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # it has no data, only an id
         scope["state"][STREAMING] = True
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
-        while (left := until - time.time()) > 0 and not instance.is_closed:
+        while (left := until - time.time()) > 0 and not instance.membership.is_closed:
             try:
                 read = await instance.read(
                     max_bytes=instance.spec.max_read_bytes,
@@ -113,7 +113,7 @@ async def stream_records(
 
 
 async def _begin(instance: ActiveInstance, received: Sequence[Processed], at_most_once: bool) -> None:
-    if instance.reads is None:
+    if instance.membership.reads is None:
         raise InstanceState(f"instance {instance.name} reads nothing: subscribe it to topics, or assign partitions")
     if instance.spec.auto_commit_seconds and not at_most_once:
         raise InstanceState(

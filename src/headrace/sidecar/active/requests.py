@@ -7,7 +7,7 @@ import msgspec
 from headrace.config.kafka import CONSUMER_KEYS
 from headrace.kafka.names import check_topic
 from headrace.records import Committed, TopicPartition
-from headrace.sidecar.active.holdings import Processed
+from headrace.sidecar.active.partition_positions import Processed
 
 MOST_RECORDS: Final = 10_000
 _MOST_WAIT_MS: Final = 30_000

@@ -175,7 +175,7 @@ class ActiveEndpoints:
         "PUT", f"{INSTANCE}/offsets", "getCommittedOffsets", "Committed offsets of partitions", example=_PARTITION
     )
     async def committed(self, call: Call[Partitions, None]) -> CommittedOffsets:
-        found = await self._find(call.scope).committed(call.body.all)
+        found = await self._find(call.scope).membership.committed(call.body.all)
         return CommittedOffsets(_positions(found))
 
     @_joins(
@@ -197,19 +197,19 @@ class ActiveEndpoints:
                 check_topic(topic)
                 if principal:
                     principal.require((READ,), "consume", topic)
-            await instance.subscribe(Topics(list(dict.fromkeys(body.topics))))
+            await instance.membership.subscribe(Topics(list(dict.fromkeys(body.topics))))
         elif body.topic_pattern:
             try:
                 matches = compile_pattern(body.topic_pattern)
             except ValueError as cause:
                 raise InvalidRequest(f"topic_pattern {cause}", parameter="topic_pattern") from None
-            await instance.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
+            await instance.membership.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
 
     @_reads(
         "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", answers={200: Subscribed}
     )
     async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
-        found = Subscribed(self._find(call.scope).topics)
+        found = Subscribed(self._find(call.scope).membership.topics)
         return HttpResponse([found] if self._settings.array_answers else found)
 
     @_changes("DELETE", f"{INSTANCE}/subscriptions", "unsubscribeTopics", "Read nothing, and leave the group")
@@ -229,7 +229,7 @@ class ActiveEndpoints:
         for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
                 principal.require((READ,), "consume", topic)
-        await instance.subscribe(Topics(partitions=partitions))
+        await instance.membership.subscribe(Topics(partitions=partitions))
 
     @_reads(
         "GET",
@@ -240,7 +240,8 @@ class ActiveEndpoints:
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
         instance = self._find(call.scope)
-        assigned = instance.reads.partitions if instance.reads else None  # the client fetches them in a moment
+        reads = instance.membership.reads
+        assigned = reads.partitions if reads else None  # the client fetches them in a moment
         partitions = instance.assigned if assigned is None else sorted(assigned)
         found = Assigned([PartitionName(*partition) for partition in partitions])
         return HttpResponse([found] if self._settings.array_answers else found)
@@ -343,7 +344,7 @@ class ActiveEndpoints:
         await send_read(self._instances, read, entries, scope, send, at_most_once=query.delivery is not None)
 
     def _find(self, scope: Scope) -> ActiveInstance:
-        return self._instances.find(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
+        return self._instances.use(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
 
 
 def _note(call: Call[Any, Any]) -> CallNote:

@@ -151,7 +151,7 @@ class TransactionRoute:
         async def prepare() -> PreparedTransaction:
             instance = None
             if consumer and self._instances:
-                instance = self._instances.find(consumer.group, consumer.instance_id, owner_of(scope))
+                instance = self._instances.use(consumer.group, consumer.instance_id, owner_of(scope))
             return await transactions.prepare(request, ids, instance)
 
         async def write_here(scope: Scope, receive: Receive, send: Send) -> None:

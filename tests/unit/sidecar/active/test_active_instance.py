@@ -29,7 +29,7 @@ from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.sidecar.active import read_stream
-from headrace.sidecar.active.holdings import Processed
+from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.spec import Topics
 from tests.staged import staged
 
@@ -45,7 +45,7 @@ def with_instance(patch: pytest.MonkeyPatch, test: Callable[[World], Coroutine[A
         world.instance = instance = await world.instances.create(spec_of(**given))
         for partition in (P0, P1):
             world.append(partition, *[10] * 10)
-        await instance.subscribe(Topics(["t"]))
+        await instance.membership.subscribe(Topics(["t"]))
         await world.turns()
         world.clients[-1].rebalance("on_assign", P0, P1)
         await world.turns()
@@ -79,9 +79,9 @@ async def test_a_question_that_kafka_does_not_answer_leaves_the_instance_alive(w
     """The committed offsets are asked for on the polling thread, which must survive the error."""
     world.failure = DOWN
     with pytest.raises(KafkaError):
-        await world.run(world.instance.committed([P0]))
+        await world.run(world.instance.membership.committed([P0]))
     world.failure = None
-    assert await world.run(world.instance.committed([P0])) == {}
+    assert await world.run(world.instance.membership.committed([P0])) == {}
     assert len((await delivered(world))[P0]) == 10
 
 
@@ -93,7 +93,7 @@ async def test_a_call_ends_when_the_instance_is_deleted_meanwhile(world: World, 
     calls = {
         "seek": lambda: world.instance.seek({P0: 3}),
         "commit": lambda: world.instance.commit(),
-        "committed": lambda: world.instance.committed([P0]),
+        "committed": lambda: world.instance.membership.committed([P0]),
     }
     waiting = asyncio.ensure_future(calls[call]())
     await world.clock.settle()
@@ -162,9 +162,9 @@ async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(w
     late = [
         asyncio.ensure_future(work)
         for work in (
-            world.instance.subscribe(Topics(["t"])),
-            world.instance.subscribe(Topics(matches=lambda name: True)),
-            world.instance.committed([P0]),
+            world.instance.membership.subscribe(Topics(["t"])),
+            world.instance.membership.subscribe(Topics(matches=lambda name: True)),
+            world.instance.membership.committed([P0]),
         )
     ]
     await asyncio.sleep(0)
@@ -180,12 +180,13 @@ async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(w
 async def test_two_subscriptions_at_a_time_leave_the_later_one(world: World, /) -> None:
     """One of them would otherwise look at topics for ever, and take the other's away."""
     both = asyncio.gather(
-        world.instance.subscribe(Topics(matches=lambda name: True)), world.instance.subscribe(Topics(["other"]))
+        world.instance.membership.subscribe(Topics(matches=lambda name: True)),
+        world.instance.membership.subscribe(Topics(["other"])),
     )
     await world.run(both)
     await world.clock.advance(20)
     await world.turns()
-    assert (list(world.instance.topics), world.clients[-1].topics) == (["other"], ["other"])
+    assert (list(world.instance.membership.topics), world.clients[-1].topics) == (["other"], ["other"])
 
 
 @with_reader
@@ -321,7 +322,7 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
             with pytest.raises(InstanceState, match="let more instances share"):
                 await streaming
             assert sent == []
-        assert world.instance.positions == before and not world.instance.is_reading
+        assert world.instance.positions == before and not world.instance.turn.is_taken
 
     with_instance(monkeypatch, test)
 

@@ -71,7 +71,7 @@ class Member:
             case "GET", "assignments":
                 return {"partitions": [partition._asdict() for partition in one.assigned]}
             case "PUT", "offsets":
-                found = await world.run(one.committed(msgspec.json.decode(body, type=Partitions).all))
+                found = await world.run(one.membership.committed(msgspec.json.decode(body, type=Partitions).all))
                 return {"offsets": [Position(*partition, at.offset) for partition, at in found.items()]}
             case "POST", "offsets":
                 found = msgspec.json.decode(body, type=CommitRequest).offsets or []
@@ -142,7 +142,7 @@ class Group:
         await self.world.instances.start()
         for one in self.members:
             one.instance = await self.world.instances.create(spec_of(one.name))
-            await one.instance.subscribe(Topics(["t"]))
+            await one.instance.membership.subscribe(Topics(["t"]))
             await self.world.turns()
             one.kafka = self.world.clients[-1]
         for partition in (P0, P1):
@@ -183,7 +183,7 @@ class Group:
         choice = self.dice.randrange(4)
         if choice < 2:
             if choice:
-                with one.instance.stream() as token:
+                with one.instance.turn.stream() as token:
                     await self.world.run(one.instance.resume([]))
                     found = await one.read(token)
             else:

@@ -1,8 +1,8 @@
-"""The partitions that an instance has: what its client got of each, and which offsets may be taken from it."""
+"""The partitions that an instance has: how far its client is in each, and which offsets may be taken from it."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from headrace.errors import CommitRefused, InstanceState
 from headrace.kafka.names import names_of
@@ -26,25 +26,36 @@ class Processed(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class Holding:
-    """One assigned partition; its offsets are those of next records. A seek replaces it, without the last four."""
+class PartitionPosition:
+    """How far an instance is in one assigned partition. A seek replaces it by a new one.
 
+    Each offset is that of the next record. The buffer has what was fetched, and the offsets follow in this order:
+    fetched >= sent >= delivered >= handled >= start. What is committed follows `handled`.
+    """
+
+    # Of the assignment: a seek keeps them, and changes the epoch.
     assignment: str
-    """Names the assignment to clients; a seek does not change it."""
+    """Names the assignment to clients."""
     epoch: int
-    """Of the consumer; a seek changes it."""
+    """Of the consumer."""
     committed: int
     """What the group has committed, or an offset before it that the client has sought."""
-    most: int = 0
-    """After the last record that was sent, since such a seek."""
+    highest_sent: int = 0
+    """Since such a seek."""
+
+    # Since the assignment or the last seek: None while there is nothing.
     start: int | None = None
-    """Of what was sent; None while nothing was."""
+    """Of what was sent."""
     sent: int | None = None
-    """After what was sent and may not have arrived; None if nothing is in doubt."""
+    """What was sent and may not have arrived; None if nothing is in doubt."""
     delivered: int | None = None
-    """After what has arrived; None if nothing has."""
+    """What has arrived."""
+    handled: int | None = None
+    """What needs no commit any more: at first all before `start`, then what was committed or confirmed last."""
     confirmed: int | None = None
-    """To commit: with auto commit what the next read has confirmed, else what was committed last."""
+    """What auto commit commits: confirmed by the next read, or committed by the client."""
+    promised: Committed | None = None
+    """What an asynchronous commit has promised, until it is acknowledged."""
 
     @property
     def back(self) -> int:
@@ -56,20 +67,39 @@ class Holding:
         """After what was sent."""
         return max(self.back, self.sent or 0)
 
-    def seek_back(self, at: int) -> None:
-        """Allow commits behind the committed offset, of what is sent from here on."""
-        if at < self.committed:
-            self.committed, self.most = at, 0
+    def after_seek(self, epoch: int) -> "PartitionPosition":
+        """Return the position of the same assignment from which nothing was sent."""
+        return PartitionPosition(self.assignment, epoch, self.committed, self.highest_sent)
 
-    def take(self, at: int) -> None:
+    def count_sent(self, first: int, end: int) -> None:
+        """Count offsets as sent."""
+        if self.start is None:
+            self.start = first
+        if self.handled is None:
+            self.handled = first
+        self.sent = end
+        self.highest_sent = max(self.highest_sent, end)
+
+    def confirm(self, at: int) -> None:
+        """Have auto commit take what is before an offset."""
+        self.handled = self.confirmed = at
+        self.committed = max(at, self.committed)
+
+    def commit(self, at: int) -> None:
         """Count an offset as committed: what was sent before it has arrived."""
-        self.committed = self.confirmed = at
+        self.committed = self.handled = self.confirmed = at
         if self.sent is not None:
             self.delivered = max(self.back, min(at, self.sent))
             self.sent = None if at >= self.sent else self.sent
 
+    def seek_back(self, at: int) -> None:
+        """Allow commits behind the committed offset, of what is sent from here on."""
+        if at < self.committed:
+            self.committed = at
+            self.highest_sent = 0
 
-class Holdings(dict[TopicPartition, Holding]):
+
+class PartitionPositions(dict[TopicPartition, PartitionPosition]):
     """The assigned partitions, and those that were revoked before what was delivered of them was committed."""
 
     def __init__(self) -> None:
@@ -81,47 +111,40 @@ class Holdings(dict[TopicPartition, Holding]):
         """Begin assignments; of a partition that is there it is a seek."""
         for partition, epoch in epochs.items():
             if before := self.get(partition):
-                again: dict[str, Any] = dict.fromkeys(("start", "sent", "delivered", "confirmed"))
-                self[partition] = dataclasses.replace(before, epoch=epoch, **again)
+                self[partition] = before.after_seek(epoch)
             else:
                 found = committed.get(partition)
-                self[partition] = Holding(f"{epoch:x}", epoch, found.offset if found else 0)
+                self[partition] = PartitionPosition(f"{epoch:x}", epoch, found.offset if found else 0)
 
     @property
     def in_doubt(self) -> dict[TopicPartition, int]:
         """Where those partitions must be read again of which something was sent and may not have arrived."""
-        return {partition: held.back for partition, held in self.items() if held.sent is not None}
+        return {partition: one.back for partition, one in self.items() if one.sent is not None}
 
     @property
     def uncommitted(self) -> dict[TopicPartition, int]:
         """The offsets after what was delivered, where less is committed or confirmed."""
         return {
-            partition: held.delivered
-            for partition, held in self.items()
-            if held.delivered is not None and (held.confirmed is None or held.confirmed < held.delivered)
+            partition: one.delivered
+            for partition, one in self.items()
+            if one.delivered is not None and (one.handled is None or one.handled < one.delivered)
         }
 
-    def sent(self, partition: TopicPartition, held: Holding, first: int, end: int, *, auto_commit: bool) -> None:
-        """Count offsets as sent."""
-        held.start = first if held.start is None else held.start
-        held.sent, held.most = end, max(held.most, end)
-        if held.confirmed is None and not auto_commit:
-            held.confirmed = first
-        self.revoked.pop(partition, None)
-
-    def lose(self, partitions: Iterable[TopicPartition], unanswered: Collection[TopicPartition] = ()) -> None:
-        """End assignments. Commits that are not acknowledged are lost, too."""
+    def lose(self, partitions: Iterable[TopicPartition], *, with_commits: bool = False) -> None:
+        """End assignments; with `with_commits` also commits are lost that are not acknowledged."""
         for partition in partitions:
-            held = self.pop(partition, None)
-            if held and held.start is not None:
-                kept = 0 if partition in unanswered else held.confirmed or 0
-                if held.end > kept:
-                    self.revoked[partition] = held.end
+            before = self.pop(partition, None)
+            if before and before.start is not None:
+                handled = 0 if with_commits and before.promised else before.handled or 0
+                if before.end > handled:
+                    self.revoked[partition] = before.end
 
     def deliver(self) -> None:
         """Count what was sent as delivered."""
-        for held in self.values():
-            held.delivered, held.sent = held.sent or held.delivered, None
+        for one in self.values():
+            if one.sent is not None:
+                one.delivered = one.sent
+                one.sent = None
 
     def to_commit(self) -> list[Processed]:
         """Return what a commit takes that names nothing.
@@ -140,23 +163,23 @@ class Holdings(dict[TopicPartition, Holding]):
     def confirm(self) -> None:
         """Have auto commit take what was delivered."""
         for partition, at in self.uncommitted.items():
-            held = self[partition]
-            held.confirmed, held.committed = at, max(at, held.committed)
+            self[partition].confirm(at)
 
-    def take(self, offsets: CommitOffsets, before: Mapping[TopicPartition, Holding]) -> None:
+    def take(self, offsets: CommitOffsets, before: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Count offsets as committed, where neither a seek nor another assignment has begun since."""
         for partition, at in offsets.items():
             if self.get(partition) is before[partition]:
-                before[partition].take(at.offset)
+                before[partition].commit(at.offset)
 
-    def moved(self, before: Mapping[TopicPartition, Holding], targets: Offsets) -> None:
+    def moved(self, before: Mapping[TopicPartition, PartitionPosition], targets: Offsets) -> None:
         """Keep what was known of partitions that are read again; until `targets` all is delivered."""
         for partition, old in before.items():
-            held = self.get(partition)
-            if held and held.assignment == old.assignment:
-                held.start, held.delivered, held.confirmed = old.start, old.delivered, old.confirmed
-                if partition in targets:
-                    held.start = held.delivered = targets[partition]
+            now = self.get(partition)
+            if now and now.assignment == old.assignment:
+                now.start = targets.get(partition, old.start)
+                now.delivered = targets.get(partition, old.delivered)
+                now.handled = old.handled
+                now.confirmed = old.confirmed
 
     def require(self, processed: Iterable[Processed]) -> None:
         """Raise CommitRefused if not all of it may be taken."""
@@ -166,8 +189,8 @@ class Holdings(dict[TopicPartition, Holding]):
     def require_delivered(self, processed: Iterable[Processed]) -> None:
         """Raise InstanceState if not all of it was sent since the last commit or seek back."""
         for partition, at, _ in processed:
-            held = self[partition]
-            first, end = held.committed, held.most
+            position = self[partition]
+            first, end = position.committed, position.highest_sent
             if not first < at.offset <= end:
                 which = f"{first} to {end - 1} were" if first < end else "none was"
                 raise InstanceState(
@@ -181,14 +204,14 @@ class Holdings(dict[TopicPartition, Holding]):
         """
         found = {}
         for one in processed:
-            held = self.get(one.partition)
-            if held is None:
+            position = self.get(one.partition)
+            if position is None:
                 found[one] = GONE
-            elif one.assignment and one.assignment != held.assignment:
+            elif one.assignment and one.assignment != position.assignment:
                 found[one] = _EARLIER
             elif not one.assignment and one.partition in self.revoked:
                 found[one] = _REVOKED
-            elif commits and one.at.offset < held.committed:
+            elif commits and one.at.offset < position.committed:
                 found[one] = _BEHIND
         return found
 

@@ -1,0 +1,165 @@
+"""What an instance reads: as a member of its group, or partitions that are assigned by hand."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from headrace.config.consumers import FlowControl
+from headrace.errors import HeadraceError, InstanceNotFound, InstanceState, ReadFailed
+from headrace.kafka import Admin, Consumer, Subscription
+from headrace.kafka.loop_proxy import Listener
+from headrace.records import CommitOffsets, TopicPartition
+from headrace.runtime import Clock, Deadline
+from headrace.sidecar.active.problems import ReadProblems, in_time
+from headrace.sidecar.active.spec import InstanceSpec, Topics
+
+_MAX_RECORDS: Final = 20_000
+
+
+class Membership:
+    """The consumer of one instance, and the watch of its topics. Its consumer starts with its first topics."""
+
+    def __init__(
+        self, name: str, spec: InstanceSpec, admin: Admin, clock: Clock, listener: Listener, arrived: asyncio.Event
+    ) -> None:
+        """Take what is set when a read has something to answer, and who hears of the assignments."""
+        # For the life of the instance
+        self._name = name
+        self._spec = spec
+        self._admin = admin
+        self._clock = clock
+        self._listener = listener
+        self._arrived = arrived
+        self._changes = asyncio.Lock()
+        """Held while what it reads is replaced."""
+        self._has_ended = False
+        # Until the topics are replaced
+        self.reads: Topics | None = None
+        """What it reads; None before a subscription or assignment."""
+        self._watch: Subscription | None = None
+        # Until the group is left
+        self.consumer: Consumer | None = None
+        self._problems = ReadProblems()
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether its client has assigned partitions, or nothing."""
+        return self.reads is None or self.reads.partitions is not None
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that it reads now."""
+        if self.reads and self.reads.matches:
+            return list(self._watch.subscribed) if self._watch else []
+        return list(self.reads.names) if self.reads else []
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it ends, or its consumer has left the group or has died, so that no records come."""
+        return self._has_ended or self.consumer is None or self.consumer.death is not None
+
+    @property
+    def has_new_problems(self) -> bool:
+        """Whether a read has something to say besides records."""
+        return self._problems.are_new(self.consumer)
+
+    def end(self) -> None:
+        """Open no consumer any more."""
+        self._has_ended = True
+        self._arrived.set()
+
+    async def subscribe(self, topics: Topics) -> None:
+        """Replace what it reads.
+
+        Raises:
+            InstanceState: It has an assignment and this is a subscription, or the reverse.
+            InstanceNotFound: It was closed meanwhile.
+        """
+        async with self._changes:
+            # 1. A member of a group has no assignment by hand, and the reverse.
+            if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
+                has = "a subscription" if self.reads.partitions is None else "an assignment"
+                raise InstanceState(
+                    f"instance {self._name} has {has}: delete its subscriptions before it gets the other"
+                )
+            # 2. The watch of the topics before ends first, and the instance may be closed meanwhile.
+            consumer = self.consumer or await self._open()
+            watch, self._watch, self.reads = self._watch, None, topics
+            if watch:
+                await watch.stop()
+            if self.consumer is not consumer:
+                raise InstanceNotFound(f"instance {self._name} was closed meanwhile")
+            # 3. The watch adds topics that are created later.
+            names = topics.names
+            if topics.partitions is not None:
+                consumer.assign(topics.partitions)
+                names = sorted({partition.topic for partition in topics.partitions})
+            else:
+                consumer.subscribe(names)
+            self._watch = Subscription(
+                f"{self._name} topics", consumer, self._admin, self._clock, topics=names, fits=topics.matches
+            )
+            await self._watch.start()
+
+    async def unsubscribe(self, deadline: Deadline) -> None:
+        """Read nothing, and leave the group."""
+        async with self._changes:
+            self.reads = None
+            await self.close(deadline)
+
+    async def close(self, deadline: Deadline) -> None:
+        """Leave the group."""
+        watch, consumer, self._watch, self.consumer = self._watch, self.consumer, None, None
+        self._arrived.set()
+        if watch:
+            await watch.stop()
+        if consumer:
+            await consumer.drain(deadline)
+            await consumer.stop()
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
+        """Return the committed offsets of the group; partitions without one are left out."""
+        async with self._changes:
+            consumer = self.consumer or await self._open()
+        async with in_time(": ask again"):
+            return await consumer.committed(partitions)
+
+    async def _open(self) -> Consumer:
+        if self._has_ended:
+            raise InstanceNotFound(f"instance {self._name} was closed meanwhile")
+        spec = self._spec
+        consumer = Consumer(
+            self._admin,
+            name=self._name,
+            group=spec.group,
+            topics=(),
+            listener=self._listener,
+            flow=FlowControl(max_records=_MAX_RECORDS, max_bytes=spec.buffer_bytes),
+            clock=self._clock,
+            policy=spec.policy,
+        )
+        consumer.on_death = lambda dead: self._arrived.set()
+        consumer.on_problem = self._on_problem
+        await consumer.start()
+        self.consumer = consumer
+        return consumer
+
+    def _on_problem(self, error: HeadraceError) -> None:
+        self._problems.add(error)
+        self._arrived.set()
+
+    def raise_problem(self, assigned: Collection[TopicPartition]) -> None:
+        """Raise why a read has no records, if there is a reason: what is new, else what lasts."""
+        consumer = self.consumer
+        if consumer is None:
+            return
+        if consumer.death:
+            raise ReadFailed(f"instance {self._name} has ended: {consumer.death}; create it again")
+        if error := self._problems.take(consumer, self._watch, assigned):
+            raise error
+        self._admin.reachability.check(float("inf") if assigned else 0, "nothing was read")
+
+    def require_rights(self) -> None:
+        """Raise KafkaUnauthorized if Kafka refuses the group or one of its topics."""
+        if self.consumer and self._watch:
+            self.consumer.require_rights(self._watch.subscribed)

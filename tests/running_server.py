@@ -24,7 +24,7 @@ from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatis
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.consumer_status import BreakerDetails, Details, Summary
 from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ActiveStatusEndpoints, ControlEndpoints
+from headrace.control.routes import ControlEndpoints
 from headrace.control.runs.jobs import JobView
 from headrace.control.runs.redelivery import RedeliveryAnswer, RedeliveryRequest
 from headrace.control.runs.replay_requests import DryRun
@@ -50,6 +50,7 @@ from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
 from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency

@@ -12,7 +12,7 @@ from openapi_ui_bundles import swagger_ui
 
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ActiveStatusEndpoints, ControlEndpoints
+from headrace.control.routes import ControlEndpoints
 from headrace.control.runs.routes import JobEndpoints
 from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.functions.routes import FunctionEndpoints
@@ -25,6 +25,7 @@ from headrace.runtime import run_blocking
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
 from headrace.sidecar.produce.produce_response import ProduceError
 from headrace.sidecar.produce.routes import ProduceRoute

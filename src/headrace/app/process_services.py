@@ -27,7 +27,7 @@ from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.lag import LagMonitor
 from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ActiveStatusEndpoints, ControlEndpoints
+from headrace.control.routes import ControlEndpoints
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers, groups_of
 from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
@@ -51,6 +51,7 @@ from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
 from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency

@@ -7,7 +7,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import print_rows
-from headrace.control.routes import ActiveStatusEndpoints
+from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 
 
 @click.group()

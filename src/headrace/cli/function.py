@@ -12,7 +12,6 @@ from headrace.cli.cluster_options import ClusterSettings, kafka_options, registr
 from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.runs.selection import window
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
 from headrace.formats.registry import SchemaRegistry
@@ -21,7 +20,7 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
-from headrace.kafka import Admin, TopicDirectory, read_window
+from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import SystemClock
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from headrace.control.runs.selection import Selection, Span, parse_time
+from headrace.control.runs.selection import Selection, Span
+from headrace.kafka.timestamps import parse_time
 
 
 class AliasedOption(click.Option):

@@ -30,10 +30,10 @@ from headrace.cli.output import (
 )
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.runs.selection import milliseconds
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.http.endpoint import Endpoint
 from headrace.kafka import Admin
+from headrace.kafka.timestamps import milliseconds
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver_tasks import TaskDriver, differences, load_trial
 from headrace.pipelines.graph import paths_read, resolved_sql

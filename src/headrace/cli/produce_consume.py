@@ -15,12 +15,11 @@ from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import counted, print_result, progress
 from headrace.config.format_list import FORMATS, STRINGS
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.control.runs.selection import read_window, window
 from headrace.errors import DecodeError, EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.choice import Codecs, Reader, SchemaChoice
 from headrace.formats.plain import JsonCodec
 from headrace.formats.registry import SchemaRegistry
-from headrace.kafka import Admin, Reachability, read_records
+from headrace.kafka import Admin, Reachability, read_records, read_window, window
 from headrace.records import OutgoingRecord, Record
 from headrace.runtime import SystemClock, run_blocking
 

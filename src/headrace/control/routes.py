@@ -1,4 +1,4 @@
-"""`/adm/reactive-consumers` and `/adm/consumers`: status of what runs here, and control of what pushes."""
+"""`/adm/reactive-consumers`: status and control of what pushes."""
 
 import difflib
 import functools
@@ -15,7 +15,6 @@ from headrace.control.table.consumer_control import CommandAnswer, ConsumerContr
 from headrace.errors import NotFound
 from headrace.http.endpoint import CHANGE, KAFKA, SEE, Call, CallNote, Endpoint, Errors, caller_name, may_control
 from headrace.http.messages import HttpResponse
-from headrace.sidecar.active.monitor import InstanceStatus, ReadMonitor
 
 CONSUMERS: Final = "/adm/reactive-consumers"
 CONSUMER: Final = CONSUMERS + "/{name}"
@@ -42,34 +41,6 @@ class CancelledCommand(msgspec.Struct):
 
     id: str
     partitions: list[str]
-
-
-class ActiveConsumers(msgspec.Struct):
-    """The instances of one process that the caller may see."""
-
-    process: str
-    """Host, port and process id."""
-    consumers: list[InstanceStatus]
-
-
-class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Selects instances."""
-
-    group: str | None = None
-    """Only those of this group."""
-
-
-class ActiveStatusEndpoints:
-    """Status of the instances of active consumers."""
-
-    def __init__(self, monitor: ReadMonitor, process: str) -> None:
-        self._monitor = monitor
-        self._process = process
-
-    @Endpoint("GET", "/adm/consumers", "listActiveConsumers", "Every instance of active consumers in this process", SEE)
-    async def list(self, call: Call[None, GroupQuery]) -> ActiveConsumers:
-        found = [one for one in await self._monitor.statuses() if may_control(call.scope, one.principal)]
-        return ActiveConsumers(self._process, [one for one in found if call.query.group in (None, one.group)])
 
 
 class ControlEndpoints:

@@ -4,13 +4,23 @@ A page in a browser can make the browser send requests to loopback, under its ow
 listener's. So an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from headrace.config.http import HttpConfig
-from headrace.errors import AmbiguousRequest, HeadersTooLarge, OriginRefused, TransferCodingUnknown
+from headrace.errors import (
+    AmbiguousRequest,
+    HeadersTooLarge,
+    InvalidRequest,
+    OriginRefused,
+    TooManyRecords,
+    TransferCodingUnknown,
+)
 from headrace.http.asgi import LONG_HEAD, MAX_HEAD_BYTES, Scope
 
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
 _ONCE: Final = b"""
     host content-length transfer-encoding content-type content-encoding idempotency-key authorization
     x-scope-token origin
@@ -91,3 +101,19 @@ class RequestChecks:
         """
         if changes and headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
             raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may not change anything")
+
+
+def check_key(key: bytes) -> bytes:
+    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not usable."""
+    if not _KEY.fullmatch(key):
+        raise InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+    return key
+
+
+def check_count(records: Sequence[object], max_records: int) -> None:
+    """Raise TooManyRecords unless a request's records are within the limit."""
+    if len(records) > max_records:
+        raise TooManyRecords(
+            f"{len(records)} records, and a request may have {max_records} (http.max_records): send several requests",
+            limit_records=max_records,
+        )

@@ -11,7 +11,8 @@ from typing import Any
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import KafkaTimeout, KafkaUnavailable
+from headrace.errors import InvalidRequest, KafkaTimeout, KafkaUnavailable, PartitionNotFound
+from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import to_error
@@ -223,3 +224,29 @@ def _properties(kafka: KafkaConfig) -> dict[str, Any]:
         # The client reconnects by itself; fatal and authentication errors are returned with the records too.
         "error_cb": lambda error: None,
     }
+
+
+async def window(
+    admin: Admin, topic: str, partition: int | None = None, offset: int | None = None
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return where reading starts and ends: the whole topic, one partition, or one partition from an offset on.
+
+    Raises:
+        TopicNotFound: The cluster does not have the topic.
+        PartitionNotFound: The topic does not have the partition.
+        InvalidRequest: The offset is not in the partition's log.
+    """
+    offsets = await admin.topic_offsets(topic, "Read")
+    if partition is not None:
+        chosen = TopicPartition(topic, partition)
+        if chosen not in offsets:
+            last = len(offsets) - 1
+            raise PartitionNotFound(f"topic {topic} has no partition {partition}: it has 0 to {last}", topic=topic)
+        offsets = {chosen: offsets[chosen]}
+    if offset is not None:
+        for found, (first, end) in offsets.items():
+            if not first <= offset < end:
+                held = f"it holds {first} to {end - 1}" if end > first else "it is empty"
+                raise InvalidRequest(f"offset {offset} is not in {found}: {held}", topic=topic, partition=partition)
+            offsets = {found: (offset, end)}
+    return {p: first for p, (first, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}

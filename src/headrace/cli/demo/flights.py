@@ -15,10 +15,9 @@ import msgspec
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.control.health.lag import lag_of
-from headrace.control.runs.selection import read_window, window
 from headrace.devcluster import RecordingBackend
 from headrace.errors import EnvironmentProblem, NotFound
-from headrace.kafka import Admin
+from headrace.kafka import Admin, read_window, window
 from headrace.records import Record
 
 LONG_DELAY_MINUTES = 120

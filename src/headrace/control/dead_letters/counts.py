@@ -9,9 +9,9 @@ import msgspec
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.section import fits_any
 from headrace.control.dead_letters.ended_offsets import EndedOffsets, load_ended
-from headrace.control.runs.selection import iso_ms
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.kafka import Admin, read_window
+from headrace.kafka.timestamps import iso_ms
 from headrace.records import Offsets, TopicPartition
 
 _ENDINGS = (".dlq", ".quarantine")

@@ -18,12 +18,13 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.control.dead_letters.counts import DeadLetterTopics, not_one
 from headrace.control.dead_letters.ended_offsets import EndedOffsets
-from headrace.control.runs.selection import Matcher, Selection, Window, iso_ms, milliseconds, moment
+from headrace.control.runs.selection import Matcher, Selection, Window
 from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
 from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.choice import Codecs
 from headrace.formats.plain import schema_id_of
 from headrace.kafka import Admin, read_window
+from headrace.kafka.timestamps import iso_ms, milliseconds, moment
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Clock
 

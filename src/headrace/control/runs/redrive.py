@@ -18,12 +18,13 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.control.dead_letters.ended_offsets import NOTHING_ENDED, EndedOffsets, dead_letter_lease
 from headrace.control.dead_letters.origins import QUARANTINE, Origins
 from headrace.control.runs.redrive_spec import Redriven, RedriveSpec
-from headrace.control.runs.selection import Matcher, Window, iso_ms
+from headrace.control.runs.selection import Matcher, Window
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import REFUSALS, origin_of, redriven_count, require_origin
 from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
+from headrace.kafka.timestamps import iso_ms
 from headrace.records import Committed, Header, Offsets, OutgoingRecord, Produce, Record
 from headrace.runtime import Clock
 from headrace.runtime.failpoints import reach

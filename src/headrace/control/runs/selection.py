@@ -1,24 +1,20 @@
 """Which records of a topic an operator selects: a window of offsets or time, and what the records must be like."""
 
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from datetime import datetime
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import Origin
-from headrace.errors import InvalidRequest, PartitionNotFound, TopicNotFound
-from headrace.kafka import Admin, PartitionInfo
-from headrace.kafka import read_window as read_window
+from headrace.errors import InvalidRequest, TopicNotFound
+from headrace.kafka import Admin, PartitionInfo, window
+from headrace.kafka.timestamps import iso_ms, milliseconds
 from headrace.records import Header, Record, TopicPartition
 
 Moment = Annotated[datetime, Meta(tz=True, description="ISO 8601 with a time zone.")]
-
-_LAST_MS: Final = 253_402_300_799_000  # the end of the year 9999
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
@@ -157,42 +153,6 @@ class Window(msgspec.Struct, frozen=True):
         return cls(topic, found_id, {p.partition: (start, ends[p]) for p, start in starts.items()})
 
 
-def parse_time(text: str, now_seconds: float | None = None) -> datetime:
-    """Return the point in time that a text names: ISO 8601, UTC where no zone is given.
-
-    Args:
-        now_seconds: The present time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
-
-    Raises:
-        ValueError: It names none.
-    """
-    if now_seconds is not None and (age := re.fullmatch(r"(\d{1,9})([smhd])", text)):
-        try:
-            moment = datetime.fromtimestamp(now_seconds, UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
-        except OverflowError:
-            moment = datetime.fromtimestamp(0, UTC)
-        return max(moment, datetime.fromtimestamp(0, UTC))
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def milliseconds(moment: datetime) -> int:
-    """Return a point in time as Kafka counts it."""
-    return int(moment.timestamp() * 1000)
-
-
-def moment(milliseconds: int) -> datetime:
-    """Return a timestamp of Kafka as a point in time."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
-
-
-def iso_ms(milliseconds: int) -> str:
-    """Return a timestamp of Kafka as ISO 8601, UTC; as a number if it is outside the calendar."""
-    if not 0 <= milliseconds <= _LAST_MS:
-        return str(milliseconds)
-    return moment(milliseconds).isoformat(timespec="milliseconds")
-
-
 def to_bytes(text: str) -> bytes:
     """Return a text as UTF-8, and bytes of a command line that are not UTF-8 as they are."""
     return text.encode(errors="surrogateescape")
@@ -234,29 +194,3 @@ def unhealthy(partition: PartitionInfo) -> str:
     if partition.leader < 0:
         return "no leader"
     return "under-replicated" if len(partition.in_sync) < len(partition.replicas) else ""
-
-
-async def window(
-    admin: Admin, topic: str, partition: int | None = None, offset: int | None = None
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return where reading starts and ends: the whole topic, one partition, or one partition from an offset on.
-
-    Raises:
-        TopicNotFound: The cluster does not have the topic.
-        PartitionNotFound: The topic does not have the partition.
-        InvalidRequest: The offset is not in the partition's log.
-    """
-    offsets = await admin.topic_offsets(topic, "Read")
-    if partition is not None:
-        chosen = TopicPartition(topic, partition)
-        if chosen not in offsets:
-            last = len(offsets) - 1
-            raise PartitionNotFound(f"topic {topic} has no partition {partition}: it has 0 to {last}", topic=topic)
-        offsets = {chosen: offsets[chosen]}
-    if offset is not None:
-        for found, (first, end) in offsets.items():
-            if not first <= offset < end:
-                held = f"it holds {first} to {end - 1}" if end > first else "it is empty"
-                raise InvalidRequest(f"offset {offset} is not in {found}: {held}", topic=topic, partition=partition)
-            offsets = {found: (offset, end)}
-    return {p: first for p, (first, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}

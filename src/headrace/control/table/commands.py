@@ -10,10 +10,10 @@ import msgspec
 from pydantic import ValidationError
 
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.runs.selection import milliseconds, parse_time
 from headrace.control.table.consumer_control import CommandAnswer, ConsumerControl
 from headrace.control.table.entries import key_of, live_settings
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
+from headrace.kafka.timestamps import milliseconds, parse_time
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 

@@ -10,9 +10,9 @@ from headrace import errors
 from headrace.errors import AuditNotTaken
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
+from headrace.http.request_checks import check_count
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_notes import AuditNote, ClientReport
-from headrace.sidecar.produce.produce_request import check_count
 
 Id = Annotated[str, Meta(max_length=1000)]
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]

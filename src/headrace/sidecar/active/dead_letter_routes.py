@@ -16,7 +16,6 @@ from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
-from headrace.control.runs.selection import parse_time
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.formats.choice import Codecs, SchemaChoice
@@ -26,6 +25,7 @@ from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Er
 from headrace.http.messages import HttpResponse, decode_query
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.timestamps import parse_time
 from headrace.records import Header, OutgoingRecord, Produce, Produced, Record, TopicPartition, is_reserved
 from headrace.runtime import next_slice, run_while
 from headrace.sidecar.active.instance import ActiveInstance

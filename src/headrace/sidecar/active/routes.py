@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.section import compile_pattern
-from headrace.control.runs.selection import parse_time
 from headrace.errors import InstanceInvalid, InvalidRequest
 from headrace.formats.choice import format_name
 from headrace.http.arrival import Arrival
@@ -22,8 +21,10 @@ from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON as JSON_TYPE
 from headrace.http.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
 from headrace.http.messages import JSON, HttpResponse, decode_body, decode_query
+from headrace.http.request_checks import IDEMPOTENCY_KEY, check_key
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.timestamps import parse_time
 from headrace.records import CommitOffsets, TopicPartition
 from headrace.runtime import run_while
 from headrace.sidecar.active.buffer import Read, arrived
@@ -50,7 +51,6 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
-from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY, check_key
 
 log = logging.getLogger(__name__)
 

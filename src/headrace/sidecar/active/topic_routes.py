@@ -10,13 +10,12 @@ from msgspec import Meta
 
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
-from headrace.control.runs.selection import window
 from headrace.errors import InvalidRequest, OffsetOutOfRange, TooManyRequests, TopicInternal
 from headrace.formats.choice import Codecs
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.http.messages import HttpResponse
-from headrace.kafka import Admin, read_slice
+from headrace.kafka import Admin, read_slice, window
 from headrace.kafka.names import check_topic
 from headrace.records import Record, TopicPartition
 from headrace.runtime.telemetry.audit import Audit

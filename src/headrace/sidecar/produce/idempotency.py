@@ -9,13 +9,13 @@ outcome of its transaction is known. Processes that run at the same time do not 
 import asyncio
 import functools
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from headrace import errors
 from headrace.config.producer import IdempotencyConfig
+from headrace.http.request_checks import check_key
 from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.runtime import Clock, Service
@@ -23,8 +23,6 @@ from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.produce.produce_response import ProduceAnswer
 from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
 
-IDEMPOTENCY_KEY: Final = b"idempotency-key"
-_KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
 _VERSION: Final = b"\x01"
 _DIGEST_BYTES: Final = 16
 _CONFIGS: Final = {
@@ -37,13 +35,6 @@ _ENTRY_BYTES: Final = 400
 """Approximate memory of an entry without its answer."""
 _WAIT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
-
-
-def check_key(key: bytes) -> bytes:
-    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not usable."""
-    if not _KEY.fullmatch(key):
-        raise errors.InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
-    return key
 
 
 class Remembered(NamedTuple):

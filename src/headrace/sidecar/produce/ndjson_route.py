@@ -17,9 +17,9 @@ from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
 from headrace.http.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
 from headrace.http.endpoint import expires_at
 from headrace.http.messages import encoding_refused, unknown_name
+from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import SchemaChoices
 from headrace.sidecar.produce.produce_stream import ProduceStream

@@ -253,15 +253,6 @@ def check_present(records: Sequence[ProduceRecord]) -> None:
             raise errors.InvalidRequest(f"record {index} {NEITHER}", index=index)
 
 
-def check_count(records: Sequence[object], max_records: int) -> None:
-    """Raise TooManyRecords unless a request's records are within the limit."""
-    if len(records) > max_records:
-        raise errors.TooManyRecords(
-            f"{len(records)} records, and a request may have {max_records} (http.max_records): send several requests",
-            limit_records=max_records,
-        )
-
-
 def check_partitions(
     records: Sequence[ProduceRecord | OutgoingRecord], topic: str, partitions: int, first: int = 0
 ) -> None:

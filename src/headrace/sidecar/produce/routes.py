@@ -14,9 +14,9 @@ from headrace.http.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import Endpoint, Rule, is_admin
 from headrace.http.messages import CORRELATION, JSON, TRACEABILITY, media_type, read_body, read_json, unknown_name
+from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY
 from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import ProduceRequest

@@ -19,11 +19,12 @@ from headrace.http.messages import (
     read_json,
     retry_after,
 )
+from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.produce.idempotency import IDEMPOTENCY_KEY, Idempotency
+from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
 from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer
 from headrace.sidecar.produce.transactions import (

@@ -25,12 +25,13 @@ from headrace.control.dead_letters.pages import (
     ScanOptions,
     parsed,
 )
-from headrace.control.runs.selection import Selection, iso_ms
+from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import Origin, headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
+from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, Record, TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster

@@ -15,7 +15,7 @@ from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, R
 from headrace.control.runs.jobs import Job
 from headrace.control.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.runs.replay_requests import DryRun, Offsets, ReplayRequest, Replays, ReplayTarget, Times
-from headrace.control.runs.selection import Window, moment
+from headrace.control.runs.selection import Window
 from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
@@ -30,6 +30,7 @@ from headrace.errors import (
     RecordTooLarge,
 )
 from headrace.kafka.internal_topics import InternalTopics
+from headrace.kafka.timestamps import moment
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.pump_harness import kind_of

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from headrace.control.runs.jobs import Job, spec_of
 from headrace.control.runs.redrive_spec import RedriveSpec
-from headrace.control.runs.selection import Matcher, Selection, moment, parse_time
+from headrace.control.runs.selection import Matcher, Selection
 from headrace.delivery.dead_letter import Origin
 from headrace.errors import InvalidRequest
+from headrace.kafka.timestamps import moment, parse_time
 from headrace.records import Record, TopicPartition
 
 _names = st.sampled_from(["a", "b", "c"])

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.health.lag import lag_of
-from headrace.control.runs.selection import read_window, unhealthy, window
+from headrace.control.runs.selection import unhealthy
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
-from headrace.kafka import PartitionInfo, reader
+from headrace.kafka import PartitionInfo, read_window, reader, window
 from headrace.records import TopicPartition
 from headrace.testing.memory_cluster import MemoryCluster
 

@@ -1,6 +1,5 @@
 """The command `headrace`: imports the subcommand, and turns errors into a paragraph and an exit code."""
 
-import difflib
 import importlib
 import os
 import signal
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
 
 _COMMANDS = {
@@ -63,8 +63,8 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and (near := difflib.get_close_matches(args[0], _COMMANDS, 1)):
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        if args and args[0] not in _COMMANDS and (near := nearest(args[0], _COMMANDS)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

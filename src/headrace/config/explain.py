@@ -1,7 +1,6 @@
 """The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
 
 import csv
-import difflib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -13,6 +12,7 @@ from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, instead_of
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import is_secret_name
 from headrace.config.section import Section
+from headrace.config.spelling import hint
 from headrace.config.yaml_tree import KeyPath, Problems
 
 MASK = "**********"
@@ -122,8 +122,7 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         known = known_keys(path[:-1], model)
         if path[-1] in known:
             return "is a key of another kind than the keys with it: keep one kind"
-        near = difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
-        return f"unknown key: did you mean {near[0]}?" if near else f"unknown key: known here are {', '.join(known)}"
+        return f"unknown key: {hint(str(path[-1]), known)}"
     if error["type"] == "missing":
         return "is missing and has no default: add it"
     if error["type"] == "value_error":

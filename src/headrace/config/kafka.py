@@ -1,7 +1,6 @@
 """How to reach Kafka and the schema registry."""
 
 import csv
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
 from headrace.config.section import PositiveSeconds, Seconds, Section, Url
+from headrace.config.spelling import nearest
 
 
 class Key(NamedTuple):
@@ -81,9 +81,9 @@ def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other
         raise ValueError(f"is not taken here: set kafka.security.{setting}, which all clients use")
     if text := instead_of(name):
         raise ValueError(text)
-    near = difflib.get_close_matches(name, sorted(allowed | SECURITY_KEYS.keys()), 1)
+    near = nearest(name, sorted(allowed | SECURITY_KEYS.keys()))
     raise ValueError(
-        f"is not accepted: did you mean {near[0]}?" if near else "is not on the list of allowed client properties"
+        f"is not accepted: did you mean {near}?" if near else "is not on the list of allowed client properties"
     )
 
 

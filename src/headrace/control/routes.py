@@ -1,6 +1,5 @@
 """`/adm/reactive-consumers`: status and control of what pushes."""
 
-import difflib
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from headrace import errors
+from headrace.config.spelling import hint
 from headrace.control.health.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
@@ -138,9 +138,7 @@ class ControlEndpoints:
         name, visible = call.parameters["name"], {one.name: one for one in self._visible(call)}
         if consumer := visible.get(name):
             return consumer
-        near = difflib.get_close_matches(name, visible, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(visible)) or 'none'}"
-        raise NotFound(f"no consumer here is called {name[:60]!r}: {hint}")
+        raise NotFound(f"no consumer here is called {name[:60]!r}: {hint(name, sorted(visible))}")
 
     def _visible(self, call: Call[Any, Any]) -> Sequence[RunningConsumer]:
         return [one for one in self._control.consumers.values() if may_control(call.scope, one.owner)]

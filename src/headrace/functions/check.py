@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from headrace.functions.sections import near
+from headrace.config.spelling import nearest
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 
@@ -52,7 +52,7 @@ def handler_problem(handler: str, folder: Path) -> str:
     found = _find(module, folder)
     if found is None:
         files = [path.stem for path in folder.glob("*.py")]
-        other = near(module.removesuffix(".py"), files)
+        other = nearest(module.removesuffix(".py"), files)
         hint = f"did you mean {other}:{function}?" if other else "correct it"
         return f"names module {module}, which is neither in {folder} nor installed: {hint}"
     source = Path(found.origin or "")
@@ -68,7 +68,7 @@ def handler_problem(handler: str, folder: Path) -> str:
     known = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     opaque = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
     if function not in known and not opaque and "__getattr__" not in known:
-        other = near(function, known)
+        other = nearest(function, known)
         hint = f"did you mean {module}:{other}?" if other else "correct it"
         return f"names function {function}, which {source} does not define: {hint}"
     wrong = (_signature(tree, name, takes) for name, takes in ((function, 2), ("init_context", 1)))

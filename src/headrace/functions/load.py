@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.model import HeadraceConfig
+from headrace.config.spelling import nearest
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem
 from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
 from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
-from headrace.functions.sections import FileReader, Section, near
+from headrace.functions.sections import FileReader, Section
 from headrace.functions.spec import KINDS, FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
 
@@ -165,7 +166,7 @@ class _FunctionFile(FileReader):
             path = (*kafka.path, name)
             if name in OTHER_ANNOTATIONS:  # the older name wins, as in Nuclio
                 section.values[OTHER_ANNOTATIONS[name]], section.paths[OTHER_ANNOTATIONS[name]] = value, path
-            elif not name.startswith(PREFIX) and (other := near(name, known, 0.95)):
+            elif not name.startswith(PREFIX) and (other := nearest(name, known, 0.95)):
                 self.wrong(path, f"is not known; did you mean {other}?")
         return section
 
@@ -199,7 +200,7 @@ class _FunctionFile(FileReader):
         elif not kind:
             self.wrong(path, "is missing and has no default: add kind: kafka-cluster")
         else:
-            other = near(str(kind), [*KINDS, *OTHER_KINDS]) or next(iter(KINDS))
+            other = nearest(str(kind), [*KINDS, *OTHER_KINDS]) or next(iter(KINDS))
             self.wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
         return False
 

@@ -1,9 +1,7 @@
 """The mappings of a function file: keys in any letter case, values by their known names, problems with their line."""
 
-import difflib
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -15,6 +13,7 @@ from headrace.config.explain import explain
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.section import Number
+from headrace.config.spelling import hint, nearest
 from headrace.config.yaml_tree import KeyPath, Problems
 from headrace.functions.file_values import Pause
 from headrace.functions.function_keys import IGNORED, keys_of, read_keys_of
@@ -24,10 +23,8 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-_NEAR = 0.8
-"""Similarity from which a name counts as a misspelt one."""
-_LIKELY = 0.6
-"""Similarity from which a name is a hint."""
+_MISSPELT = 0.8
+"""Similarity to a key that is read from which an unknown key is an error; other unknown keys are warnings."""
 _PROTECTION = ("tls", "sasl", "oauth")
 """Mappings in which an unknown key is an error: perhaps it should protect the connection."""
 
@@ -35,14 +32,6 @@ _SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": Consu
 """Settings of headrace.yaml among the attributes."""
 _TYPES: Final = {"duration": Pause, "whole number": Annotated[int, Number], "text": str, "true or false": bool, "": Any}
 """Types of keys that no model has, as the table names them."""
-
-
-def near(written: str, known: Iterable[str], similarity: float = _NEAR) -> str:
-    """Return the known name that was probably intended; empty if none is similar."""
-    names = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(written.lower(), names, 1, similarity)
-    found += [name for name in names if similarity < 1 and sorted(name) == sorted(written.lower())]
-    return names[found[0]] if found else ""
 
 
 class Section:
@@ -100,18 +89,18 @@ class FileReader:
         return section
 
     def _judge_unknown(self, path: KeyPath, written: str, known: str) -> None:
-        misspelt = near(written, read_keys_of(known))
+        misspelt = nearest(written, read_keys_of(known), _MISSPELT)
         other = "trigger" if known.startswith("attributes") else "attributes" if known == "trigger" else ""
         if written == "security":
             self.wrong(path, "is a section of headrace.yaml: write tls and sasl here")
-        elif other and near(written, read_keys_of(other), 1.0):
+        elif other and written.lower() in map(str.lower, read_keys_of(other)):
             where = "under attributes" if other == "attributes" else "one level up, at the trigger"
             self.wrong(path, f"has no effect here: write it {where}")
         elif misspelt:
             prefix = str(path[-1]).removesuffix(written)
             self.wrong(path, f"is not known; did you mean {prefix}{misspelt}?")
         else:
-            likely = near(written, keys_of(known), _LIKELY)
+            likely = nearest(written, keys_of(known))
             hint = f"; did you mean {likely}?" if likely else ""
             self.warn(path, f"is not known and has no effect{hint}")
 
@@ -154,10 +143,6 @@ def _explain_more(error: ErrorDetails) -> None:
     if error["type"] == "extra_forbidden":
         section, written = (str(part) for part in error["loc"][-2:])
         known = _SECTIONS[section].model_fields
-        other = near(written, known)
-        error["type"] = "value_error"
-        error["msg"] = (
-            f"is not known; did you mean {other}?" if other else f"is not known: known are {', '.join(known)}"
-        )
+        error["type"], error["msg"] = "value_error", f"is not known: {hint(written, known)}"
     elif any(isinstance(limit, float) for limit in error.get("ctx", {}).values()):
         error["msg"] += " s"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import difflib
 import functools
 import logging
 import re
@@ -15,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from headrace.config.http import HttpConfig
+from headrace.config.spelling import nearest
 from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
 from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.http.auth import Authenticator, Principal
@@ -248,8 +248,7 @@ class Router:
             # Where the endpoint has a parameter, anything is right.
             filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
             known.setdefault(f"/{filled}", endpoint.path)
-        near = difflib.get_close_matches(path, known, 1, _SIMILAR)
-        return known[near[0]] if near else ""
+        return known.get(nearest(path, known, _SIMILAR), "")
 
 
 def error_of(scope: Scope, cause: Exception) -> HeadraceError:

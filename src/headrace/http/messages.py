@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import difflib
 import re
 import zlib
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ import msgspec
 
 from headrace import errors
 from headrace.config.http import HttpConfig
+from headrace.config.spelling import hint
 from headrace.http.asgi import ClientGone, Headers, Receive, Scope, Send, throw_away
 
 T = TypeVar("T")
@@ -38,10 +38,7 @@ _ENDS_CONNECTION: Final = (
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRequest:
     """Return the error for an unknown name, with the nearest known one."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
-    return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint}")
+    return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint(name, sorted(known))}")
 
 
 def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
@@ -99,12 +96,10 @@ def decode_query(scope: Scope, kind: type[T]) -> T:
 def _mismatch(what: str, kind: type, cause: Exception) -> errors.InvalidRequest:
     text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
-    hint = ": send fewer in one request" if _TOO_LONG in text else ""
+    advice = ": send fewer in one request" if _TOO_LONG in text else ""
     if unknown := _UNKNOWN_FIELD.search(text):
-        near = difflib.get_close_matches(unknown[1], names, 1, 0.5)
-        known = f"known here are {', '.join(names)}" if names else "no field is known here"
-        hint = f": did you mean {near[0]}?" if near else f": {known}"
-    return errors.InvalidRequest(f"{what} does not match what this endpoint takes: {text}{hint}")
+        advice = f": {hint(unknown[1], names)}"
+    return errors.InvalidRequest(f"{what} does not match what this endpoint takes: {text}{advice}")
 
 
 def media_type(headers: dict[bytes, bytes]) -> bytes:

@@ -1,11 +1,11 @@
 """The graph of a pipeline: which part reads which, the order of the views, and what makes it impossible to run."""
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.spelling import hint
 from headrace.errors import EnvironmentProblem
 from headrace.pipelines.sinks import KafkaSink, PostgresSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource, TableSource
@@ -128,9 +128,7 @@ def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             yield path, f"reads no source and no view: write SELECT ... FROM {known[0]}"
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
-                yield path, f"reads {name}, which is neither a source nor a view: {hint}"
+                yield path, f"reads {name}, which is neither a source nor a view: {hint(name, known)}"
 
 
 def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:

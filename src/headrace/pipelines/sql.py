@@ -6,7 +6,6 @@ warning only, and Spark decides.
 
 import contextlib
 import csv
-import difflib
 import functools
 import importlib.util
 import re
@@ -14,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.config.spelling import nearest
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.sources import TableSource
 from headrace.pipelines.spec import PipelineSpec
@@ -190,10 +190,10 @@ def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator
 def _wrong_start(sql: str) -> Iterator[tuple[str, str]]:
     first = re.match(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*([A-Za-z]*)", sql, re.DOTALL)
     if first and (word := first[1].upper()) and word not in _STARTS:
-        near = difflib.get_close_matches(word, _STARTS, 1)
+        near = nearest(word, _STARTS)
         yield (
             word,
-            f"expected {near[0]}, found {word}" if near else f"expected SELECT, WITH or FROM, found {word}: correct it",
+            f"expected {near}, found {word}" if near else f"expected SELECT, WITH or FROM, found {word}: correct it",
         )
 
 
@@ -233,9 +233,10 @@ class _Query:
             yield SqlFinding(self.path, sentence, False, line=cause.get("line", 1))
         else:
             for column, known in self._unknown_columns(tables):
-                close = [f": did you mean {each}?" for each in difflib.get_close_matches(column, known, 1)]
-                hint = f"{''.join(close)} (available: {', '.join(sorted(known))})"
-                yield SqlFinding(self.path, f"unknown column {column}{hint}", True, column)
+                near = nearest(column, known)
+                close = f": did you mean {near}?" if near else ""
+                sentence = f"unknown column {column}{close} (available: {', '.join(sorted(known))})"
+                yield SqlFinding(self.path, sentence, True, column)
             for name, near in self._unknown_functions():
                 yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False, name)
 
@@ -328,5 +329,5 @@ def _parsed(sql: str) -> tuple[Any, dict[str, Any] | None]:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f": did you mean {near[0]}?" if near else ": correct it"
+    near = nearest(word, known)
+    return f": did you mean {near}?" if near else ": correct it"

@@ -1,6 +1,5 @@
 """The body of a produce request: its types, its parser, and all checks that come before the encoding."""
 
-import difflib
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ import msgspec
 
 from headrace import errors
 from headrace.config.format_list import FORMATS
+from headrace.config.spelling import nearest
 from headrace.formats.choice import SchemaChoice
 from headrace.formats.registry import Reference
 from headrace.records import OutgoingRecord
@@ -242,8 +242,8 @@ def explained(text: str, known: Iterable[str]) -> str:
     text = text[:_SHOWN_CHARACTERS]  # it may quote the body
     unknown = _UNKNOWN_FIELD.search(text)
     others = [name for name in known if unknown and name != unknown[1]]  # the field may be known at another level
-    near = difflib.get_close_matches(unknown[1], others, 1, 0.5) if unknown else []
-    return f"{text}. Did you mean {near[0]}?" if near else text
+    near = nearest(unknown[1], others) if unknown else ""
+    return f"{text}. Did you mean {near}?" if near else text
 
 
 def check_present(records: Sequence[ProduceRecord]) -> None:

@@ -77,7 +77,7 @@ def _commit(self, client, jobs):
     count += 1
     if count != 3:
         return commit(self, client, jobs)
-    client.commit_transaction()
+    client.producer.commit_transaction()
     for job in jobs:
         job.in_doubt = True
         self._post(job)

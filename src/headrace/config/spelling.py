@@ -7,7 +7,8 @@ from collections.abc import Iterable
 def nearest(written: str, known: Iterable[str], similarity: float = 0.6) -> str:
     """Return the known name that was probably intended, in any letter case; empty if none is similar.
 
-    Names with the same characters in another order are similar. `similarity` is difflib's ratio, from 0 to 1, for others.
+    Names with the same characters in another order are similar. `similarity` is the ratio of difflib, from 0 to 1, for
+    others.
     """
     names, written = {name.lower(): name for name in known}, written.lower()
     found = difflib.get_close_matches(written, names, 1, similarity)

@@ -20,15 +20,13 @@ from headrace.config.producer import ProducerConfig
 from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import ClientErrors, to_error, write_error
-from headrace.kafka.client.properties import client_properties, producer_properties
-from headrace.kafka.transactions.transaction_guard import TransactionGuard
+from headrace.kafka.client.properties import client_properties
+from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.runtime.failpoints import reach
 
 _LIMIT_SECONDS: Final = 30.0
 _ANSWER_SECONDS: Final = 10.0
-_STATISTICS_SECONDS: Final = 0.02
 _FULL_QUEUE_SECONDS: Final = 0.1
-_BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 _CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
 """Errors of records that failed only because another one did."""
 _SETTINGS: Final = ProducerConfig(properties={"linger.ms": 20, "batch.size": 262_144, "compression.type": "lz4"})
@@ -46,8 +44,7 @@ class BatchTransactions:
             timeout_seconds: After it Kafka aborts a transaction that is still open.
         """
         self._kafka, self._name, self._timeout_seconds = kafka, name, timeout_seconds
-        self._client: confluent_kafka.Producer | None = None
-        self._guard = TransactionGuard()
+        self._client: TransactionalClient | None = None
         self._group: Any = None
         self._next: int | None = None
         self.digest = ""
@@ -65,21 +62,14 @@ class BatchTransactions:
             HeadraceError: Kafka refuses or cannot be reached, or the topic of numbers is missing.
         """
         self.close()
-        self._guard = TransactionGuard()
         settings = _SETTINGS.model_copy(update={"delivery_timeout_seconds": self._timeout_seconds})
         properties = {
-            **producer_properties(self._kafka, settings, f"headrace-{self._name}"),
-            "transactional.id": self._name,
-            "transaction.timeout.ms": int(self._timeout_seconds * 1000),
-            "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
-            "stats_cb": self._guard.observe,
+            **transactional_properties(self._kafka, settings, self._name, self._timeout_seconds),
             "delivery.report.only.error": True,
             "on_delivery": self._delivered,
         }
         try:
-            client = confluent_kafka.Producer(properties)
-            client.init_transactions(_LIMIT_SECONDS)
-            self._guard.opened(time.monotonic())
+            client = TransactionalClient(properties, _LIMIT_SECONDS)
             self._next = self._look_up()
         except confluent_kafka.KafkaException as cause:
             raise self._error(cause, f"open the transactional producer {self._name}") from cause
@@ -99,62 +89,60 @@ class BatchTransactions:
         """
         client, began, committing = self._usable_client(), time.monotonic(), False
         topics: set[str] = set()
+        producer = client.producer
         self._refused = None
         try:
             with ClientErrors():
-                client.begin_transaction()
+                client.begin()
                 for topic, key, value, headers in _records(rows):
                     topics.add(topic)
                     while True:
                         try:
-                            client.produce(topic, value, key, headers=headers)
+                            producer.produce(topic, value, key, headers=headers)
                             break
                         except BufferError:
-                            client.poll(_FULL_QUEUE_SECONDS)
+                            producer.poll(_FULL_QUEUE_SECONDS)
                 reach("batch.produced")
-                client.flush()
+                producer.flush()
                 offset = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0, number + 1, digest)
-                client.send_offsets_to_transaction([offset], self._group, _LIMIT_SECONDS)
+                producer.send_offsets_to_transaction([offset], self._group, _LIMIT_SECONDS)
                 reach("batch.numbered")
                 committing = True
-                client.commit_transaction()
+                client.commit()
                 reach("batch.committed")
-        except _BROKEN as cause:
+        except BROKEN as cause:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
                 text = f"{failed.description} This took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
                 text += f" {self._timeout_seconds:g}: raise it, or lower trigger.max_records"
                 failed = errors.TransactionAborted(text)
-            with contextlib.suppress(*_BROKEN), ClientErrors():
-                client.purge()
+            with contextlib.suppress(*BROKEN), ClientErrors():
+                producer.purge()
                 if not committing:  # a transaction that may have been committed is not aborted
-                    client.abort_transaction(_ANSWER_SECONDS)
+                    producer.abort_transaction(_ANSWER_SECONDS)
             self.close()
             raise failed from cause
         self._next = number + 1
-        self._guard.ended(time.monotonic())
 
     def poll(self) -> None:
         """Take up statistics, which would fill the memory otherwise; from any thread, and often."""
         client = self._client
-        with contextlib.suppress(*_BROKEN), ClientErrors():
+        with contextlib.suppress(*BROKEN):
             if client:
                 client.poll(0)
 
     def close(self) -> None:
         """Close the producer. A transaction that may have been committed is not aborted."""
         if self._client:
-            self._client.purge()
+            self._client.close()
             self._client = None
 
-    def _usable_client(self) -> confluent_kafka.Producer:
-        """Return a producer that no late request of an earlier transaction can disturb."""
-        end, known = time.monotonic() + _ANSWER_SECONDS, self._next
-        while self._client and not self._guard.fresh and time.monotonic() < end:
-            self._client.poll(_STATISTICS_SECONDS)
-        if (not self._client or not self._guard.fresh or self._guard.problem()) and self.open() != known:
+    def _usable_client(self) -> TransactionalClient:
+        """Return a client that no late request of an earlier transaction can disturb."""
+        known = self._next
+        is_usable = self._client and self._client.has_statistics() and not self._client.problem()
+        if not is_usable and self.open() != known:
             raise errors.TransactionAborted(f"another process has written batches of {self._name}")
-        self._guard.begin()
         assert self._client
         return self._client
 

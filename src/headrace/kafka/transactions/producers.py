@@ -30,19 +30,21 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
-from headrace.kafka.client.properties import producer_properties
 from headrace.kafka.reader import read_records
 from headrace.kafka.sent_request import ProduceResult
-from headrace.kafka.transactions.transaction_guard import TransactionGuard
 from headrace.kafka.transactions.transaction_job import GroupOffsets, LastRecord, TransactionJob
+from headrace.kafka.transactions.transactional_client import (
+    BROKEN,
+    STATISTICS_SECONDS,
+    TransactionalClient,
+    transactional_properties,
+)
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service
 from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
 
-_STATISTICS_SECONDS: Final = 0.02
-_STATISTICS_LIMIT_SECONDS: Final = 10.0
 _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
 _YIELD_SECONDS: Final = 10.0
@@ -56,8 +58,6 @@ _TIMEOUT_MS: Final = 10_000
 """How long Kafka keeps a transaction open whose process is lost, and the longest wait for its records."""
 MAX_WAITING: Final = 64
 """Requests that are being written or wait; above this, requests are answered 503 at once."""
-_BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
-"""What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
 
 
 class _Writer:
@@ -72,42 +72,45 @@ class _Writer:
         jobs: queue.SimpleQueue[TransactionJob],
         post: Callable[[TransactionJob], None],
     ) -> None:
+        # For good
         self._kafka = kafka
         self._security = security
+        self._jobs = jobs
+        self._post = post
+        # For one client
         self._properties = security.make()
-        self._jobs, self._post = jobs, post
-        self._client: confluent_kafka.Producer | None = None
+        self._client: TransactionalClient | None = None
         self._alone = False
         """Whether each record of the present request gets a batch of its own."""
-        self._guard = TransactionGuard()
+        # Over several clients
         self._in_doubt: list[TransactionJob] = []
         self._problem = ""
-        self._failures, self._open_at = 0, 0.0
-        """Clients that failed in a row, and when to open one although no request waits."""
+        self._failures = 0
+        """Clients that failed in a row."""
+        self._open_at = 0.0
+        """When to open a client although no request waits."""
 
     def run(self, stop_requested: threading.Event) -> None:
         """Write requests until the stop is requested."""
         while not stop_requested.is_set():
             yields = self._jobs.empty() and time.monotonic() < self._open_at
             if self._client is None and (yields or not self._open()):
-                stop_requested.wait(_STATISTICS_SECONDS if yields else _REOPEN_SECONDS)
+                stop_requested.wait(STATISTICS_SECONDS if yields else _REOPEN_SECONDS)
             elif jobs := self._take():
                 self._write(jobs)
             else:
-                self._poll(0)
+                self._poll()
                 self._close_if(self._outdated())
         self._close()
 
     def _open(self) -> bool:
         """Open a client that fences its predecessor, and so ends the transactions that one left open."""
-        self._guard = TransactionGuard()
         time.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
             if self._alone:
                 self._properties["batch.size"] = 1
-            client = confluent_kafka.Producer({**self._properties, "stats_cb": self._guard.observe})
-            client.init_transactions(_OPEN_SECONDS)
+            client = TransactionalClient(self._properties, _OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
             needed = Right("Write", "transactional-id", name := self._properties["transactional.id"])
             error = to_error(cause, f"open the transactional producer {name}", self._kafka, needed)
@@ -117,7 +120,6 @@ class _Writer:
             while not error.retriable and (jobs := self._take()):
                 self._fail(jobs, error)
             return False
-        self._guard.opened(time.monotonic())
         self._client, self._problem = client, ""
         for job in self._in_doubt:
             self._post(job)
@@ -126,7 +128,7 @@ class _Writer:
 
     def _close(self) -> None:
         if self._client:
-            self._client.purge()  # not `close`, which would abort: after a commit in doubt that may be wrong
+            self._client.close()
             self._client = None
 
     def _close_if(self, problem: str) -> bool:
@@ -142,15 +144,16 @@ class _Writer:
 
     def _outdated(self) -> str:
         """Return why the client must not begin another transaction; empty if it may."""
-        changed = self._client and self._security.must_replace(self._client)
-        return "the files of kafka.security have changed" if changed and self._renews else self._guard.problem()
+        if not self._client:
+            return ""
+        changed = self._security.must_replace(self._client.producer)
+        return "the files of kafka.security have changed" if changed and self._renews else self._client.problem()
 
-    def _poll(self, seconds: float) -> None:
+    def _poll(self) -> None:
         try:
-            with ClientErrors():
-                if self._client:
-                    self._client.poll(seconds)
-        except _BROKEN as cause:
+            if self._client:
+                self._client.poll(0)
+        except BROKEN as cause:
             self._close_if(f"it failed: {cause}")
 
     def _take(self) -> list[TransactionJob]:
@@ -158,7 +161,7 @@ class _Writer:
         jobs: list[TransactionJob] = []
         with contextlib.suppress(queue.Empty):
             while sum(job.record_count for job in jobs) < _TOGETHER_RECORDS:
-                job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=_STATISTICS_SECONDS)
+                job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=STATISTICS_SECONDS)
                 if job.claim():
                     jobs.append(job)
         return jobs
@@ -170,9 +173,9 @@ class _Writer:
             return
         try:
             with ClientErrors():
-                client.begin_transaction()
-                self._send(client, jobs)
-        except _BROKEN as cause:  # no commit was requested
+                client.begin()
+                self._send(client.producer, jobs)
+        except BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
             self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
             self._close_failed(why, _YIELD_SECONDS)
@@ -180,17 +183,14 @@ class _Writer:
         if all(job.written for job in jobs):
             self._commit(client, jobs)
         else:
-            self._abort(client, jobs)
+            self._abort(client.producer, jobs)
 
-    def _usable_client(self) -> confluent_kafka.Producer | None:
+    def _usable_client(self) -> TransactionalClient | None:
         while self._client or self._open():
-            end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
-            while self._client and not self._guard.fresh and time.monotonic() < end:
-                self._poll(_STATISTICS_SECONDS)
-            if not self._guard.fresh and self._close_if("it sends no statistics"):
+            if self._client and not self._client.has_statistics():
+                self._close_if("it sends no statistics")
                 break
-            if self._client and not self._close_if(self._outdated()):
-                self._guard.begin()
+            if not self._close_if(self._outdated()):
                 return self._client
         return None
 
@@ -212,17 +212,15 @@ class _Writer:
                 if job.group and (error := job.group.send(client)):
                     job.problem, job.results = error, [error] * len(job.records)
 
-    def _commit(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
+    def _commit(self, client: TransactionalClient, jobs: list[TransactionJob]) -> None:
         try:
-            with ClientErrors():
-                client.commit_transaction()
-        except _BROKEN as cause:  # whatever it is: the first request may have been carried out
+            client.commit()
+        except BROKEN as cause:  # whatever it is: the first request may have been carried out
             log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
             self._close_failed(cause)
             return
         self._failures = 0
-        self._guard.ended(time.monotonic())
         for job in jobs:
             self._post(job)
 
@@ -244,7 +242,7 @@ class _Writer:
             self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
         in_flight = any(isinstance(error, errors.KafkaTimeout) for error in failed)
         if not in_flight:  # else the call would fail
-            with contextlib.suppress(*_BROKEN), ClientErrors():
+            with contextlib.suppress(*BROKEN), ClientErrors():
                 client.abort_transaction()
         # After a failure its numbers may have a gap, which the broker would refuse in the next transaction.
         if fatal := [error.description for error in failed if isinstance(error, errors.FatalKafkaError)]:
@@ -407,11 +405,8 @@ class TransactionalProducers(Service):
         own = {"delivery_timeout_seconds": limit_ms / 1000, "properties": {**known, "linger.ms": 5}}
         settings = self._settings.model_copy(update=own)
         return {
-            **producer_properties(self._kafka, settings, f"headrace-{transactional_id}"),
+            **transactional_properties(self._kafka, settings, transactional_id, limit_ms / 1000),
             "retries": 2**31 - 1,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": limit_ms,
-            "statistics.interval.ms": int(_STATISTICS_SECONDS * 1000),
             "error_cb": self._admin.reachability.failed,
         }
 

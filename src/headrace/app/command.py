@@ -1,36 +1,36 @@
-"""The HTTP application inside one command: it opens no port, starts no consumer, and keeps its jobs in memory."""
+"""Runs on dead letters inside one command, with the rights of its caller: no job, no port, no consumer."""
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.app.context import make_context
-from headrace.app.job_services import jobs_of
+from headrace.app.job_services import dead_letter_jobs_of
 from headrace.config.audit import AuditConfig
-from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.runs.redrive_spec import Target
+from headrace.control.runs.dead_letter_jobs import DeadLetterJobRequest, Kind
+from headrace.control.runs.redrive import OnProgress
+from headrace.control.runs.redrive_spec import Redriven, Target
+from headrace.errors import InvalidRequest
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
-from headrace.http.application import Application
-from headrace.http.endpoint import Endpoint
-from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic, Producer
+from headrace.kafka import Producer
 from headrace.kafka.internal_topics import InternalTopics
-from headrace.records import OutgoingRecord, Produced, Record
-from headrace.runtime import Clock, Deadline, Service, Supervisor, SystemClock
+from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
 
-_JOBS_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
-"""For jobs to end with what has ended saved; then for records and audit notes in flight."""
+_RUN_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
+"""For a run to end with what has ended saved; then for records and audit notes in flight."""
 
 
-class CommandProcess:
-    """Serves the endpoints of jobs with the Kafka rights of the command's caller.
+class CommandRuns:
+    """Redrives, moves and drops dead letters.
 
-    Jobs are not in the control topic, which the caller may have no right to write: they end with the command. Runs
-    on dead letters exclude each other by the same lease as everywhere. Notes go to the audit topic of the
+    Runs on dead letters exclude each other by the same lease as everywhere. Notes go to the audit topic of the
     configuration, if it has one.
     """
 
@@ -41,50 +41,43 @@ class CommandProcess:
             ConfigError: A client property is not allowed.
             FunctionInvalid: A function file is not usable.
         """
-        clock = self._clock = SystemClock()
-        self._by = by
+        clock, self._by = SystemClock(), by
         internal = InternalTopics(config, triggers_of(load_function(file, config) for file in config.functions))
         audit = config.audit if config.audit.to == "topic" else AuditConfig(to="none")
         context = make_context(config.model_copy(update={"audit": audit, "producer": ProducerConfig()}), clock)
         context = dataclasses.replace(context, inner_producer=Producer(config.kafka, ProducerConfig(), "command"))
-        table = _MemoryTable(context.admin, clock)
-        self._jobs, endpoints = jobs_of(context, table, {}, internal, of_command=True, redrive_to=redrive_to)
-        services: list[Service | None] = [context.inner_producer, context.audit_producer, context.audit, self._jobs]
+        self._runs = dead_letter_jobs_of(context, {}, internal, redrive_to)
+        self._audit, self._running = context.audit, asyncio.Lock()
+        services: list[Service | None] = [context.inner_producer, context.audit_producer, context.audit]
         self._supervisor = Supervisor([each for each in services if each], clock, _DRAIN_SECONDS)
-        self._application = Application(HttpConfig(), [endpoints], context.metrics, audit=context.audit)
 
     async def start(self) -> None:
-        """Start what jobs need."""
+        """Start what runs need."""
         await self._supervisor.start()
 
-    async def call(
-        self, endpoint: Endpoint, body: object, query: Mapping[str, object] | None, parameters: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        """Serve a request; return its status and body."""
+    async def run(self, kind: Kind, topic: str, body: dict[str, Any], on_progress: OnProgress) -> Redriven:
+        """Do what the body of a request for a job says, or say what it would do.
+
+        If cancelled, the run ends early, with what has ended saved; `stop` waits for that.
+
+        Raises:
+            HeadraceError: See `DeadLetterJobs.redrive`, and `Redrive.run`.
+        """
         caller.set(self._by)
-        return await self._application.call(endpoint, body, query, **parameters)
+        try:
+            request = msgspec.convert(body, DeadLetterJobRequest)
+        except msgspec.ValidationError as cause:
+            raise InvalidRequest(f"the request is not valid: {cause}") from cause
+        async with self._running:
+            redrive = await self._runs.redrive(kind, topic, request, self._by)
+            if self._audit and not request.dry_run:
+                self._audit.control(kind, topic, reason=request.reason)
+            return await redrive.run(asyncio.Event(), on_progress)
 
     async def stop(self) -> None:
-        """End jobs early, with what has ended saved, and then everything else."""
+        """Wait until a cancelled run has ended, and end everything else."""
         with contextlib.suppress(TimeoutError):
-            await self._jobs.drain(Deadline(self._clock, _JOBS_SECONDS))
+            async with asyncio.timeout(_RUN_SECONDS), self._running:
+                pass
         await self._supervisor.drain()
         await self._supervisor.stop()
-
-
-class _MemoryTable(CompactedTable[Any]):
-    """Keeps its entries in this process only."""
-
-    def __init__(self, admin: Admin, clock: Clock) -> None:
-        super().__init__(admin, InternalTopic("jobs"), JSON_OBJECTS, self._keep, clock)
-        self._next = 0
-        self.loaded(0)
-
-    async def catch_up(self) -> None:
-        """Do nothing: no other process writes."""
-
-    async def _keep(self, records: Sequence[OutgoingRecord]) -> list[Produced]:
-        first, self._next = self._next, self._next + len(records)
-        found = [Record(each.topic, 0, first + n, 0, each.key, each.value) for n, each in enumerate(records)]
-        self.read(found, self._next)
-        return [Produced(0, record.offset) for record in found]

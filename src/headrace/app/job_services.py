@@ -8,7 +8,7 @@ from headrace.control.dead_letters.origins import Origins
 from headrace.control.dead_letters.pages import DeadLetterPages
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.running_consumer import RunningConsumers
-from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, DeadLetterJobs
+from headrace.control.runs.dead_letter_jobs import DeadLetterJobs
 from headrace.control.runs.jobs import Jobs
 from headrace.control.runs.redelivery import Redelivery
 from headrace.control.runs.redrive_spec import TO_ORIGIN, Target
@@ -20,33 +20,27 @@ from headrace.kafka.internal_topics import InternalTopics
 
 
 def jobs_of(
-    context: ProcessContext,
-    table: CompactedTable[Any],
-    consumers: RunningConsumers,
-    internal: InternalTopics,
-    *,
-    of_command: bool = False,
-    redrive_to: Target = TO_ORIGIN,
+    context: ProcessContext, table: CompactedTable[Any], consumers: RunningConsumers, internal: InternalTopics
 ) -> tuple[Jobs, JobEndpoints]:
-    """Return the service that runs jobs, to start after all that carries records, and its endpoints.
-
-    Jobs `of_command` need no lease, a failure ends them, and a dry run may take any time.
-    """
-    config, admin, clock = context.config, context.admin, context.clock
-    audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
-    run_context = RunContext(admin, context.inner_producer.produce, audited, clock)
-    replays = Replays(run_context, consumers, internal, producing=config.producer.enabled)
-    on_sent = context.audit.produced if context.audit else None
-    dry_run_seconds = None if of_command else DRY_RUN_SECONDS
-    dead_letter_jobs = DeadLetterJobs(
-        run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to, dry_run_seconds=dry_run_seconds
-    )
+    """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
+    dead_letter_jobs = dead_letter_jobs_of(context, consumers, internal)
 
     def lease_of(name: str) -> Lease:
-        return (_HeldLease if of_command else Lease)(config.kafka, admin, name, clock)
+        return Lease(context.config.kafka, context.admin, name, context.clock)
 
-    jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, clock, retries=not of_command)
-    return jobs, JobEndpoints(jobs, replays, dead_letter_jobs)
+    jobs = Jobs(table, lease_of, dead_letter_jobs.make, conflict, context.clock)
+    return jobs, JobEndpoints(jobs, dead_letter_jobs.replays, dead_letter_jobs)
+
+
+def dead_letter_jobs_of(
+    context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics, redrive_to: Target = TO_ORIGIN
+) -> DeadLetterJobs:
+    """Return what redrives, moves and drops dead letters; to `redrive_to` if they go to no consumer."""
+    audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
+    run_context = RunContext(context.admin, context.inner_producer.produce, audited, context.clock)
+    replays = Replays(run_context, consumers, internal, producing=context.config.producer.enabled)
+    on_sent = context.audit.produced if context.audit else None
+    return DeadLetterJobs(run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to)
 
 
 def dead_letters(context: ProcessContext, consumers: RunningConsumers) -> DeadLetterEndpoints:
@@ -56,13 +50,3 @@ def dead_letters(context: ProcessContext, consumers: RunningConsumers) -> DeadLe
     redelivery = Redelivery(admin, consumers, produce, clock, socket.gethostname())
     pages = DeadLetterPages(admin, context.codecs, clock, config.reactive_consumers.values())
     return DeadLetterEndpoints(pages, redelivery)
-
-
-class _HeldLease(Lease):
-    """The lease of a job that no other process knows."""
-
-    async def acquire(self, limit_seconds: float = 0.0) -> bool:
-        return True
-
-    async def check(self) -> None:
-        """Return: it cannot be lost."""

@@ -1,52 +1,35 @@
-"""The clients of the HTTP API that commands use: of a running Headrace, or of one inside the command.
+"""The client of the HTTP API of a running Headrace that commands use.
 
 The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is the default port of this machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import getpass
 import http.client
 import json
-import logging
-import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.cluster_options import ClusterSettings, config_option, find_settings
+from headrace.cli.cluster_options import config_option, find_settings
 from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.runs.redrive_spec import Target
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.http.endpoint import Endpoint
-from headrace.runtime import LoopThread
-
-if TYPE_CHECKING:
-    from headrace.app.command import CommandProcess
 
 _LIMIT_SECONDS = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_COLLECT_AFTER = 200_000, 50, 100
-"""Dead letters are many small objects that live shortly. Collecting after every 700 took half of the time."""
 
 
 class Api:
     """The HTTP API of one Headrace process."""
-
-    poll_seconds = 0.5
-    """Between two looks at a job."""
-    outlives_command = True
-    """Whether jobs continue when the command ends."""
 
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
         """Prepare; nothing is contacted.
@@ -127,51 +110,6 @@ class Api:
                 f"no Headrace answers at {self.url} ({why}): start it (headrace run -c headrace.yaml), or say where it "
                 "is with --url or HEADRACE_URL"
             ) from cause
-
-
-class CommandApi(Api):
-    """The HTTP API of a Headrace inside the command."""
-
-    poll_seconds = 0.05
-    outlives_command = False
-
-    def __init__(self, process: CommandProcess, thread: LoopThread) -> None:
-        super().__init__("http://localhost")
-        self._process, self._thread = process, thread
-
-    def call(
-        self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
-    ) -> dict[str, Any]:
-        if body is None and endpoint.method not in ("GET", "DELETE"):
-            body = {}
-        return self.answer(
-            *self._thread.call(self._process.call(endpoint, body, query, parameters)), tuple(endpoint.answers)
-        )
-
-
-@contextlib.contextmanager
-def command_api(cluster: ClusterSettings, redrive_to: Target) -> Iterator[CommandApi]:
-    """Run a Headrace inside the command; leaving ends its jobs early, with what has ended saved."""
-    from headrace.app.command import CommandProcess  # with the web application, which other commands do not need
-
-    for quiet in ("control.runs.jobs", "runtime.supervisor"):  # what ends a job is printed
-        logging.getLogger(f"headrace.{quiet}").setLevel(logging.CRITICAL)
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
-    config = (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
-
-    async def start() -> CommandProcess:
-        process = CommandProcess(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)
-        await process.start()
-        return process
-
-    thread = LoopThread("headrace")
-    process = thread.call(start())
-    try:
-        yield CommandApi(process, thread)
-    finally:
-        thread.call(process.stop())
-        thread.stop()
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:

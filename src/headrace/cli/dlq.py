@@ -1,21 +1,27 @@
-"""`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them through the application."""
+"""`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them, here or at a running Headrace."""
 
 import contextlib
+import functools
+import gc
+import getpass
+import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple, get_args
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import click
 import msgspec
 
-from headrace.cli.api import Api, address_of, command_api
+from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
-from headrace.cli.jobs import follow, print_job
+from headrace.cli.jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.options import RATE, selection_options, with_options
-from headrace.cli.output import counted, print_json, print_rows
+from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.produce_consume import open_codecs
+from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters.pages import (
     DeadLetterPage,
     DeadLetterPages,
@@ -31,8 +37,12 @@ from headrace.control.runs.selection import Selection
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin
-from headrace.runtime import SystemClock
+from headrace.runtime import LoopThread, SystemClock
 
+T = TypeVar("T")
+
+_COLLECT_AFTER = 200_000, 50, 100
+"""Dead letters are many small objects that live shortly. Collecting after every 700 took half of the time."""
 _BUSY = (LeaseTaken.code, JobConflict.code)
 _OPTIONS = (
     click.option("--state", type=click.Choice(get_args(State)), default="all", help="Those that are left, or ended."),
@@ -292,28 +302,31 @@ def _tier(cluster: ClusterSettings, name: str | None, delay_seconds: int | None)
 def _run(
     kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOptions, redrive_to: Target = TO_ORIGIN
 ) -> int:
-    """Request a run of the application at the URL, or of one inside the command; wait for its end and print it."""
+    """Do it here, or have the Headrace at the URL do it; wait for its end and print it."""
     selection, dry_run = options.selection, options.dry_run
     texts = [*selection.keys, *selection.headers.values()]
     if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
         raise click.UsageError("--key and --header take UTF-8 text here")
     body = {**msgspec.to_builtins(selection), **request}
     body |= {"dryRun": dry_run, "rate": options.rate, "exactlyOnce": options.exactly_once}
-    api = None if options.url is None else Api(options.url, options.token, 2 * DRY_RUN_SECONDS)
-    with contextlib.nullcontext(api) if api else command_api(options.cluster, redrive_to) as api:
-        found = _begin(api, kind, topic, body, options.wait_seconds)
+    if options.url is None:
+        done = _run_here(kind, topic, body, options, redrive_to)
+    else:
+        api = Api(options.url, options.token, 2 * DRY_RUN_SECONDS)
+        begin = functools.partial(api.call, _ENDPOINTS[kind], body, topic=topic)
+        found = _when_free(begin, options.wait_seconds)
         if not dry_run:
             found = follow(api, found)
-    if "toConsumer" in request:
-        if dry_run and options.output == "json":
-            print_json(found)
-            return 0
-        if not dry_run:
-            return print_job(found, options.output)
-    if not dry_run and found["state"] != "done":
-        ended = f"job {found['id']} is {found['state']}: headrace jobs show {found['id']}"
-        raise HeadraceError(found["message"] or ended)
-    done = msgspec.convert(found if dry_run else found["progress"], Redriven)
+        if "toConsumer" in request:
+            if dry_run and options.output == "json":
+                print_json(found)
+                return 0
+            if not dry_run:
+                return print_job(found, options.output)
+        if not dry_run and found["state"] != "done":
+            ended = f"job {found['id']} is {found['state']}: headrace jobs show {found['id']}"
+            raise HeadraceError(found["message"] or ended)
+        done = msgspec.convert(found if dry_run else found["progress"], Redriven)
     if options.output == "json":
         print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
     else:
@@ -321,16 +334,48 @@ def _run(
     return 1 if done.too_large or done.unproved else 0
 
 
-def _begin(api: Api, kind: Kind, topic: str, body: Mapping[str, Any], wait_seconds: float) -> dict[str, Any]:
-    """Send a request until no other run works on the topic, at most for a time."""
+def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions, redrive_to: Target) -> Redriven:
+    """Do it inside the command; an interrupt ends it early, with what has ended saved."""
+    from headrace.app.command import CommandRuns  # with all that a process needs, which other commands do not
+
+    logging.getLogger("headrace.runtime.supervisor").setLevel(logging.CRITICAL)
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+    config = (options.cluster.file or HeadraceConfig()).model_copy(update={"kafka": options.cluster.kafka})
+
+    async def start() -> CommandRuns:
+        runs = CommandRuns(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)
+        await runs.start()
+        return runs
+
+    thread = LoopThread("headrace")
+    runs = thread.call(start())
+    try:
+        with progress(f"{kind} {topic}") as show_progress:
+
+            async def on_progress(done: int, total: int) -> None:
+                if not options.dry_run:
+                    show_progress(done, total)
+
+            return _when_free(lambda: thread.call(runs.run(kind, topic, body, on_progress)), options.wait_seconds)
+    except KeyboardInterrupt:
+        click.echo("ending: records in flight end first; Ctrl-C again does not wait for them", err=True)
+        raise
+    finally:
+        thread.call(runs.stop())
+        thread.stop()
+
+
+def _when_free(begin: Callable[[], T], wait_seconds: float) -> T:
+    """Begin a run once no other works on the topic, at most for a time."""
     end = time.monotonic() + wait_seconds
     while True:
         try:
-            return api.call(_ENDPOINTS[kind], body, topic=topic)
+            return begin()
         except HeadraceError as error:
-            if error.parameters.get("code") not in _BUSY or time.monotonic() >= end:
+            if error.parameters.get("code", error.code) not in _BUSY or time.monotonic() >= end:
                 raise
-        time.sleep(api.poll_seconds)
+        time.sleep(POLL_SECONDS)
 
 
 def _print_run(kind: str, topic: str, body: Mapping[str, Any], done: Redriven) -> None:

@@ -14,6 +14,8 @@ from headrace.control.runs.selection import Span
 from headrace.http.endpoint import Endpoint
 
 _ENDED = ("done", "failed", "stopped")
+POLL_SECONDS = 0.5
+"""Between two looks at a job."""
 
 
 @click.group()
@@ -114,20 +116,17 @@ def _request(topic: str, span: Span, rate: float | None, **chosen: Any) -> dict[
 def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     """Show a bar until a job has ended or is paused, and return it.
 
-    An interrupt ends only the watching, and prints how to end the job; a job inside the command ends with it.
+    An interrupt ends only the watching, and prints how to end the job.
     """
     name = job["id"]
     try:
         with progress(f"{job['kind']} {_topic(job)}") as show_progress:
             while job["state"] not in (*_ENDED, "paused"):
-                time.sleep(api.poll_seconds)
+                time.sleep(POLL_SECONDS)
                 job = api.call(JobEndpoints.show, job=name)
                 show_progress(job["progress"].get("done", 0), job["progress"].get("total"))
     except KeyboardInterrupt:
-        if api.outlives_command:
-            click.echo(f"{name} still runs: headrace jobs pause {name}, or stop, to end it", err=True)
-        else:
-            click.echo("ending: records in flight end first; Ctrl-C again does not wait for them", err=True)
+        click.echo(f"{name} still runs: headrace jobs pause {name}, or stop, to end it", err=True)
         raise
     return job
 

@@ -6,12 +6,9 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Final
-from urllib.parse import unquote
-
-import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import nearest
@@ -20,7 +17,7 @@ from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receiv
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import CORRELATION, JSON, TRACEABILITY, answer_error, given_id
+from headrace.http.messages import CORRELATION, TRACEABILITY, answer_error, given_id
 from headrace.http.request_checks import RequestChecks
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
@@ -99,36 +96,6 @@ class Application:
             if status:
                 label = scope["endpoint"].path if "endpoint" in scope else "none"
                 self._metrics.request(label, status, time.perf_counter() - started_at)
-
-    async def call(
-        self, endpoint: Endpoint, body: object = None, query: Mapping[str, object] | None = None, /, **parameters: str
-    ) -> tuple[int, bytes]:
-        """Serve a request that is made inside this process; return its status and body."""
-        data = b"" if body is None else msgspec.json.encode(body)
-        raw_path, _, query_string = endpoint.url(query, **parameters).encode().partition(b"?")
-        scope: Scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": endpoint.method,
-            "scheme": "http",
-            "path": unquote(raw_path.decode()),
-            "raw_path": raw_path,
-            "query_string": query_string,
-            "headers": [(b"host", b"localhost"), (b"content-type", JSON)],
-            "state": {},
-        }
-        status, chunks = 0, []
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": data, "more_body": False}
-
-        async def send(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            chunks.append(message.get("body", b""))
-
-        await self(scope, receive, send)
-        return status, b"".join(chunks)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(self._always_open):

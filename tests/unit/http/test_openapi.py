@@ -19,7 +19,7 @@ from headrace import errors
 from headrace.app.documents import ENDPOINTS, whole_document
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health import routes
-from headrace.control.routes import ControlEndpoints, WaitQuery
+from headrace.control.routes import WaitQuery
 from headrace.http.endpoint import JSON_BODY, endpoints_of
 from headrace.http.openapi import errors_of
 from headrace.runtime import Readiness
@@ -307,17 +307,3 @@ async def test_the_example_is_a_request_that_works(server: Any) -> None:
     answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
     assert answer.status == 200
     assert [record.key for record in server.kafka.records] == [b"alice", None]
-
-
-async def test_an_endpoint_is_called_without_a_server(server: Any) -> None:
-    """By its declaration: the same answers and errors as over HTTP, and a note in the audit."""
-    call = server.web._application.call
-    status, body = await call(ControlEndpoints.pause, {"reason": "r"}, name="t")
-    assert (status, json.loads(body)["name"]) == (200, "t")
-    status, body = await call(ControlEndpoints.seek, {"to": "end"}, {"waitSeconds": 0}, name="t")
-    assert (status, json.loads(body)["pending"]) == (202, True)
-    assert (await call(ControlEndpoints.show, name="a/b?c"))[0] == 404
-    assert server.notes.controls == [
-        ("pause", "reactive t", "r", "SUCCESS"),
-        ('seek {"to":"end"}', "reactive t", "", "SUCCESS"),
-    ]

@@ -70,19 +70,19 @@ class DeadLetterJobs:
         on_sent: Sent | None = None,
         *,
         redrive_to: Target = TO_ORIGIN,
-        dry_run_seconds: float | None = DRY_RUN_SECONDS,
     ) -> None:
         """Prepare; `on_sent` gets records that were written, or not.
 
         `redrive_to` is where a redrive sends dead letters that go to no consumer.
         """
-        self._context, self._replays, self._origins, self._on_sent = context, replays, origins, on_sent
-        self._redrive_to, self._dry_run_seconds = redrive_to, dry_run_seconds
+        self.replays = replays
+        self._context, self._origins, self._on_sent = context, origins, on_sent
+        self._redrive_to = redrive_to
 
     def make(self, job: Job) -> JobRunner | None:
         """Return what runs a job; None for a replay, or a redrive, to something that is not here."""
         if job.kind == "replay" or "window" in job.spec:
-            return self._replays.make(job)
+            return self.replays.make(job)
         spec: RedriveSpec = spec_of(job, RedriveSpec)
         return functools.partial(run_redrive, functools.partial(self._redrive, spec), self._context.clock.monotonic)
 
@@ -100,7 +100,7 @@ class DeadLetterJobs:
         spec = self._spec(kind, check_topic(topic), request, by)
         replay = None
         if request.to_consumer:
-            replay = await self._replays.redrive_spec(
+            replay = await self.replays.redrive_spec(
                 topic, spec.select, request.to_consumer, request.rate, request.last_retry
             )
             spec = msgspec.structs.replace(spec, select=replay.select or spec.select)
@@ -118,13 +118,25 @@ class DeadLetterJobs:
             spec = msgspec.structs.replace(spec, topic_id=window.topic_id, ends=ends)
         return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)
 
+    async def redrive(self, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str) -> Redrive:
+        """Return what does it here without a job, or says what it would do.
+
+        Raises:
+            InvalidRequest, TopicNotFound, PartitionNotFound, LeaseTaken: See `begin`.
+        """
+        spec = self._spec(kind, check_topic(topic), request, by)
+        if not request.dry_run:
+            spec.check()
+            await self._check_ready(topic, spec.select)
+        return self._redrive(spec)
+
     async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:
         try:
-            async with asyncio.timeout(self._dry_run_seconds):
+            async with asyncio.timeout(DRY_RUN_SECONDS):
                 found = msgspec.structs.asdict(await self._redrive(spec).run(asyncio.Event()))
         except TimeoutError:
             raise InvalidRequest(
-                f"reading all these dead letters takes longer than {self._dry_run_seconds:g} s: narrow it by "
+                f"reading all these dead letters takes longer than {DRY_RUN_SECONDS:g} s: narrow it by "
                 "partition, offsets or a start, or use the command: headrace dlq redrive --dry-run"
             ) from None
         if consumer:

@@ -142,16 +142,13 @@ class Jobs(Reconciler):
         make: Callable[[Job], JobRunner | None],
         conflict: Callable[[Job, Job], bool],
         clock: Clock,
-        *,
-        retries: bool = True,
     ) -> None:
         """Prepare; `make` makes what runs a job, or None if this process does not have what that needs.
 
-        `conflict` says whether two jobs must not run at the same time. With `retries` a job that failed for a cause
+        `conflict` says whether two jobs must not run at the same time. A job that failed for a cause
         that may pass waits and runs again.
         """
         super().__init__("jobs", table, clock)
-        self._retries = retries
         self._lease_of, self._make, self._conflict = lease_of, make, conflict
         self._owner = f"{socket.gethostname()} process {os.getpid()}"
         self._known: dict[str, _KnownJob] = {}
@@ -388,7 +385,7 @@ class Jobs(Reconciler):
             message = await runner(before, save, stop)
             end = (_REACHED[known.job.desired], "") if stop.is_set() else ("done", message)
         except Exception as cause:  # boundary: the status says that it failed, and why
-            end = _end_of(cause, self._retries)
+            end = _end_of(cause)
             log.error("job %s: %s", known.job.id, end[1], exc_info=None if isinstance(cause, HeadraceError) else cause)
         finally:
             watch.cancel()
@@ -411,11 +408,11 @@ class Jobs(Reconciler):
         self._removing = False
 
 
-def _end_of(cause: Exception, retries: bool) -> tuple[State, str]:
+def _end_of(cause: Exception) -> tuple[State, str]:
     """Return how a run ends by an error: what may pass, as an unreachable broker, is tried again."""
     if not isinstance(cause, HeadraceError):
         return "failed", f"{type(cause).__name__}: {cause}"
-    return "waiting" if cause.retriable and retries else "failed", cause.description
+    return "waiting" if cause.retriable else "failed", cause.description
 
 
 async def _stop_if(lost: asyncio.Event, stop: asyncio.Event) -> None:

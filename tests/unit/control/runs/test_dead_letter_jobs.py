@@ -192,7 +192,7 @@ def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) ->
     nothing: Any = None
     letters = jobs_of(nothing)
     monkeypatch.setattr(letters, "_redrive", lambda _, **__: Endless())
-    monkeypatch.setattr(letters, "_dry_run_seconds", 0.01)
+    monkeypatch.setattr(dead_letter_jobs, "DRY_RUN_SECONDS", 0.01)
     with pytest.raises(InvalidRequest, match="narrow it"):
         asyncio.run(letters.begin(nothing, "redrive", "t.dlq", DeadLetterJobRequest(dry_run=True), "ann"))
 

@@ -21,6 +21,8 @@ class Backlog:
     """Records of one lane that have not begun, in the batches in which they were received."""
 
     def __init__(self, context: PumpContext) -> None:
+        self.begun_records = 0
+        """Records that were taken and have not ended."""
         self._context = context
         self._batches: deque[RecordBatch] = deque()
         self._begun = 0
@@ -58,6 +60,7 @@ class Backlog:
             parts.append(part)
             records, size_bytes = records - count, size_bytes - part.size_bytes
             self._ready_records -= count
+            self.begun_records += count
             if count < waiting:
                 self._begun += count
                 break
@@ -73,6 +76,7 @@ class Backlog:
 
     def release(self, records: RecordBatch) -> None:
         """Unblock what waited for these records, which have ended."""
+        self.begun_records -= len(records)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -118,6 +122,7 @@ class KeyBacklog(Backlog):
             rows.append(ready.popleft())
         # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
         rows.sort()
+        self.begun_records += len(rows)
         return RecordBatch.from_rows(self._partition, rows)
 
     def find(self, offset: int) -> Record | None:
@@ -126,6 +131,7 @@ class KeyBacklog(Backlog):
         return RecordBatch.from_rows(self._partition, found)[0] if found else None
 
     def release(self, records: RecordBatch) -> None:
+        super().release(records)
         blocked = self._blocked
         for key in records.keys:
             if waiting := blocked.get(key):

@@ -5,18 +5,17 @@ its key, in order `partition` for the batch before, in order `none` for nothing.
 the number of open records.
 """
 
-import asyncio
 import itertools
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from headrace.delivery.backlog import Backlog, KeyBacklog
 from headrace.delivery.explicit_acks import ExplicitAcks
 from headrace.delivery.lane_state import LaneCondition, LaneState
+from headrace.delivery.lane_work import Begun, InFlight, LaneTimers, RetryQueue
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.policy import pause_seconds
 from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
@@ -24,47 +23,6 @@ from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, RecordBatch, TopicPartition
 
 log = logging.getLogger(__name__)
-
-
-class RetryQueue:
-    """What has begun, is not in flight and has not ended."""
-
-    def __init__(self) -> None:
-        self.due: deque[Work] = deque()
-        """To be delivered or written again now."""
-        self.backing_off: dict[object, tuple[Batch, str]] = {}
-        """What pauses before it is tried again, and why."""
-        self.behind: list[Batch] = []
-        """In order `partition`: what waits for the records before it to end, the last one first."""
-        self.was_last = False
-        """Whether the lane took its last work from here."""
-        self.failures = 0
-        """How often dead letters were not written since something went well."""
-
-    def __iter__(self) -> Iterator[tuple[Work, str]]:
-        """Iterate over the work, each with the reason of its pause."""
-        yield from self.backing_off.values()
-        yield from ((work, "") for work in (*self.due, *self.behind))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for waiting in (self.due, self.backing_off, self.behind):
-            waiting.clear()
-
-
-class Begun(NamedTuple):
-    """Work that has begun and not ended."""
-
-    work: Work
-    why: str
-    """Why it pauses before it is tried again; empty if it does not."""
-    since: float | None
-    """Since when it is in flight, by the monotonic clock; None if it is not."""
-
-    @property
-    def attempts(self) -> int:
-        """Deliveries of its records so far, one in flight included."""
-        return self.work.attempt - (self.since is None and isinstance(self.work, Batch))
 
 
 class Lane:
@@ -79,27 +37,27 @@ class Lane:
         offer: Callable[["Lane"], None],
     ) -> None:
         """Begin at what the group has committed; `offer` is called when the lane may have something to begin."""
+        # Settings
+        self._context = context
+
+        # This assignment
         self.partition = partition
         self.tracker = AckTracker(epoch, committed, context.ack_window)
         self.acks = ExplicitAcks(self.tracker, context.ack_window)
-        self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
-        """What has not begun."""
-        self.retries = RetryQueue()
         self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
-        self.in_flight: dict[asyncio.Task[None], tuple[Work, float]] = {}
-        """Which task does what, and since when by the monotonic clock."""
-        self.idle = asyncio.Event()
-        """Set while nothing is in flight."""
-        self.idle.set()
         self.head_since = context.clock.time()
         """Since when the first unfinished record is the first; seconds since the epoch."""
-        self._context = context
-        self._offer = offer
+
+        # Records that have not begun
         self._beyond: deque[tuple[RecordBatch, float]] = deque()
         """Records that are not due, or beyond the window of the offset map, and when each was received."""
-        self._begun = 0
+        self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
         self._lingered = False
-        self._timers: dict[object, asyncio.Task[None]] = {}
+
+        # Records that have begun and not ended
+        self.in_flight = InFlight(context.clock)
+        self.retries = RetryQueue()
+        self._timers = LaneTimers(context.later, lambda: offer(self))
 
     @property
     def label(self) -> str:
@@ -133,7 +91,7 @@ class Lane:
     def _has_fresh(self) -> bool:
         """Whether records may begin that have not begun before."""
         backlog, context = self.backlog, self._context
-        if not backlog.ready_records or (self._begun and context.ordering == "partition"):
+        if not backlog.ready_records or (backlog.begun_records and context.ordering == "partition"):
             return False
         batch = context.batch
         return not batch.linger_seconds or self._lingered or backlog.ready_records >= batch.max_records
@@ -141,12 +99,14 @@ class Lane:
     def add(self, records: RecordBatch) -> RecordBatch | None:
         """Take records from the source, in offset order; return those that had ended before this assignment, if any."""
         context, before = self._context, None
+        # Track every offset, and leave out what had ended before.
         if not self.tracker.has_open:
             self.head_since = context.clock.time()
         if ended := self.tracker.delivered(records.offsets):
             indexes = range(len(records))
             before = records.select(index for index in indexes if records.offsets[index] in ended)
             records = records.select(index for index in indexes if records.offsets[index] not in ended)
+        # Keep what may not begin yet, behind what is kept already; all else may.
         if self._beyond or context.delayed or (records and records.offsets[-1] >= self.tracker.frontier + SPAN_OFFSETS):
             self._beyond.append((records, context.clock.monotonic()))
             self._admit()
@@ -158,53 +118,38 @@ class Lane:
     def take(self) -> Work:
         """Return what is to be delivered next; only when `startable`."""
         retries, context = self.retries, self._context
-        # In turns with fresh records, or a bad record that tries a destination hides that others would be taken.
+        # Take a retry or fresh records. They take turns, or a bad record that tries a destination hides that others
+        # would be taken.
         retries.was_last = bool(retries.due) and not (retries.was_last and self._has_fresh)
         if retries.was_last:
             return retries.due.popleft()
         records = self.backlog.take()
-        self._begun += len(records)
+        # The timer is that of the records that begin now; those that are left wait anew.
         self._lingered = False
-        if timer := self._timers.pop("linger", None):
-            timer.cancel()  # it is that of the records that begin now
+        self._timers.cancel("linger")
         self.linger()
+        # A record of a retry topic continues with its attempts.
         if context.delayed:
             delayed = context.delayed(records[0])
             return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
         return Batch(records)
 
-    def begin(self, task: asyncio.Task[None], work: Work) -> None:
-        """Record that a task does this work."""
-        self.in_flight[task] = work, self._context.clock.monotonic()
-        self.idle.clear()
-
-    def replace(self, task: asyncio.Task[None], work: Work) -> None:
-        """Record that a task delivers no more, and does this work instead."""
-        # Not `leave` and `begin`: that would report to a drain that nothing is in flight.
-        self.in_flight[task] = work, self._context.clock.monotonic()
-
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """Record that a task works for this lane no more."""
-        self.in_flight.pop(task, None)
-        self._check_idle()
-
     def ended(self, records: RecordBatch, *, held: bool = False) -> None:
         """End these records, or hold them until they are acknowledged, and free what waited for them."""
         if self.acks.hold(records.offsets) if held else self.acks.done(records.offsets):
             self.head_since = self._context.clock.time()
-        self._begun -= len(records)
+        self.backlog.release(records)
         if self._context.ordering == "key":
-            self.backlog.release(records)
             self.linger()
         behind = self.retries.behind
-        if behind and self._begun == sum(len(batch.records) for batch in behind):
+        if behind and self.backlog.begun_records == sum(len(batch.records) for batch in behind):
             self.retries.due.append(behind.pop())
         if self._beyond:
             self._admit()
 
     def acknowledge(self, offset: int, *, up_to: bool) -> bool:
         """Take an explicit acknowledgement; return whether the commit offset moved."""
-        columns = (work.records.offsets for work, _ in self.in_flight.values())
+        columns = (begun.work.records.offsets for begun in self.in_flight)
         own = next((column for column in columns if offset in column), [])  # others may not be with the handler yet
         moved = self.acks.acknowledge(offset, up_to=up_to, in_flight=own[: bisect_left(own, offset)])
         if moved:
@@ -236,7 +181,7 @@ class Lane:
         why = f"{why}, a retry is due at {due:%H:%M:%S} UTC"
         self.retries.backing_off[timer] = batch, why
         self.delay(why)
-        self._start_timer(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
+        self._timers.start(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
 
     def put_behind(self, batch: Batch) -> None:
         """Deliver records once what has begun before them has ended."""
@@ -264,7 +209,7 @@ class Lane:
         if self.condition.change(LaneState.BACKING_OFF, why):
             self.retries.failures += 1
             seconds = pause_seconds(self.retries.failures, self._context.retry, self._context.chance)
-            self._start_timer(seconds, self._back_off_over, object())
+            self._timers.start(seconds, self._back_off_over, object())
 
     def stop(self, unwritten: DeadLetterBatch, why: str) -> None:
         """Take dead letters back that cannot be written; nothing of the lane begins until a user acts."""
@@ -283,8 +228,7 @@ class Lane:
     def drain(self, why: str = "") -> None:
         """Begin nothing more and forget what has not begun: it is not committed, so it is fetched again."""
         self.condition.change(LaneState.DRAINING, why)
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.close()
         self.backlog.clear()
         self.retries.clear()
         self._beyond.clear()
@@ -293,30 +237,19 @@ class Lane:
         """Cancel what is in flight and ignore its results; return how many records that is."""
         self.drain()
         self.condition.change(LaneState.FENCED, why)
-        for task in self.in_flight:
-            task.cancel()
-        return sum(len(work.records) for work, _ in self.in_flight.values())
-
-    def abandon(self, records: Sequence[Record]) -> None:
-        """Cancel the tasks that work on any of these records; the lane is idle without them."""
-        offsets = {record.offset for record in records}
-        for task, (work, _) in [*self.in_flight.items()]:
-            if not offsets.isdisjoint(work.records.offsets):
-                task.cancel()
-                self.replace(task, Batch(RecordBatch.of(())))
-        self._check_idle()
+        self.in_flight.cancel()
+        return self.in_flight.records
 
     def linger(self) -> None:
         """Wait for records that fill up the next delivery, if there are some for it and it may wait."""
         seconds = self._context.batch.linger_seconds
         if seconds and self.backlog.ready_records and "linger" not in self._timers:
-            self._start_timer(seconds, self._linger_over, "linger")
+            self._timers.start(seconds, self._linger_over, "linger")
 
     def begun(self, offset: int) -> Begun | None:
         """Return what a record is part of that has begun and not ended, or None if it has not begun."""
-        in_flight = (Begun(work, "", since) for work, since in self.in_flight.values())
         waiting = (Begun(work, why, None) for work, why in self.retries)
-        every = itertools.chain(in_flight, waiting)
+        every = itertools.chain(self.in_flight, waiting)
         return next((begun for begun in every if offset in begun.work.records.offsets), None)
 
     def find(self, offset: int) -> Record | None:
@@ -325,12 +258,6 @@ class Lane:
             return begun.work.records.find(offset)
         beyond = (found for batch, _ in self._beyond if (found := batch.find(offset)))
         return self.backlog.find(offset) or next(beyond, None)
-
-    def _check_idle(self) -> None:
-        for work, _ in self.in_flight.values():
-            if work.records:
-                return
-        self.idle.set()
 
     def _admit(self) -> None:
         """Move records to the backlog that are due and within the window of the offset map."""
@@ -364,7 +291,7 @@ class Lane:
                 why = f"offset {record.offset} is due at {due:%Y-%m-%d %H:%M:%S} UTC"
                 self.condition.change(LaneState.NOT_DUE, why)
             if "due" not in self._timers:
-                self._start_timer(seconds, self._wake, "due")
+                self._timers.start(seconds, self._wake, "due")
         return seconds <= 0
 
     def _wake(self) -> None:
@@ -378,12 +305,3 @@ class Lane:
 
     def _linger_over(self) -> None:
         self._lingered = True
-
-    def _start_timer(self, seconds: float, then: Callable[[], object], name: object) -> None:
-        def elapsed() -> None:
-            self._timers.pop(name, None)
-            then()
-            self._offer(self)
-
-        if not self.condition.is_ending:
-            self._timers[name] = self._context.later(seconds, elapsed)

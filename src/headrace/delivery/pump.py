@@ -346,7 +346,7 @@ class Pump(Service):
         for lane in lanes:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline.remaining_seconds):  # wait_for may lose a cancellation
-                    await lane.idle.wait()
+                    await lane.in_flight.idle.wait()
         self._fence(lanes, fenced)
         reach("drain.fenced")
 

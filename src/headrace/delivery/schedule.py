@@ -6,13 +6,14 @@ created when there is something to begin and no other is free, and ends when the
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from headrace.delivery.breaker import Failure
 from headrace.delivery.lane import Lane
+from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.outcomes import (
     ACK,
     HELD,
@@ -61,17 +62,31 @@ class Deliverer:
         `replay` is the id of the replay job, empty for deliveries of the group. With `live` one slot of the limit is
         reserved for this pump.
         """
-        self.in_flight = self.last_turn = 0
+        # Settings
         self._context = context
-        self._limit = context.breaker.limit
-        self._destination, self._dead_letters = destination, dead_letters
-        self._epoch_of, self._spawn, self._on_ended, self._replay = epoch_of, spawn, on_ended, replay
-        self._turns: deque[Lane] = deque()
-        self._queued: set[Lane] = set()
+        self._destination = destination
+        self._dead_letters = dead_letters
+        self._epoch_of = epoch_of
+        self._spawn = spawn
+        self._on_ended = on_ended
+        self._replay = replay
+
+        # Whose turn it is
+        self._turns: OrderedDict[Lane, None] = OrderedDict()
+        """Lanes that may have something to begin."""
+        self.last_turn = 0
+
+        # In flight
+        self.in_flight = 0
         self._busy = 0
         """Lanes with something in flight."""
         self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
+        """Each worker's lane, and the id of its attempt; 0 while it began with dead letters."""
         self._limit.join(self, live=live)
+
+    @property
+    def _limit(self) -> AdaptiveLimit:
+        return self._context.breaker.limit
 
     def offer(self, lane: Lane) -> None:
         """Begin deliveries; a lane may have something to begin."""
@@ -109,28 +124,26 @@ class Deliverer:
         return True
 
     def _queue(self, lane: Lane) -> None:
-        if lane not in self._queued and lane.startable:
-            self._queued.add(lane)
-            self._turns.append(lane)
+        if lane not in self._turns and lane.startable:
+            self._turns[lane] = None
 
     def _next(self) -> Lane | None:
         """Remove and return the next lane of the queue, if a delivery may begin."""
         turns, context = self._turns, self._context
         if not turns:
             return None
-        # A worker that writes dead letters has no slot of the limit.
+        # Is a slot free? A worker that began with dead letters has none of the limit, and is counted here.
         free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)
         if free <= 0 or not context.breaker.admits or not context.rate.admits:
             return None
-        reserved = min(self._limit.concurrency // _RESERVED, len(context.lanes) - self._busy)  # for idle lanes
+        # Take the first lane that can begin. The last slots are for lanes that have nothing in flight.
+        reserved = min(self._limit.concurrency // _RESERVED, len(context.lanes) - self._busy)
         for _ in range(len(turns)):
-            lane = turns.popleft()
+            lane = turns.popitem(last=False)[0]
             startable = lane.startable
             if startable and lane.in_flight and free <= reserved:
-                turns.append(lane)
-                continue
-            self._queued.discard(lane)
-            if startable:
+                turns[lane] = None
+            elif startable:
                 return lane
         return None
 
@@ -146,7 +159,7 @@ class Deliverer:
     def _enter(self, worker: asyncio.Task[None], lane: Lane, work: Work, attempt_id: int) -> None:
         self._workers[worker] = lane, attempt_id
         self._busy += not lane.in_flight
-        lane.begin(worker, work)
+        lane.in_flight.begin(worker, work)
 
     async def _work(self, lane: Lane, work: Work, attempt_id: int) -> None:
         worker = asyncio.current_task()
@@ -158,7 +171,7 @@ class Deliverer:
             dead_letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
             if dead_letters:
                 if dead_letters is not work:
-                    lane.replace(worker, dead_letters)
+                    lane.in_flight.replace(worker, dead_letters)
                 with self._limit.writing() if attempt_id else nullcontext():
                     await self._write_dead_letters(lane, dead_letters)
             self._leave(worker)
@@ -175,7 +188,7 @@ class Deliverer:
     def _leave(self, worker: asyncio.Task[None]) -> Lane | None:
         lane, attempt_id = self._workers.pop(worker, (None, 0))
         if lane:
-            lane.leave(worker)
+            lane.in_flight.leave(worker)
             self._busy -= not lane.in_flight
             if attempt_id:
                 self._limit.give_back(self)
@@ -298,10 +311,12 @@ class Deliverer:
         context, now, why = self._context, self._context.clock.time(), last_error(replies)
         first = batch.first_failed_at or now
         judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
+        # Say which fail, which are tried again together, and which in two halves.
         failed = judged.get(Outcome.DEAD_LETTER, ())
         again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
         split = _records(judged.get(Outcome.SPLIT, ()))
         lane.acks.failed({record.offset for record in (*again, *split)})
+        # If the destination is to blame, keep all but permanent failures as they are: no attempt is used up.
         if self._is_to_blame(lane, batch, attempt_id, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:
@@ -310,12 +325,14 @@ class Deliverer:
             failed, again = [one for one in failed if one[1].permanent], []
         elif Outcome.UNAVAILABLE not in judged:
             lane.progressed()
+        # End what has ended.
         for outcome in _ENDED:
             if ended := judged.get(outcome):
                 replies_of = [reply for _, reply in ended] if outcome is Outcome.SKIPPED else ()
                 self._end(lane, RecordBatch.of(_records(ended)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
             log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why)
+        # Deliver again what is left, after a pause.
         if again:
             reach("retry.before")
             context.counts.redeliveries += len(again)
@@ -325,6 +342,7 @@ class Deliverer:
         if split:
             text = f"{len(split)} records from offset {split[0].offset} on failed together: {why}"
             lane.halve(batch._replace(records=RecordBatch.of(split)), text)
+        # Return what has failed for good.
         before = batch.attempt - 1
         dead_letters = [
             DeadLetter(one, context.group, before + reply.calls, reply, first, now) for one, reply in failed

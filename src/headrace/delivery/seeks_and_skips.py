@@ -135,7 +135,7 @@ class Moves:
         if not records:
             return None
         lane.drain("a skip waits for what else is in flight")
-        lane.abandon(records)
+        lane.in_flight.abandon(records)
         return self._spawn_move(lambda answer: self._skip(lane, records, answer), "skip")
 
     def deliver_again(self, partition: TopicPartition) -> None:

@@ -87,7 +87,7 @@ def status_of(lane: Lane, context: PumpContext, member: Membership | None) -> Pa
         tracker.position,
         tracker.commit_offset,
         tracker.open_records,
-        sum(len(work.records) for work, _ in lane.in_flight.values()),
+        lane.in_flight.records,
         head,
         why or (member.pause_reason(lane.partition) if member else ""),
     )

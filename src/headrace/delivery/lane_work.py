@@ -1,0 +1,143 @@
+"""What of one lane has begun: work that is in flight, work that waits to be tried again, and the timers of that."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from headrace.delivery.pump_context import Batch, Work
+from headrace.records import Record, RecordBatch
+from headrace.runtime import Clock
+
+
+class Begun(NamedTuple):
+    """Work that has begun and not ended."""
+
+    work: Work
+    why: str
+    """Why it pauses before it is tried again; empty if it does not."""
+    since: float | None
+    """Since when it is in flight, by the monotonic clock; None if it is not."""
+
+    @property
+    def attempts(self) -> int:
+        """Deliveries of its records so far, one in flight included."""
+        return self.work.attempt - (self.since is None and isinstance(self.work, Batch))
+
+
+class InFlight:
+    """Which task does which work of a lane."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.idle = asyncio.Event()
+        """Set while nothing is in flight."""
+        self.idle.set()
+        self._clock = clock
+        self._tasks: dict[asyncio.Task[None], tuple[Work, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[Begun]:
+        return (Begun(work, "", since) for work, since in self._tasks.values())
+
+    @property
+    def records(self) -> int:
+        """How many records are in flight."""
+        return sum(len(work.records) for work, _ in self._tasks.values())
+
+    def begin(self, task: asyncio.Task[None], work: Work) -> None:
+        """Record that a task does this work."""
+        self.replace(task, work)
+        self.idle.clear()
+
+    def replace(self, task: asyncio.Task[None], work: Work) -> None:
+        """Record that a task does this work instead; a drain does not see the lane idle in between."""
+        self._tasks[task] = work, self._clock.monotonic()
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Record that a task works for this lane no more."""
+        self._tasks.pop(task, None)
+        self._check_idle()
+
+    def cancel(self) -> None:
+        """Cancel every task."""
+        for task in self._tasks:
+            task.cancel()
+
+    def abandon(self, records: Sequence[Record]) -> None:
+        """Cancel the tasks that work on any of these records; the lane is idle without them."""
+        offsets = {record.offset for record in records}
+        for task, (work, _) in [*self._tasks.items()]:
+            if not offsets.isdisjoint(work.records.offsets):
+                task.cancel()
+                self.replace(task, Batch(RecordBatch.of(())))
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        if not any(work.records for work, _ in self._tasks.values()):
+            self.idle.set()
+
+
+class RetryQueue:
+    """What has begun, is not in flight and has not ended."""
+
+    def __init__(self) -> None:
+        self.due: deque[Work] = deque()
+        """To be delivered or written again now."""
+        self.backing_off: dict[object, tuple[Batch, str]] = {}
+        """What pauses before it is tried again, and why."""
+        self.behind: list[Batch] = []
+        """In order `partition`: what waits for the records before it to end, the last one first."""
+        self.was_last = False
+        """Whether the lane took its last work from here."""
+        self.failures = 0
+        """How often dead letters were not written since something went well."""
+
+    def __iter__(self) -> Iterator[tuple[Work, str]]:
+        """Iterate over the work, each with the reason of its pause."""
+        yield from self.backing_off.values()
+        yield from ((work, "") for work in (*self.due, *self.behind))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for waiting in (self.due, self.backing_off, self.behind):
+            waiting.clear()
+
+
+class LaneTimers:
+    """The timers of one lane, by name."""
+
+    def __init__(
+        self, later: Callable[[float, Callable[[], None]], asyncio.Task[None]], elapsed: Callable[[], None]
+    ) -> None:
+        """Prepare; `later` calls something after a pause, and `elapsed` is called after what a timer calls."""
+        self._later = later
+        self._elapsed = elapsed
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks
+
+    def start(self, seconds: float, then: Callable[[], object], name: object) -> None:
+        """Call something after a pause, unless the timers are closed."""
+
+        def elapsed() -> None:
+            self._tasks.pop(name, None)
+            then()
+            self._elapsed()
+
+        if not self._is_closed:
+            self._tasks[name] = self._later(seconds, elapsed)
+
+    def cancel(self, name: object) -> None:
+        """Stop a timer, if it runs."""
+        if timer := self._tasks.pop(name, None):
+            timer.cancel()
+
+    def close(self) -> None:
+        """Stop every timer, and start none from now on."""
+        self._is_closed = True
+        for timer in self._tasks.values():
+            timer.cancel()

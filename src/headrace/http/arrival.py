@@ -25,13 +25,13 @@ from typing import Any, Final, NamedTuple
 from uvicorn.protocols.http.flow_control import FlowControl
 
 _PATIENCE_SECONDS: Final = 0.5
+"""Clients delay acknowledgements by up to 0.04 s."""
 _GOODBYE_SECONDS: Final = 0.05
 """From the end of TLS to that of the connection, which clients send together."""
 _GOODBYE_BYTES: Final = 31
 """Of our own end of TLS, at most."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.01
-"""Clients delay acknowledgements by up to 0.04 s."""
 _TCP_INFO: Final = struct.Struct("=B119xQ")
 _CLOSED: Final = 7
 _CLOSE_WAIT: Final = 8
@@ -69,12 +69,17 @@ class Arrival:
         self._is_ending = False
         self._received: bool | None = None  # what is known for good
         if last:
-            last._received = last._has_arrived() if last._received is None else last._received
-            self._socket: Any = last._socket
+            self._socket: Any = last.superseded()
         else:
             self._socket = transport.get_extra_info("socket")
             if transport.get_extra_info("ssl_object") is not None:  # which closes its own too early
                 self._socket = _Duplicate(fileno=os.dup(self._socket.fileno()))
+
+    def superseded(self) -> Any:
+        """Keep what is known before the next answer is written, and return the socket that it shares."""
+        if self._received is None:
+            self._received = self._has_arrived()
+        return self._socket
 
     async def taken(self, transport: asyncio.Transport, flow: FlowControl) -> bool:
         """Wait until the operating system has the answer; return False if the connection was closed before."""

@@ -264,7 +264,8 @@ class Forwarder:
             headers = [(name, value) for name, value in connection.headers if name in _ANSWER_HEADERS]
             await send({"type": "http.response.start", "status": connection.status, "headers": headers})
             streams = (b"transfer-encoding", b"chunked") in connection.headers
-            scope["state"] |= {STREAMING: True} if streams else {}
+            if streams:
+                scope["state"][STREAMING] = True
             reads, written, arrival = _is_read(scope), scope["state"].get(WRITTEN), None
             count = confirmed = 0
             while part := await connection.next_part():

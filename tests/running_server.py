@@ -273,9 +273,10 @@ def registered_of(kafka: Kafka) -> Any:
 def active_of(kafka: Kafka, codecs: Codecs) -> Any:
     """Return a stand-in for instances and for one of them, which reads nothing."""
     active = SimpleNamespace(topics=(), assigned=(), reads=None, records=(), assignments={})
+    active.membership = active
     active.spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
     active.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
-    active.find, active.create, active.read = said(kafka, active), later(kafka, active), later(kafka, active)
+    active.use, active.create, active.read = said(kafka, active), later(kafka, active), later(kafka, active)
     active.statuses, active.end = later(kafka, []), lambda *sent: None
     active.answering = lambda size_bytes: contextlib.nullcontext()
     for name in ("delete", "subscribe", "wait_assigned", "seek", "unsubscribe"):

@@ -1,4 +1,4 @@
-"""What was probably meant by a name that is not known."""
+"""The known name that a misspelt one is nearest to."""
 
 import difflib
 from collections.abc import Iterable

@@ -165,7 +165,7 @@ def test_a_letter_too_large_for_its_target_stays(site: Any, topic: Any) -> None:
     name = topic(1, **{"max.message.bytes": "3000"})
     dlq = letters_of(site, name, 20)
     site.write(dlq, OutgoingRecord(dlq, b"large", bytes(10_000), site.records(dlq)[0].headers, 0))
-    for mode in ([], ["--exactly-once"]):
+    for mode in (["--exactly-once"], []):
         done = site.cli("dlq", "redrive", dlq, *mode, code=1)
         assert f"not sent: {dlq}-0 offset 20" in done.stderr
         assert len(values(site, name)) == 40

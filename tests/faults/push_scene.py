@@ -27,9 +27,9 @@ from headrace.testing.recording import GroupCommit, gather, group_commits, read_
 from tests.faults.ledger import Ledger
 
 PARTITIONS = 4
-SAME_MEMBER = {"instance_id": "one"}
+SAME_MEMBER = {"properties": {"group.instance.id": "one"}}
 """Whoever is started again takes its own place in the group at once."""
-SHORT_SESSION = {"session_timeout_seconds": 3}
+SHORT_SESSION = {"properties": {"session.timeout.ms": 3000}}
 """For those who wait until a peer takes over; whoever only stands still for a moment must not lose its session."""
 
 

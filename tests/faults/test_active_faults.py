@@ -28,7 +28,7 @@ SETTINGS = {
     "wait_seconds": 0.2,
     "auto_commit_seconds": 0.05,
     "auto_offset_reset": "earliest",
-    "consumer": {"session_timeout_seconds": 3},
+    "consumer": {"properties": {"session.timeout.ms": 3000}},
 }
 
 

@@ -167,7 +167,7 @@ def test_members_come_and_go(scene: Fed) -> None:
 @pytest.mark.long
 def test_the_poll_interval_is_exceeded(scene: Fed) -> None:
     """Row F4: the member is out while its thread is blocked, and joins again; what it held comes again."""
-    scene.settings["consumer"] = {**SHORT_SESSION, "max_poll_interval_seconds": 3}
+    scene.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}
     blocked = scene.run("poll.after=delay:7@20")
     scene.wait_until(lambda: "failpoint poll.after: delay" in blocked.output, "the thread to be blocked")
     scene.wait_members(0)

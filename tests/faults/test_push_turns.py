@@ -46,8 +46,13 @@ def take_turns(scene: PushScene, changes: int, per_second: int, pause: Callable[
     [
         (2, "key", SHORT_SESSION),
         pytest.param(3, "key", SHORT_SESSION, marks=pytest.mark.long),
-        pytest.param(3, "partition", {**SHORT_SESSION, "assignors": ["range"]}, marks=pytest.mark.long),
-        pytest.param(3, "none", {"group_protocol": "consumer"}, marks=pytest.mark.long),
+        pytest.param(
+            3,
+            "partition",
+            {"properties": {**SHORT_SESSION["properties"], "partition.assignment.strategy": "range"}},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(3, "none", {"properties": {"group.protocol": "consumer"}}, marks=pytest.mark.long),
     ],
     ids=["short", "cooperative", "eager", "kip-848"],
 )

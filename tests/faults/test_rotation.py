@@ -33,8 +33,8 @@ def world(
     "member",
     [
         pytest.param({}, id="member"),
-        pytest.param({"instance_id": "one"}, id="static", marks=pytest.mark.long),
-        pytest.param({"group_protocol": "consumer"}, id="kip-848", marks=pytest.mark.long),
+        pytest.param({"properties": {"group.instance.id": "one"}}, id="static", marks=pytest.mark.long),
+        pytest.param({"properties": {"group.protocol": "consumer"}}, id="kip-848", marks=pytest.mark.long),
     ],
 )
 def test_a_new_certificate_of_another_user_is_taken_up(world: Rotation, member: dict[str, Any]) -> None:

@@ -45,9 +45,9 @@ class ActiveConsumersConfig(Section):
 
     @model_validator(mode="after")
     def _shared(self) -> Self:
-        if self.consumer.instance_id:
+        if "group.instance.id" in self.consumer.properties:
             raise ValueError(
-                "consumer.instance_id is set, and every instance would be that member: take it out, and send "
-                "group.instance.id when an instance is created"
+                "consumer.properties has group.instance.id, and every instance would be that member: take it out, and "
+                "send it when an instance is created"
             )
         return self

@@ -114,7 +114,7 @@ def _quoted(path: KeyPath, value: Any) -> str:
 
 def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
-        if text := _moved(path):
+        if text := moved(path):
             return text
         tables = _TABLES.get(str(path[0]))
         if tables and (text := instead_of(str(path[-1]), *tables)):
@@ -139,7 +139,7 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     return f"{text}: correct the value"
 
 
-def _moved(path: KeyPath) -> str:
+def moved(path: KeyPath) -> str:
     """Return where a setting of earlier versions is now; empty if it is none."""
     names = [str(part) for part in path]
     return next((text for count in (1, 2, 3) if (text := _MOVED.get(".".join(names[-count:]), ""))), "")

@@ -53,6 +53,8 @@ def _accepted_by(clients: str) -> frozenset[str]:
 CONSUMER_ONLY: Final = _accepted_by("consumer")
 """Allowed for consumers; the client warns of them in a producer."""
 _PRODUCER_ONLY: Final = _accepted_by("producer")
+_MEMBER_ONLY: Final = _accepted_by("member")
+"""Allowed for one consumer; no two may share them, or the members of a group agree on them."""
 _EVERY_CLIENT: Final = _accepted_by("every")
 
 
@@ -95,6 +97,10 @@ def _for_producers(name: str) -> str:
     return _require(name, (_EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
 
 
+def _for_members(name: str) -> str:
+    return _require(name, CONSUMER_ONLY | _MEMBER_ONLY, _EVERY_CLIENT, "kafka.properties")
+
+
 def _check_values(properties: dict[str, Any]) -> dict[str, Any]:
     """Return properties with each value that the table bounds as a number, a switch, or text in lower case."""
     return {name: _value_of(name, value) for name, value in properties.items()}
@@ -133,6 +139,8 @@ ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], 
 """Properties for every client. A name that is not allowed is refused, and the error names the setting to use."""
 ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden, _Checked]
 """Properties for the producer."""
+MemberProperties = Annotated[dict[Annotated[str, AfterValidator(_for_members)], _Value], _Hidden, _Checked]
+"""Properties for one consumer."""
 
 
 BootstrapServers = Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")]

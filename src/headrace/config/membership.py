@@ -1,31 +1,26 @@
 """Group membership and fetching of a consumer: the same for reactive consumers and functions.
 
-The table of consumer keys defines which client property each setting becomes.
+They are Kafka's own properties.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from headrace.config.kafka import CONSUMER_KEYS, CONSUMER_ONLY
-from headrace.config.section import Number, Section
+from headrace.config.kafka import CONSUMER_ONLY, MemberProperties
+from headrace.config.section import Section
 
-Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
-
-_CLIENT_NAME: Final = {
-    named.partition(".")[2]: key.client
-    for key in CONSUMER_KEYS.values()
-    for named in key.setting.split("`")[1:2]
-    if named.startswith("consumer.") and key.client
-}
-"""Our setting to the client's property."""
+_STRATEGY: Final = "partition.assignment.strategy"
+_ASSIGNORS: Final = {"Range": "range", "RoundRobin": "roundrobin", "CooperativeSticky": "cooperative-sticky"}
 _DECIDED_BY_BROKER: Final = {
-    "session_timeout_seconds": "group.consumer.session.timeout.ms",
-    "heartbeat_seconds": "group.consumer.heartbeat.interval.ms",
-    "assignors": "group.remote.assignor",
+    "session.timeout.ms": "set group.consumer.session.timeout.ms on the brokers",
+    "heartbeat.interval.ms": "set group.consumer.heartbeat.interval.ms on the brokers",
+    _STRATEGY: "set group.remote.assignor",
 }
-_DEFAULT_PROPERTIES: Final = {"session.timeout.ms": 10_000, "partition.assignment.strategy": "cooperative-sticky"}
+_DEFAULT_PROPERTIES: Final = {"session.timeout.ms": 10_000, _STRATEGY: "cooperative-sticky"}
+_NAMES: Final = {"group.instance.id": "[A-Za-z0-9._-]{0,249}", "group.remote.assignor": "[A-Za-z0-9._-]*"}
 _HEARTBEAT_MS = 3000
 _LIKELY_MAX_BYTES = 1_000_000
 RECEIVE_BYTES: Final = 106_000_000
@@ -34,21 +29,28 @@ The client would read a partition no further than a batch that it does not recei
 _FETCH_HEAD_BYTES = 512
 
 
-def _assignor(name: Any) -> Any:
-    """Return the client's name of an assignor, which may be given by its Java class."""
-    if name in ("sticky", "org.apache.kafka.clients.consumer.StickyAssignor", "StickyAssignor"):
-        raise ValueError("is sticky, which the client does not have: write cooperative-sticky, which moves as little")
-    short = str(name).rpartition(".")[2].removesuffix("Assignor")
-    return {"Range": "range", "RoundRobin": "roundrobin", "CooperativeSticky": "cooperative-sticky"}.get(short, name)
-
-
-def _one_way_to_rebalance(assignors: list[Assignor]) -> list[Assignor]:
-    if "cooperative-sticky" in assignors and len(set(assignors)) > 1:
+def _checked(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the properties of a member with the client's names of assignors, which may be given by Java classes."""
+    for name, form in _NAMES.items():
+        if not re.fullmatch(form, str(properties.get(name, ""))):
+            raise ValueError(f"{name} is {properties[name]}: use up to 249 letters, digits, dots, underscores, hyphens")
+    if _STRATEGY not in properties:
+        return properties
+    written = [
+        name.strip().rpartition(".")[2].removesuffix("Assignor") for name in str(properties[_STRATEGY]).split(",")
+    ]
+    names = [_ASSIGNORS.get(name, name) for name in written]
+    if unknown := [name for name in names if name not in _ASSIGNORS.values()]:
         raise ValueError(
-            "mixes cooperative-sticky with assignors that stop every partition, which the client refuses: name one "
-            "kind. Java's way to change over with such a list is not there: stop all members, then start them"
+            f"{_STRATEGY} is {unknown[0]}, which the client does not have: write cooperative-sticky, which moves as "
+            "little as sticky, or range and roundrobin"
         )
-    return assignors
+    if "cooperative-sticky" in names and len(set(names)) > 1:
+        raise ValueError(
+            f"{_STRATEGY} mixes cooperative-sticky with assignors that stop every partition, which the client refuses: "
+            "name one kind. To change over, stop all members, then start them"
+        )
+    return {**properties, _STRATEGY: ",".join(names)}
 
 
 def no_reset_by_itself(value: Any) -> Any:
@@ -62,47 +64,21 @@ def no_reset_by_itself(value: Any) -> Any:
 
 
 class ConsumerConfig(Section):
-    """Group membership and fetching; `kafka.properties` may set what is not set here."""
+    """How a consumer takes part in its group and fetches."""
 
-    group_protocol: Literal["classic", "consumer"] = "classic"
-    """Kafka's `group.protocol`: `consumer` is KIP-848, where the broker decides on assignment and session."""
-    assignors: Annotated[
-        list[Annotated[Assignor, BeforeValidator(_assignor)]],
-        Field(min_length=1),
-        AfterValidator(_one_way_to_rebalance),
-    ] = ["cooperative-sticky"]
-    """Kafka's `partition.assignment.strategy`, by preference: `cooperative-sticky`, or `range` and `roundrobin`, which
-    stop every partition of the group in each rebalance."""
-    remote_assignor: Annotated[str, Field(pattern="^[A-Za-z0-9._-]*$")] = ""
-    """Kafka's `group.remote.assignor`, for `group_protocol: consumer`: `uniform` or `range`; empty for the broker's."""
-    instance_id: Annotated[str, Field(pattern="^[A-Za-z0-9._-]*$", max_length=249)] = ""
-    """Kafka's `group.instance.id`: a member that returns under it within the session timeout keeps its partitions
-    without a rebalance. Different in each process of the group; empty for none."""
-    session_timeout_seconds: Annotated[float, Field(ge=0.01, le=3600), Number] = 10.0
-    """Kafka's `session.timeout.ms`: how long a member may be silent before its partitions are reassigned."""
-    heartbeat_seconds: Annotated[float, Field(ge=0.001, le=3600), Number] | None = None
-    """Kafka's `heartbeat.interval.ms`; by default a third of the session timeout, 3 at most."""
-    max_poll_interval_seconds: Annotated[float, Field(ge=1, le=86_400), Number] = 300.0
-    """Kafka's `max.poll.interval.ms`: Headrace polls all the time, so this bounds how long a rebalance may take."""
-    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    """Kafka's `isolation.level`: whether records of open and aborted transactions are withheld."""
-    fetch_max_bytes: Annotated[int, Field(ge=1, le=2_147_483_135), Number] = 52_428_800
-    """Kafka's `fetch.max.bytes`: one answer of a broker at most; one batch always fits."""
-    partition_fetch_bytes: Annotated[int, Field(ge=1, le=1_000_000_000), Number] = 1_048_576
-    """Kafka's `max.partition.fetch.bytes`: the part of one partition in it."""
-    fetch_min_bytes: Annotated[
-        int, Field(ge=1, le=100_000_000), Number, BeforeValidator(lambda n: 1 if n == -1 else n)
-    ] = 1
-    """Kafka's `fetch.min.bytes`: the bytes a broker waits for before it answers; light-4j's -1 is 1."""
-    fetch_wait_seconds: Annotated[float, Field(ge=0, le=50), Number] = 0.5
-    """Kafka's `fetch.max.wait.ms`: how long it waits for that."""
-    fetch_retry_seconds: Annotated[float, Field(ge=0, le=300), Number] = 0.5
-    """The client's `fetch.error.backoff.ms`: how long a partition is not fetched after a fetch of it has failed."""
+    properties: Annotated[MemberProperties, AfterValidator(_checked)] = Field(default_factory=dict)
+    """Kafka's consumer properties of membership and fetching, such as `session.timeout.ms`, `group.instance.id` and
+    `isolation.level`, by their librdkafka names; they win over `kafka.properties`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.client_properties({})
         return self
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether every partition of the group stops in each rebalance."""
+        return "cooperative-sticky" not in str(self.properties.get(_STRATEGY, "cooperative-sticky"))
 
     def client_properties(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client properties of a member: those of every client, overridden by what is set here.
@@ -110,9 +86,8 @@ class ConsumerConfig(Section):
         Raises:
             ValueError: The settings contradict each other.
         """
-        chosen = {_CLIENT_NAME[name]: _to_client(name, getattr(self, name)) for name in self.model_fields_set}
-        chosen = {name: value for name, value in chosen.items() if value not in ("", None)}
-        found = {**_DEFAULT_PROPERTIES, **{n: v for n, v in shared.items() if n in CONSUMER_ONLY}, **chosen}
+        shared = {name: value for name, value in shared.items() if name in CONSUMER_ONLY}
+        found = {**_DEFAULT_PROPERTIES, **shared, **self.properties}
         if found.get("group.protocol", "classic") == "consumer":
             self._leave_to_broker(found)
         else:
@@ -132,8 +107,8 @@ class ConsumerConfig(Section):
         beat = int(properties.get("heartbeat.interval.ms", 0))
         if session and beat * 3 > session:
             found.append(
-                f"heartbeat_seconds is {beat / 1000:g}, more than a third of session_timeout_seconds, "
-                f"{session / 1000:g}: two lost heartbeats end the membership; write {session / 3000:g} or less"
+                f"heartbeat.interval.ms is {beat}, more than a third of session.timeout.ms, {session}: two lost "
+                f"heartbeats end the membership; write {session // 3} or less"
             )
         for name in ("fetch.max.bytes", "max.partition.fetch.bytes"):
             if int(properties.get(name, 0)) > batch_bytes:
@@ -141,27 +116,18 @@ class ConsumerConfig(Section):
                     f"{name} is {properties[name]}, above batch.max_bytes, {batch_bytes}: one fetch brings more than "
                     "one delivery takes, and the rest waits in memory; lower it, or raise batch.max_bytes"
                 )
-        brokers = {
-            name for setting in _DECIDED_BY_BROKER if (name := _CLIENT_NAME[setting]) in shared
-        } - properties.keys()
+        brokers = {name for name in _DECIDED_BY_BROKER if name in shared} - properties.keys()
         found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
         return found
 
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
         """Source: KIP-848; the client refuses these properties."""
-        for setting, brokers in _DECIDED_BY_BROKER.items():
-            if setting in self.model_fields_set:
+        for name, instead in _DECIDED_BY_BROKER.items():
+            if name in self.properties:
                 raise ValueError(
-                    f"{setting} is set, and with group_protocol: consumer the broker decides that: omit it, and set "
-                    f"{brokers} {'as remote_assignor' if setting == 'assignors' else 'on the brokers'}"
+                    f"{name} is set, and with group.protocol: consumer the broker decides that: omit it, and {instead}"
                 )
-            found.pop(_CLIENT_NAME[setting], None)
-
-
-def _to_client(name: str, value: Any) -> Any:
-    if name.endswith("_seconds") and value is not None:
-        return round(value * 1000)
-    return ",".join(value) if isinstance(value, list) else value
+            found.pop(name, None)
 
 
 def _check_times(found: Mapping[str, Any]) -> None:
@@ -170,11 +136,11 @@ def _check_times(found: Mapping[str, Any]) -> None:
     poll = int(found.get("max.poll.interval.ms", 300_000))
     if beat >= session:
         raise ValueError(
-            f"heartbeat_seconds is {beat / 1000:g} and session_timeout_seconds {session / 1000:g}, so a member is out "
-            f"before its first heartbeat: write heartbeat_seconds: {session / 3000:g} or less"
+            f"heartbeat.interval.ms is {beat} and session.timeout.ms {session}, so a member is out before its first "
+            f"heartbeat: write heartbeat.interval.ms: {session // 3} or less"
         )
     if poll < session:
         raise ValueError(
-            f"max_poll_interval_seconds is {poll / 1000:g}, less than session_timeout_seconds, {session / 1000:g}, "
-            "which the client refuses: raise it"
+            f"max.poll.interval.ms is {poll}, less than session.timeout.ms, {session}, which the client refuses: "
+            "raise it"
         )

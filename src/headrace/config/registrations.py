@@ -5,7 +5,7 @@ A URL has one accepted spelling. A URL that two parsers could read differently i
 
 import re
 from ipaddress import ip_address
-from typing import Annotated, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -21,6 +21,8 @@ _PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~!$&'()*+,=:@-]+)*/?")
 _PORTS: Final = {"http": 80, "https": 443}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _MAX_RETRY_TOPICS: Final = 3
+_MEMBER: Final = {"fetch.max.bytes": 52_428_800, "max.partition.fetch.bytes": 52_428_800, "session.timeout.ms": 60_000}
+"""Bounds of the consumer's properties."""
 
 
 class _UrlParts(NamedTuple):
@@ -153,15 +155,14 @@ class RegistrationConfig(ReactiveConsumerConfig):
     @model_validator(mode="after")
     def _within_limits(self, info: ValidationInfo) -> Self:
         settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
+        properties: Any = self.consumer.properties
         for name, value, bound in (
             ("max_in_flight", self.max_in_flight, settings.limits.max_in_flight),
             ("batch.max_records", self.batch.max_records, 1000),
             ("batch.max_bytes", self.batch.max_bytes, 1_048_576),
             ("flow.max_records", self.flow.max_records, 20_000),
             ("flow.max_bytes", self.flow.max_bytes, 33_554_432),
-            ("consumer.fetch_max_bytes", self.consumer.fetch_max_bytes, 52_428_800),
-            ("consumer.partition_fetch_bytes", self.consumer.partition_fetch_bytes, 52_428_800),
-            ("consumer.session_timeout_seconds", self.consumer.session_timeout_seconds, 60),
+            *((f"consumer.properties.{name}", properties.get(name, 0), bound) for name, bound in _MEMBER.items()),
             ("backend.max_answer_bytes", self.backend.max_answer_bytes, 33_554_432),
             ("backend.timeout_seconds", self.backend.timeout_seconds, 60),
         ):
@@ -171,8 +172,10 @@ class RegistrationConfig(ReactiveConsumerConfig):
             raise ValueError(
                 f"retry.tiers has {len(self.retry.tiers)} delays, and registrations may have {_MAX_RETRY_TOPICS}"
             )
-        if self.consumer.instance_id:
-            raise ValueError("consumer.instance_id is set, and every process of Headrace would be it: take it out")
+        if "group.instance.id" in properties:
+            raise ValueError(
+                "consumer.properties has group.instance.id, and every process of Headrace would be it: take it out"
+            )
         if self.dead_letter.topic != DeadLetterConfig().topic:
             raise ValueError("dead_letter.topic is not for registrations: dead letters go to the topic's name and .dlq")
         return self

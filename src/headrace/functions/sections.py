@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from headrace.config.consumers import RetryConfig
-from headrace.config.explain import explain
+from headrace.config.explain import explain, moved
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.section import Number
@@ -143,6 +143,7 @@ def _explain_more(error: ErrorDetails) -> None:
     if error["type"] == "extra_forbidden":
         section, written = (str(part) for part in error["loc"][-2:])
         known = _SECTIONS[section].model_fields
-        error["type"], error["msg"] = "value_error", f"is not known: {hint(written, known)}"
+        error["type"] = "value_error"
+        error["msg"] = moved((section, written)) or f"is not known: {hint(written, known)}"
     elif any(isinstance(limit, float) for limit in error.get("ctx", {}).values()):
         error["msg"] += " s"

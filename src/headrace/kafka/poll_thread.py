@@ -105,16 +105,17 @@ class PollThread:
             self._leave()
 
     def _leave(self) -> None:
-        member = self.resolver.policy.member
+        member = self.resolver.policy.member.properties
         with contextlib.suppress(confluent_kafka.KafkaException), ClientErrors():
             # A client that closes without partitions does not tell Kafka, which then waits for the session to end.
-            if member.group_protocol == "classic" and not (member.instance_id or self._client.assignment()):
+            stays = "group.instance.id" in member or member.get("group.protocol") == "consumer"
+            if not stays and not self._client.assignment():
                 self._client.unsubscribe()
         self._client.close()  # runs _on_revoke for the assigned partitions
 
     def _use(self, client: Any) -> None:
         self._client = client
-        self._assignment = Assignment(client, whole="cooperative-sticky" not in self.resolver.policy.member.assignors)
+        self._assignment = Assignment(client, whole=self.resolver.policy.member.is_eager)
 
     def _renew(self) -> None:
         """Replace a client that cannot continue, or has other certificates or another user: leave, and join again."""

@@ -27,7 +27,7 @@ def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProces
             "topics": [topic],
             "group": f"{topic}-push",
             "backend": {"url": backend.url},
-            "consumer": {"session_timeout_seconds": 3},
+            "consumer": {"properties": {"session.timeout.ms": 3000}},
             **settings,
         }
         config = {**site.config, "control": {"topic": table}, "reactive_consumers": {"push": consumer}, **(more or {})}

@@ -28,11 +28,11 @@ from tests.raw_server import until
 CLOCK = SystemClock()
 RECORDS = 400
 """In each partition."""
-QUICK = {"heartbeat_seconds": 0.3}
+QUICK = {"heartbeat.interval.ms": 300}
 """So that a member hears at once that others come and go."""
 IDS = ["cooperative", "eager", "kip-848"]
 PROTOCOLS = pytest.mark.parametrize(
-    "membership", [QUICK, {**QUICK, "assignors": ["range"]}, {"group_protocol": "consumer"}], ids=IDS
+    "membership", [QUICK, {**QUICK, "partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}], ids=IDS
 )
 
 
@@ -79,7 +79,7 @@ class Member:
             listener=self.pump,
             flow=FlowControl(),
             clock=CLOCK,
-            policy=ReadPolicy(member=ConsumerConfig(**scene.membership), **policy),
+            policy=ReadPolicy(member=ConsumerConfig(properties=scene.membership), **policy),
         )
         self.pump.connect(self.consumer, self.consumer)
 

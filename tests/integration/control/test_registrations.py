@@ -63,7 +63,7 @@ class Deployment:
             "topics": [topic],
             "group": f"{topic}-group",
             "backend": {"url": self.backend.url},
-            "consumer": {"session_timeout_seconds": 3},
+            "consumer": {"properties": {"session.timeout.ms": 3000}},
             **more,
         }
 
@@ -274,7 +274,9 @@ def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: An
     site, name, other = deployment.site, topic(), topic()
     process = deployment.start(backends=[*deployment.list, "http://127.0.0.1:9/"])
     # Only the broker knows which assignors there are; it tells when the consumer joins, and that ends its life.
-    broken = deployment.consumer(name, consumer={"group_protocol": "consumer", "remote_assignor": "nonsense"})
+    broken = deployment.consumer(
+        name, consumer={"properties": {"group.protocol": "consumer", "group.remote.assignor": "nonsense"}}
+    )
     unready = deployment.consumer(name, group="unready", backend={"url": "http://127.0.0.1:9/"})
     assert ask(process, "PUT", f"{PLACE}/broken", broken).status == 201
     assert ask(process, "PUT", f"{PLACE}/unready", unready).status == 201

@@ -45,7 +45,7 @@ def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Any) -> None:
     own = {
         "trigger": {"explicitAckMode": "explicitOnly", "numWorkers": 2},
         "explicitAckEnds": "one",
-        "consumer": {"instance_id": "one"},
+        "consumer": {"properties": {"group.instance.id": "one"}},
     }
     one.write(0, *["hold"] * 6)
     process = one.start(ACTS, **own)

@@ -37,7 +37,7 @@ def test_only_partitions_that_are_given_up_are_drained(calls: Any, protocol: str
     own = {
         "trigger": {"numWorkers": 4},
         "maxWaitHandlerDuringRebalance": "1s",
-        "consumer": {"group_protocol": protocol},
+        "consumer": {"properties": {"group.protocol": protocol}},
     }
     for partition in range(4):
         one.write(partition, "wait", "next")
@@ -92,7 +92,7 @@ def test_every_event_is_called_once_over_rebalance_and_stop(calls: Any, protocol
         "trigger": {"workerTerminationTimeout": "200s"},
         "maxWaitHandlerDuringRebalance": "200s",
         "rebalanceTimeout": "600s",
-        "consumer": {"group_protocol": protocol},
+        "consumer": {"properties": {"group.protocol": protocol}},
     }
     for partition in range(4):
         one.write(partition, *["a"] * count)

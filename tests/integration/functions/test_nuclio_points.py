@@ -115,7 +115,7 @@ def test_point_19_isolation_and_commit_interval_are_settings(calls: Any, site: A
         "topics": [one.source],
         "consumerGroup": name,
         "commitInterval": "100ms",
-        "consumer": {"isolation_level": "read_uncommitted"},
+        "consumer": {"properties": {"isolation.level": "read_uncommitted"}},
     }
     dirty = {"kind": "kafka-cluster", "attributes": attributes}
     producer = confluent_kafka.Producer(

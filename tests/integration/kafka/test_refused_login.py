@@ -112,7 +112,7 @@ def test_a_refused_login_heals(
             "group": f"{topic}-{n}",
             "value_format": "json",
             "backend": {"url": backend.url},
-            "consumer": {"session_timeout_seconds": 120},  # no member loses its partitions meanwhile
+            "consumer": {"properties": {"session.timeout.ms": 120_000}},  # no member loses its partitions meanwhile
         }
         for n in range(CONSUMERS)
     }

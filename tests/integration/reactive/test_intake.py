@@ -225,7 +225,7 @@ def test_partitions_that_are_added_under_load_lose_nothing(
     name = topic(3)
 
     async def test(desk: Desk) -> None:
-        member = ConsumerConfig(group_protocol=protocol)
+        member = ConsumerConfig(properties={"group.protocol": protocol})
         reader = await desk.member(f"{name}-g", [name], reset="latest", member=member)
         await until(lambda: len(reader.epochs) == 3, "the first partitions")
         for number in range(3):
@@ -248,7 +248,7 @@ def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
 
     async def test(desk: Desk) -> None:
         await desk.write(name, 5)
-        reader = await desk.member(f"{name}-g", [name], member=ConsumerConfig(group_protocol=protocol))
+        reader = await desk.member(f"{name}-g", [name], member=ConsumerConfig(properties={"group.protocol": protocol}))
         await desk.watch(reader, [name])
         await until(lambda: reader.read(name) == [0, 1, 2, 3, 4], "the old records")
         known = await desk.admin.topic_ids([name])
@@ -366,7 +366,7 @@ def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
             await desk.write(name, 10, number)
         await desk.remove_before(name, 0, 8)
         await desk.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
-        member = ConsumerConfig(assignors=["range", "roundrobin"])
+        member = ConsumerConfig(properties={"partition.assignment.strategy": "range,roundrobin"})
         reader = await desk.member(f"{name}-g", [name], on_gap="continue", member=member)
         await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
         await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
@@ -382,11 +382,11 @@ def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
 def test_a_member_that_is_static_comes_back_to_its_partitions_without_a_rebalance(
     at_desk: Any, topic: Callable[..., str]
 ) -> None:
-    """`instance_id` reaches the broker: a second member under the same name ends the first one."""
+    """`group.instance.id` reaches the broker: a second member under the same name ends the first one."""
     name = topic()
 
     async def test(desk: Desk) -> None:
-        member = ConsumerConfig(instance_id="one")
+        member = ConsumerConfig(properties={"group.instance.id": "one"})
         first = await desk.member(f"{name}-g", [name], member=member)
         await until(lambda: first.epochs, "the first member")
         second = await desk.member(f"{name}-g", [name], member=member)

@@ -158,7 +158,7 @@ def test_a_consumer_that_dies_is_named_and_starts_again_alone(
 ) -> None:
     """A second member with the same static identity fences it; when that has left, it reads on."""
     name, slow = topic(), topic()
-    only = push(name, backend, consumer={"instance_id": "the-one"})
+    only = push(name, backend, consumer={"properties": {"group.instance.id": "the-one"}})
     config = {**site.config, "reactive_consumers": only}
     backend.answer = Answer(delay_seconds=600)
     first = headrace({**config, "reactive_consumers": {**only, "slow": push(slow, backend)["push"]}})

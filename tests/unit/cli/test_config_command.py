@@ -88,12 +88,14 @@ def test_check_finds_a_handler_that_is_not_there(folder: Path, capsys: pytest.Ca
 
 def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The warnings of consumers and functions, and the refusals that come up when the parts are put together."""
-    consumer = "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {heartbeat_seconds: 9}}"
+    consumer = (
+        "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {properties: {heartbeat.interval.ms: 9000}}}"
+    )
     (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
     (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  image: python\n")
     assert headrace("config", "check") == 0
     said = capsys.readouterr().err
-    assert "warning: reactive a: heartbeat_seconds is 9, more than a third of session_timeout_seconds" in said
+    assert "warning: reactive a: heartbeat.interval.ms is 9000, more than a third of session.timeout.ms" in said
     assert said.count("f.yaml:1: spec: without effect in Headrace: image") == 1
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]\nkafka: {security: {tls: {verify_certificate: false}}}")
     (folder / "p.yaml").write_text(PIPELINE)

@@ -19,8 +19,8 @@ BROAD: dict[str, Any] = table(__file__, "broad")
 
 
 def test_every_setting_reaches_the_client_which_takes_it() -> None:
-    """In its own names and units; light-4j's -1 for the least fetch is 1, and its small fetch stays small."""
-    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig.model_validate(BROAD))
+    """Numbers as text, and assignors by Java's classes too; a small fetch stays small."""
+    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig(properties=BROAD))
     expected = {
         "partition.assignment.strategy": "range,roundrobin",
         "group.instance.id": "a-1",
@@ -41,24 +41,24 @@ def test_every_setting_reaches_the_client_which_takes_it() -> None:
 @pytest.mark.parametrize("settings", table(__file__, "the_client_takes_what_is_accepted"))
 def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
     """Also where one setting asks for others: a large fetch, a short session, the broker's assignor."""
-    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig.model_validate(settings))
+    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig(properties=settings))
     confluent_kafka.Consumer(found).close()
 
 
 def test_what_every_client_is_given_counts_too() -> None:
     """A contradiction between the two is refused; what belongs to the broker is left out, with a warning."""
     kafka = KafkaConfig(properties={"session.timeout.ms": 4000, "fetch.min.bytes": "7"})
-    with pytest.raises(ConfigError, match="heartbeat_seconds is 5 and session_timeout_seconds 4"):
-        member_properties(kafka, "me", "g", ConsumerConfig(heartbeat_seconds=5))
+    with pytest.raises(ConfigError, match=r"heartbeat\.interval\.ms is 5000 and session\.timeout\.ms 4000"):
+        member_properties(kafka, "me", "g", ConsumerConfig(properties={"heartbeat.interval.ms": 5000}))
     reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost"}, "consumer": {}}
     whole = {"kafka": kafka.model_dump(), "reactive_consumers": {"r": reactive}}
     HeadraceConfig.model_validate(whole)
-    reactive["consumer"] = {"heartbeat_seconds": 5}
+    reactive["consumer"] = {"properties": {"heartbeat.interval.ms": 5000}}
     with pytest.raises(ValidationError, match=r"reactive_consumers\.r\.consumer, with kafka\.properties: heartbeat"):
         HeadraceConfig.model_validate(whole)
-    newer = ConsumerConfig(group_protocol="consumer")
+    newer = ConsumerConfig(properties={"group.protocol": "consumer"})
     found = member_properties(kafka, "me", "g", newer)
-    assert ("session.timeout.ms" in found, found["fetch.min.bytes"]) == (False, "7")
+    assert ("session.timeout.ms" in found, found["fetch.min.bytes"]) == (False, 7)
     assert newer.warnings(kafka.properties, 1000) == [
         "session.timeout.ms has no effect with group.protocol consumer: the broker decides"
     ]

@@ -50,7 +50,8 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: Path) -> None:
     """As attributes, or the order as an annotation; Nuclio's own names win where both are written."""
-    lines = "        ordering: KEY\n        fetchMin: 7\n        consumer: {instance_id: a-1, fetch_min_bytes: 9}\n"
+    more = "{properties: {group.instance.id: a-1, fetch.min.bytes: 9}}"
+    lines = f"        ordering: KEY\n        fetchMin: 7\n        consumer: {more}\n"
     [trigger] = load(tmp_path, with_attributes(lines)).kafka_triggers
     assert trigger.ordering == "key"
     found = trigger.kafka.member.client_properties({})

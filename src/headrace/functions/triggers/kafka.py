@@ -28,15 +28,15 @@ def _broker(text: str) -> str:
 
 
 _MEMBER: Final = {
-    "session_timeout": "session_timeout_seconds",
-    "heartbeat_interval": "heartbeat_seconds",
-    "retry_backoff": "fetch_retry_seconds",
-    "rebalance_timeout": "max_poll_interval_seconds",
-    "max_wait_time": "fetch_wait_seconds",
-    "fetch_min": "fetch_min_bytes",
-    "fetch_default": "partition_fetch_bytes",
+    "session_timeout": "session.timeout.ms",
+    "heartbeat_interval": "heartbeat.interval.ms",
+    "retry_backoff": "fetch.error.backoff.ms",
+    "rebalance_timeout": "max.poll.interval.ms",
+    "max_wait_time": "fetch.wait.max.ms",
+    "fetch_min": "fetch.min.bytes",
+    "fetch_default": "max.partition.fetch.bytes",
 }
-"""Attributes, and the settings of the consumer that they are."""
+"""Attributes, and the properties of the consumer that they are."""
 _DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
 """Those of Nuclio that are not the client's; 0 means them too."""
 
@@ -87,8 +87,9 @@ class KafkaAttributes(FilePart):
             self.member  # noqa: B018 its model is the check
         except ValidationError as cause:
             text = cause.errors()[0]["msg"].removeprefix("Value error, ")
-            for field, setting in {**_MEMBER, "balance_strategy": "assignors"}.items():
-                text = text.replace(setting, to_camel(field)) if field in self.model_fields_set else text
+            for field, setting in {**_MEMBER, "balance_strategy": "partition.assignment.strategy"}.items():
+                if field in self.model_fields_set:
+                    text = re.sub(rf"(?<![\w.]){setting}", to_camel(field), text)
             raise ValueError(text) from None
         return self
 
@@ -111,18 +112,20 @@ class KafkaAttributes(FilePart):
     @property
     def member(self) -> ConsumerConfig:
         """Group membership and fetching of this trigger's consumer; Nuclio's names win where both are written."""
-        settings, written = self.consumer.model_dump(exclude_unset=True), self.model_fields_set
+        settings: dict[str, Any] = dict(self.consumer.properties)
+        written = self.model_fields_set
         for field, setting in _MEMBER.items():
             # The others only if the file has them: with the newer group protocol the broker owns the session.
             if field in written or (field in _DEFAULTS and setting not in settings):
-                settings[setting] = getattr(self, field) or _DEFAULTS.get(field, 0)
-        longest = max(settings["max_poll_interval_seconds"], settings.get("session_timeout_seconds", 10.0), 1.0)
-        settings["max_poll_interval_seconds"] = longest  # the client refuses less than the session
-        settings["partition_fetch_bytes"] = min(settings["partition_fetch_bytes"], self.fetch_max or math.inf)
+                value = getattr(self, field) or _DEFAULTS.get(field, 0)
+                settings[setting] = round(value * 1000) if setting.endswith(".ms") else value
+        longest = max(settings["max.poll.interval.ms"], settings.get("session.timeout.ms", 10_000), 1000)
+        settings["max.poll.interval.ms"] = longest  # the client refuses less than the session
+        settings["max.partition.fetch.bytes"] = min(settings["max.partition.fetch.bytes"], self.fetch_max or math.inf)
         if "balance_strategy" in written:
             sticky = self.balance_strategy == "sticky"
-            settings["assignors"] = ["cooperative-sticky" if sticky else self.balance_strategy]
-        return ConsumerConfig(**settings)
+            settings["partition.assignment.strategy"] = "cooperative-sticky" if sticky else self.balance_strategy
+        return ConsumerConfig(properties=settings)
 
 
 class KafkaTrigger(Trigger):
@@ -165,12 +168,13 @@ class KafkaTrigger(Trigger):
                 f"explicitAckMode is {self.explicit_ack_mode}, and retry.tiers are set: a record in a retry topic has "
                 "left the topic by whose offset it is acknowledged: remove tiers"
             )
-        mode, window, isolation = self.explicit_ack_mode, self.kafka.ack_window_size, self.kafka.member.isolation_level
+        mode, window = self.explicit_ack_mode, self.kafka.ack_window_size
+        isolation = self.kafka.member.properties.get("isolation.level")
         apart = {
             f"explicitAckMode {mode}, which commits apart from the outputs: write disable": mode != "disable",
             f"ackWindowSize {window}, by which offsets are committed after the outputs: remove it": window > 0,
             "retry.tiers, which commit apart from the outputs: remove them": bool(self.retry.tiers),
-            "isolation_level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
+            "isolation.level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
         }
         if self.delivery == "exactly_once" and (why := next((text for text, found in apart.items() if found), "")):
             raise ValueError(f"delivery is exactly_once, and {why}, or write delivery: at_least_once")

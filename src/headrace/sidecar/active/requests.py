@@ -60,16 +60,13 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
 
     @property
     def membership(self) -> dict[str, Any]:
-        """What it says of group membership and fetching, under the names of `active_consumers.consumer`."""
+        """Kafka's properties of membership and fetching that it names."""
         found: dict[str, Any] = {}
         for field in msgspec.structs.fields(self):
-            setting = CONSUMER_KEYS[field.encode_name].setting if field.encode_name in CONSUMER_KEYS else ""
-            value = getattr(self, field.name)
-            if setting.startswith("`consumer.") and value is not None and field.name != "fetch_min_bytes":
-                name = setting.strip("`").removeprefix("consumer.")
-                found[name] = value / 1000 if name.endswith("_seconds") else value
-        if self.assignors is not None:
-            found["assignors"] = [name.strip() for name in self.assignors.split(",")]
+            key, value = CONSUMER_KEYS.get(field.encode_name), getattr(self, field.name)
+            of_member = key and key.setting.startswith("`consumer.") and field.name != "fetch_min_bytes"
+            if key and of_member and value is not None:
+                found[key.client] = value
         return found
 
 

@@ -128,11 +128,10 @@ class ActiveEndpoints:
         auto_ms = body.auto_commit_interval
         reset = _first(body.auto_offset_reset, body.reset, settings.auto_offset_reset)
         try:
-            given = {**settings.consumer.model_dump(exclude_unset=True), **body.membership}
-            member = type(settings.consumer).model_validate(given)
+            member = type(settings.consumer)(properties={**settings.consumer.properties, **body.membership})
             member.client_properties(self._admin.config.properties)
         except ValueError as cause:
-            raise InstanceInvalid(f"{_why(cause)} (named as in active_consumers.consumer, in seconds)") from None
+            raise InstanceInvalid(_why(cause)) from None
         return InstanceSpec(
             group=group,
             name=_check_name(body.id or body.name or random_name(self._server)),
@@ -393,8 +392,7 @@ def _why(cause: ValueError) -> str:
     """Return a sentence per mistake."""
     if not isinstance(cause, ValidationError):
         return str(cause)
-    found = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in cause.errors()]
-    return "; ".join(f"{name} {text}".strip() for name, text in found)
+    return "; ".join(one["msg"].removeprefix("Value error, ") for one in cause.errors())
 
 
 def _check_name(name: str) -> str:

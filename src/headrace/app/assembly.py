@@ -192,7 +192,9 @@ class Assembly:
         payloads = PayloadDecoder(keys, reactive.key_format, values, reactive.value_format)
         tls = [ClientTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
-        return tls, HttpDestination(f"{label} backend", backend, reactive.retry, payloads, clock, tls_context)
+        return tls, HttpDestination(
+            f"{label} backend", backend, reactive.retry, payloads, clock, tls_context, reactive.max_answer_bytes
+        )
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:
         if backend.health is None:
@@ -277,8 +279,8 @@ class Assembly:
         pump, retry_pump, retries = self._pumps(
             label, group, topics, delivery, destination, dead_letters, hooks, policy=policy, make=make
         )
-        flow = FlowControl(max_processing_seconds=kafka.max_processing_time)
-        consumer = self._consumer(label, pump, topics, policy, flow=flow, admin=admin)
+        policy = policy._replace(max_processing_seconds=kafka.max_processing_time)
+        consumer = self._consumer(label, pump, topics, policy, flow=_FUNCTION_FLOW, admin=admin)
         watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
         running = RunningConsumer(
             name=name,
@@ -292,7 +294,7 @@ class Assembly:
             dead_letters=dead_letters,
             pump=pump,
             retry_pump=retry_pump,
-            flow=flow,
+            flow=_FUNCTION_FLOW,
             admin=admin,
             no_replay=_IN_TRANSACTIONS if held else "",
         )

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from headrace.config.section import Count, PositiveSeconds, Section, Url
+from headrace.config.section import PositiveSeconds, Section, Url
 
 _METADATA = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
@@ -168,8 +168,6 @@ class BackendHealth(Section):
 
     path: Annotated[str, Field(pattern=r"^/[!-\[\]-~]*$")]
     """Path (and query) of a GET request to the backend's host; any 2xx means that it is ready."""
-    interval_seconds: PositiveSeconds = 1.0
-    """Pause between two requests."""
 
 
 class BackendConfig(Section):
@@ -177,8 +175,6 @@ class BackendConfig(Section):
 
     url: Url
     """Where records are posted."""
-    allow_link_local: bool = False
-    """Whether the backend may have a link-local address or one of a cloud's metadata service."""
     timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for one answer."""
     headers: Headers = Field(default_factory=dict)
@@ -192,9 +188,6 @@ class BackendConfig(Section):
     record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
     `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. In all but `results`
     the answer's body is not read."""
-    max_answer_bytes: Count = 1_048_576
-    """Largest answer that is read. In mode `results`, where answers may echo the records, the default is four times
-    `batch.max_bytes` and 16 KiB per record of `batch.max_records` more."""
     health: BackendHealth | None = None
     """When set, consumption begins with the first 2xx of this path, and until then readiness reports that it waits."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
@@ -204,9 +197,8 @@ class BackendConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for name, url in (("url", self.url), ("oauth.token_url", self.oauth.token_url if self.oauth else "")):
-            why = "" if self.allow_link_local else forbidden_host(urlsplit(url).hostname or "")
-            if why:
-                raise ValueError(f"{name} is refused: {why}; to allow it, set allow_link_local: true")
+            if why := forbidden_host(urlsplit(url).hostname or ""):
+                raise ValueError(f"{name} is refused: {why}")
         if self.tls != ClientTls() and not self.secure:
             raise ValueError("tls is set and url is not https: correct one of them")
         if self.oauth and any(name.lower() == "authorization" for name in self.headers):
@@ -215,7 +207,7 @@ class BackendConfig(Section):
 
     def refuses(self, url: str, address: str) -> str:
         """Return why the IP address that a URL resolves to must not be connected to; empty if it may be."""
-        return "" if self.allow_link_local else forbidden_address(address)
+        return forbidden_address(address)
 
     @property
     def secure(self) -> bool:

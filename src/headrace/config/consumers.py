@@ -40,12 +40,6 @@ def _texts(statuses: Any) -> Any:
     return {str(status): action for status, action in statuses.items()}
 
 
-def _percent(value: int | None) -> int | None:
-    if value is not None and not 0 <= value <= 100:
-        raise ValueError(f"is {value}: write a percentage from 0 (any failure rolls back) to 100 (none does)")
-    return value
-
-
 OTHER_ERRORS = "*"
 """Stands in `retry.errors` for every class of error without a line of its own."""
 ConsumerStatuses = Annotated[dict[str, Action], BeforeValidator(_texts)]
@@ -80,13 +74,10 @@ class RetryConfig(Section):
     errors: ErrorActions = Field(default_factory=dict)
     """Action by class of the error, such as `ValueError: dead_letter`; `"*"` stands for every other class. Without a
     line here errors are retried."""
-    rollback_threshold_percent: Annotated[int | None, AfterValidator(_percent), Number] = None
+    rollback_threshold_percent: Annotated[float | None, Field(ge=0, le=100), Number] = None
     """When more than this percentage of a delivery fails, all of it is delivered again, what succeeded included, until
-    `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again."""
-    rollback_at_percent: Annotated[int | None, Field(ge=1, le=100), Number] = None
-    """The same, when this percentage or more fails: the meaning of `batchRollbackThreshold` in light-4j."""
-    rollback_min_records: Count = 4
-    """Deliveries of fewer records are never rolled back."""
+    `attempts` are used up; 0 is any failure, 100 is never. Unset, only what failed is delivered again. light-4j's
+    `batchRollbackThreshold: 30` counts 30 itself too: write 29.99."""
     last_retry: bool = False
     """A record that has used up its attempts ends as failed, counted and in the log, and is no dead letter again."""
     tiers: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
@@ -106,10 +97,6 @@ class RetryConfig(Section):
             raise ValueError(
                 f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
                 "last one is never used: raise the deadline or drop that delay"
-            )
-        if self.rollback_threshold_percent is not None and self.rollback_at_percent is not None:
-            raise ValueError(
-                "rollback_threshold_percent (more than) and rollback_at_percent (at least) exclude each other: drop one"
             )
         if self.first_delay_seconds > self.max_delay_seconds:
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
@@ -166,8 +153,6 @@ class FlowControl(Section):
     """Records fetched and not ended; above this, partitions are paused."""
     max_bytes: Count = 33_554_432
     """Bytes of these records."""
-    max_processing_seconds: Seconds = 0.0
-    """A partition in which no record ends for so long is paused until one does; 0 for no limit."""
 
 
 Ordering = Literal["partition", "key", "none"]
@@ -179,9 +164,7 @@ class DeliveryConfig(Section):
 
     ordering: Ordering = "partition"
     """Unit of order: `partition` delivers one batch of a partition after another; `key` lets a record wait only for
-    the earlier records of its key; `none` lets nothing wait."""
-    null_keys: Literal["unordered", "ordered"] = "unordered"
-    """With order `key`, records without key: wait for nothing, or for each other as those of one key."""
+    the earlier records of its key, and one without key for nothing; `none` lets nothing wait."""
     max_in_flight: Count = 64
     """Deliveries in flight at a time, over all partitions; with order `partition` one per partition."""
     batch: BatchConfig = BatchConfig()
@@ -197,11 +180,8 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
         ValueError: They cannot be used; the message is for the file.
     """
     retry = delivery.retry
-    if retry.keep_key_order and (delivery.ordering != "key" or delivery.null_keys == "ordered"):
-        raise ValueError(
-            f"retry.keep_key_order does not go with ordering: {delivery.ordering} and null_keys: {delivery.null_keys}: "
-            "it keeps the order of keys, so write ordering: key and null_keys: unordered"
-        )
+    if retry.keep_key_order and delivery.ordering != "key":
+        raise ValueError(f"retry.keep_key_order does not go with ordering: {delivery.ordering}: write ordering: key")
     if retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group):
         raise ValueError(
             f"group is {group!r}, and retry topics are named after it: use up to 200 letters, digits, "
@@ -286,6 +266,9 @@ class ReactiveConsumerConfig(PushConfig):
                     "request: leave it out (max_in_flight says how many requests are in flight) or choose another mode"
                 )
             self.__dict__["batch"] = batch.model_copy(update={"max_records": 1})
-        elif backend.mode == "results" and "max_answer_bytes" not in backend.model_fields_set:
-            size = backend.max_answer_bytes + 4 * batch.max_bytes + 16_384 * batch.max_records
-            self.__dict__["backend"] = backend.model_copy(update={"max_answer_bytes": size})
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Largest answer that is read; as results it may echo the records."""
+        echo = 4 * self.batch.max_bytes + 16_384 * self.batch.max_records
+        return 1_048_576 + (echo if self.backend.mode == "results" else 0)

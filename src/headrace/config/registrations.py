@@ -79,13 +79,6 @@ def _covers(pattern: _UrlParts, url: _UrlParts) -> bool:
     )
 
 
-class RegistrationLimits(Section):
-    """What one registered consumer may have at most; further bounds are fixed."""
-
-    max_in_flight: Count = 64
-    """Its `max_in_flight`."""
-
-
 class RegistrationsConfig(Section):
     """Reactive consumers that teams register over HTTP, besides those of this file; off without `backends`."""
 
@@ -97,8 +90,6 @@ class RegistrationsConfig(Section):
     """Registrations of one owner, those that are not enabled included."""
     max_in_all: Count = 100
     """Registrations of all owners together."""
-    limits: RegistrationLimits = RegistrationLimits()
-    """What one of them may ask for."""
 
     def refusal(self, url: str) -> str:
         """Return why a registered backend must not have a URL; empty if it may."""
@@ -126,8 +117,6 @@ class RegisteredBackend(BackendConfig):
         for name, url in {"url": self.url, **urls}.items():
             if why := settings.refusal(url):
                 raise ValueError(f"{name} {why}")
-        if self.allow_link_local:
-            raise ValueError("allow_link_local is not for registrations: take it out")
         if self.tls != ClientTls():
             raise ValueError("tls names files of the machine Headrace runs on, which is not for registrations")
         return self
@@ -153,17 +142,15 @@ class RegistrationConfig(ReactiveConsumerConfig):
     """Where records are delivered."""
 
     @model_validator(mode="after")
-    def _within_limits(self, info: ValidationInfo) -> Self:
-        settings: RegistrationsConfig = info.context["registrations"]  # type: ignore[index]  # never read without
+    def _within_limits(self) -> Self:
         properties: Any = self.consumer.properties
         for name, value, bound in (
-            ("max_in_flight", self.max_in_flight, settings.limits.max_in_flight),
+            ("max_in_flight", self.max_in_flight, 64),
             ("batch.max_records", self.batch.max_records, 1000),
             ("batch.max_bytes", self.batch.max_bytes, 1_048_576),
             ("flow.max_records", self.flow.max_records, 20_000),
             ("flow.max_bytes", self.flow.max_bytes, 33_554_432),
             *((f"consumer.properties.{name}", properties.get(name, 0), bound) for name, bound in _MEMBER.items()),
-            ("backend.max_answer_bytes", self.backend.max_answer_bytes, 33_554_432),
             ("backend.timeout_seconds", self.backend.timeout_seconds, 60),
         ):
             if value > bound:

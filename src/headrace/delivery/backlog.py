@@ -98,10 +98,10 @@ class KeyBacklog(Backlog):
         return len(self._ready)
 
     def add(self, records: RecordBatch) -> None:
-        ordered_nulls, blocked = self._context.ordered_null_keys, self._blocked
+        blocked = self._blocked
         for row in records.rows():
             key = row[_KEY]
-            if key is None and not ordered_nulls:
+            if key is None:
                 self._ready.append(row)
             elif key not in blocked:
                 blocked[key] = None

@@ -8,6 +8,8 @@ from headrace.config.consumers import Action, RetryConfig
 from headrace.delivery.outcomes import Outcome, Reply
 from headrace.records import Record
 
+_LEAST_ROLLED_BACK = 4
+"""Smaller deliveries are never rolled back: one bad record in a quiet topic repeats no other record."""
 Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]
 """The records of one delivery by what becomes of them, each with its reply."""
 
@@ -83,12 +85,12 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
     Records that failed for good do not count, because a repetition does not help them; so roll-backs end with the
     attempts.
     """
-    above, at = retry.rollback_threshold_percent, retry.rollback_at_percent
+    above = retry.rollback_threshold_percent
     size -= len(judged.get(Outcome.DELEGATED, ()))
     failed = len(judged.get(Outcome.RETRY, ())) * 100
-    if Outcome.UNAVAILABLE in judged or not failed or size < retry.rollback_min_records:
+    if Outcome.UNAVAILABLE in judged or not failed or size < _LEAST_ROLLED_BACK:
         return False
-    return failed > above * size if above is not None else at is not None and failed >= at * size
+    return above is not None and failed > above * size
 
 
 def _rolled_back(judged: Judged, records: Sequence[Record], replies: Sequence[Reply]) -> Judged:

@@ -84,9 +84,23 @@ class Pump(Service):
             rate.share(begin)
         else:
             rate = DeliveryRate(clock, self._later, begin)
-        settings = delivery.ordering, delivery.null_keys == "ordered", delivery.batch, delivery.retry
-        more = self._later, delayed, self.hooks.most_records, self.hooks.acks.window
-        return PumpContext(group, *settings, clock, chance, Counts(), breaker, rate, self._lanes, *more)
+        hooks = self.hooks
+        return PumpContext(
+            group,
+            delivery.ordering,
+            delivery.batch,
+            delivery.retry,
+            clock,
+            chance,
+            Counts(),
+            breaker,
+            rate,
+            self._lanes,
+            self._later,
+            delayed,
+            hooks.most_records,
+            hooks.acks.window,
+        )
 
     def connect(self, source: Source, member: Membership | None = None) -> None:
         """Set where records come from; `member` is the same consumer, if it has a group that can be moved."""

@@ -83,7 +83,6 @@ class PumpContext:
 
     group: str
     ordering: Ordering
-    ordered_null_keys: bool
     batch: BatchConfig
     """Size of deliveries; changes while the pump runs."""
     retry: RetryConfig

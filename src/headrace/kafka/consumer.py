@@ -74,7 +74,7 @@ class Consumer(Service):
         self._queued_kbytes = min(_MOST_QUEUED_KBYTES, max(1, flow.max_bytes // 1024))
         """The client fetches ahead as much as may be in flight, so that what a consumer holds has a bound."""
         self._listener = listener
-        self._flow = FetchFlowControl(flow)
+        self._flow = FetchFlowControl(flow, policy.max_processing_seconds)
         self._policy = policy
         self._clock = clock
         self._admin = admin

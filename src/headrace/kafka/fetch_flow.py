@@ -33,12 +33,14 @@ class _InFlight:
 class FetchFlowControl:
     """Counts records and bytes per partition and says which partitions to pause and resume."""
 
-    def __init__(self, limits: FlowControl) -> None:
+    def __init__(self, limits: FlowControl, max_processing_seconds: float = 0.0) -> None:
+        """Prepare; `max_processing_seconds` is that of `ReadPolicy`."""
         self.records = 0
         """Records in flight, of all partitions."""
         self.bytes = 0
         """Bytes in flight, of all partitions."""
         self._limits = limits
+        self._max_processing_seconds = max_processing_seconds
         self._partitions: dict[TopicPartition, _InFlight] = {}
         self._paused = 0
         self._mean_bytes = 1
@@ -85,7 +87,7 @@ class FetchFlowControl:
         if found is None or not found.paused:
             return ""
         if self._is_late(found, now):
-            seconds = self._limits.max_processing_seconds
+            seconds = self._max_processing_seconds
             return f"nothing more is fetched until a record ends: none has ended for more than {seconds:g} s"
         return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
 
@@ -149,13 +151,13 @@ class FetchFlowControl:
         return pause, resume
 
     def _is_late(self, each: _InFlight, now: float) -> bool:
-        limit = self._limits.max_processing_seconds
+        limit = self._max_processing_seconds
         return 0 < limit <= now - each.moved_at and each.records > 0
 
     def _must_look(self, now: float) -> bool:
-        if not self._limits.max_processing_seconds or now < self._look_at:
+        if not self._max_processing_seconds or now < self._look_at:
             return False
-        self._look_at = now + min(1.0, self._limits.max_processing_seconds / 4)
+        self._look_at = now + min(1.0, self._max_processing_seconds / 4)
         return True
 
     @property

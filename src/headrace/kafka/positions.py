@@ -53,6 +53,8 @@ class ReadPolicy(NamedTuple):
     """Whether offsets are committed in transactions, which need the metadata of the member at any time."""
     drain_seconds: float = 20.0
     """How long a revoked partition waits for its records in flight."""
+    max_processing_seconds: float = 0.0
+    """A partition in which no record ends for so long is paused until one does; 0 for no limit."""
     advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
     """What people do about a position that is not in the log, for errors."""
 

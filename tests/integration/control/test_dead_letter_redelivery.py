@@ -114,7 +114,7 @@ def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, bac
     """By the consumer's threshold: nothing has ended, and the next call has the same letters."""
     letters.bury(2)
     backend.answer = Answer(fails=lambda record: True)
-    call = again(retry={"rollback_threshold_percent": 30, "rollback_min_records": 1})
+    call = again(retry={"rollback_threshold_percent": 30})
     for _ in range(2):
         answer = call()
         assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 2)

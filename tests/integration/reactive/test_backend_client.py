@@ -153,8 +153,8 @@ BROKEN = {
     "a long head": (HEAD + b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n", "head of its answer"),
     "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
     "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
-    "a large body": (HEAD + b"Content-Length: 1048577\r\n\r\n", "larger than max_answer_bytes, 1048576"),
-    "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than max_answer_bytes"),
+    "a large body": (HEAD + b"Content-Length: 1048577\r\n\r\n", "larger than 1048576 bytes"),
+    "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than 1048576 bytes"),
 }
 
 

@@ -295,8 +295,7 @@ def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_stays(
 
     async def test(desk: Desk) -> None:
         await desk.write(name, 1)
-        flow = FlowControl(max_processing_seconds=0.5)
-        reader = await desk.member(f"{name}-g", [name], flow, ends=False)
+        reader = await desk.member(f"{name}-g", [name], ends=False, max_processing_seconds=0.5)
         await until(lambda: "none has ended" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
         await desk.write(name, 5)
         reader.ends = True

@@ -111,7 +111,7 @@ def test_consumption_waits_for_the_backends_health(site: Any, topic: Any, push: 
     name = topic()
     site.write_json(name, 1, 2)
     backend.answer = lambda request: Answer(status=503 if request.path == "/ready" else 200)
-    process = push(name, backend={"health": {"path": "/ready", "interval_seconds": 0.05}}, wait=False)
+    process = push(name, backend={"health": {"path": "/ready"}}, wait=False)
     said = f"waiting for 2xx of GET /ready: {backend.url} answers HTTP 503"
     site.wait_until(lambda: site.reasons(process.url).get(f"reactive {name} consumer") == said, "the reason")
     assert backend.accepted == []

@@ -119,13 +119,6 @@ def test_what_reaches_further_than_a_team_may_is_refused_by_name(changes: Any, s
     assert said in problem_of(with_(**changes) if isinstance(changes, dict) else changes)
 
 
-def test_the_operator_sets_the_bounds() -> None:
-    """A lower one refuses what was allowed before."""
-    tight = RegistrationsConfig(backends=LIST.backends, limits={"max_in_flight": 2})
-    assert "may have 2 here" in problem_of(with_(max_in_flight=3), tight)
-    assert read_registration(with_(max_in_flight=2), tight, {}).max_in_flight == 2
-
-
 def test_answers_show_no_secret() -> None:
     """No value of a header, whatever its name, no client secret, no query of a URL; what is shown is not taken back."""
     oauth = {"token_url": "https://api.example.org/t?key=hush", "client_id": "c", "client_secret": "hush"}

@@ -39,7 +39,6 @@ class World(Bed):
             "statuses": {"409": "skip"},
             "errors": {"Bad": "dead_letter", "Gone": "skip", "Sick": "unavailable"},
             "rollback_threshold_percent": percent,
-            "rollback_min_records": 3,
             "last_retry": last_retry,
         }
         super().__init__(ordering=ordering, max_records=max_records, attempts=ATTEMPTS, max_in_flight=3, retry=retry)

@@ -124,7 +124,7 @@ def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
 
 def test_a_partition_in_which_no_record_ends_for_too_long_is_paused_until_one_does() -> None:
     """However little is in flight; the others are fetched, and a record that ends counts from then on."""
-    made = FetchFlowControl(FlowControl(max_processing_seconds=8))
+    made = FetchFlowControl(FlowControl(), 8)
     made.assigned([A, B])
     made.fetched(A, 2, 10, 0)
     made.fetched(B, 1, 10, 0)

@@ -157,9 +157,7 @@ class Connection(asyncio.Protocol):
             self._headers.clear()
 
     def _too_large(self) -> Broken:
-        return Broken(
-            f"its answer is larger than max_answer_bytes, {self._max_body_bytes}: shorten it or raise the limit"
-        )
+        return Broken(f"its answer is larger than {self._max_body_bytes} bytes: shorten it")
 
     def _finish(self, answer: HttpAnswer, keep: bool) -> None:
         if not self._waiter or self._waiter.done():

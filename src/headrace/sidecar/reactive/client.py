@@ -210,7 +210,13 @@ class Client:
         return start
 
 
-def client_of(backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> Client:
+MAX_ANSWER_BYTES: Final = 1_048_576
+"""Largest answer that is read, where it echoes no records."""
+
+
+def client_of(
+    backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None = None, max_answer_bytes: int = MAX_ANSWER_BYTES
+) -> Client:
     """Return a client of a configured backend, and of its token server if it has one; see `Client`."""
     ask = functools.partial(Client, timeout_seconds=backend.timeout_seconds, tls=tls)
     token = None
@@ -225,7 +231,7 @@ def client_of(backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None =
         token = Token(oauth, server.post, server.close, clock)
     return ask(
         backend.url,
-        max_answer_bytes=backend.max_answer_bytes,
+        max_answer_bytes=max_answer_bytes,
         headers=backend.headers,
         forbidden=functools.partial(backend.refuses, backend.url),
         token=token,

@@ -9,6 +9,8 @@ from headrace.sidecar.reactive.client import Client
 
 log = logging.getLogger(__name__)
 
+_PAUSE_SECONDS = 1.0
+
 
 class StartWhenHealthy(Service):
     """Starts a service when its backend is healthy for the first time, and stands for it from then on."""
@@ -44,7 +46,7 @@ class StartWhenHealthy(Service):
         log.info("%s: %s", self.name, self._why)
         while why := await self._problem():
             self._why = f"{self._what}: {why}"
-            await self._clock.sleep(self._health.interval_seconds)
+            await self._clock.sleep(_PAUSE_SECONDS)
         self._begun = True
         try:
             await self._waiting.start()

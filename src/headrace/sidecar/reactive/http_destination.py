@@ -14,7 +14,7 @@ from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.backend_connection import HttpAnswer
-from headrace.sidecar.reactive.client import client_of
+from headrace.sidecar.reactive.client import MAX_ANSWER_BYTES, client_of
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, replay_header, single
@@ -36,9 +36,10 @@ class HttpDestination(Service):
         payloads: PayloadDecoder,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         super().__init__(name)
-        self.client = client_of(backend, clock, tls)
+        self.client = client_of(backend, clock, tls, max_answer_bytes)
         self._results = backend.mode == "results"
         self._health = backend.health.path if backend.health else ""
         self._suspects: dict[tuple[TopicPartition, int] | None, None] = {}

@@ -214,7 +214,7 @@ async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytes
     """The others run; log, gauge and whoever looks say why; nothing is taken away, so a wider list brings them back."""
     log: list[tuple[str, Entry | None]] = []
     before = Process(log)
-    await before.put("a", "x", config(max_in_flight=9))
+    await before.put("a", "x", {**config(), "backend": {"url": "http://localhost:8444/other"}})
     await before.put("b", "y", config("h", max_in_flight=1))
     log += [
         (f"{PREFIX}c/z", {"config": "no object", "at": 1, "scopes": None}),
@@ -225,18 +225,18 @@ async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytes
         (f"{PREFIX}c/s", {"config": config("s"), "at": 10**17}),
     ]
     wide = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 9, "max_per_owner": 9})
-    tight = RegistrationsConfig(**{**wide.model_dump(), "limits": {"max_in_flight": 8}})
+    tight = RegistrationsConfig(**{**wide.model_dump(), "backends": [URL]})
     other = RegistrationsConfig(**{**wide.model_dump(), "backends": ["http://elsewhere/"]})
     process = Process(log, tight)
     await process.made.start()
     assert list(await process.settle()) == ["y"]
     why = {one.name: str(process.made.refusal_of(one)) for one in process.made.all_of(None)}
-    assert "max_in_flight is 9" in why["x"]
+    assert "/other, which is not allowed here" in why["x"]
     assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
     assert why["y"] == "None"
     assert gauges()[GaugeKey("headrace_registrations")] == 8
     assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
-    assert "registration/a/x does not run: max_in_flight is 9" in caplog.text
+    assert "registration/a/x does not run: backend: url is http://localhost:8444/other, which" in caplog.text
     assert "registration/c/z does not run" in caplog.text
     await process.made.stop()
     assert await Process(log, other).settle() == {}

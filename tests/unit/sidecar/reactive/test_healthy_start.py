@@ -60,7 +60,7 @@ def run(
 ) -> Consumer:
     consumer, clock = Consumer(), ManualClock()
     consumer.cannot_start = fails
-    gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1", interval_seconds=2), clock)  # type: ignore[arg-type]
+    gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1"), clock)  # type: ignore[arg-type]
 
     async def all_of_it() -> None:
         await gate.start()
@@ -84,7 +84,7 @@ def test_consumption_begins_with_the_first_success() -> None:
             assert (ready, consumer.calls) == (False, [])
             assert reason.startswith("waiting for 2xx of GET /ready: ")  # a query may hold a secret
             assert says in reason
-            await clock.advance(2)
+            await clock.advance(1)
         assert consumer.calls == ["start"]
         assert gate.readiness() == Readiness(False, "not joined yet")
         await gate.drain(Deadline(clock, 1))

@@ -26,10 +26,10 @@ from tests.faults.ledger import Ledger
 PARTITIONS = 2
 SETTINGS = {
     "wait_seconds": 0.2,
-    "auto_commit_seconds": 0.05,
     "auto_offset_reset": "earliest",
     "consumer": {"properties": {"session.timeout.ms": 3000}},
 }
+OFTEN = {"auto.commit.interval.ms": 100}
 
 
 class Got(NamedTuple):
@@ -105,7 +105,7 @@ class Reader:
             try:
                 if instance is None:
                     self.sessions += 1
-                    instance = Instance(self._url(), self._topic, autoCommitEnable=self._auto)
+                    instance = Instance(self._url(), self._topic, autoCommitEnable=self._auto, **OFTEN)
                     instance.ok("POST", "/subscriptions", {"topics": [self._topic]})
                 answer = instance("GET", "/records?timeout=500&max_records=20")
                 if answer.status in (404, 410):

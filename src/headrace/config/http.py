@@ -1,11 +1,11 @@
 """The HTTP listener, and who may call."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from headrace.config.section import Count, Number, Port, PositiveSeconds, Section, Url
+from headrace.config.section import Count, Number, Port, Section, Url
 
 
 class PrincipalConfig(Section):
@@ -20,6 +20,13 @@ class PrincipalConfig(Section):
 class JwtConfig(Section):
     """Which tokens of an OAuth 2.0 server are accepted (RS256, ES256, EdDSA)."""
 
+    leeway_seconds: ClassVar[float] = 60.0
+    """Allowed difference between the clocks of server and Headrace."""
+    max_lifetime_seconds: ClassVar[float] = 86_400.0
+    """Tokens with a longer lifetime are refused."""
+    refresh_seconds: ClassVar[float] = 300.0
+    """Pause between requests for keys; an unknown key is requested at once, at most every 30 seconds."""
+
     issuer: str = ""
     """Required value of the claim `iss`."""
     audience: str = ""
@@ -28,12 +35,6 @@ class JwtConfig(Section):
     """URL of the server's public keys."""
     jwks_file: Path | None = None
     """The same keys as a file, relative to this file; instead of `jwks_url`."""
-    leeway_seconds: Annotated[float, Field(ge=0, le=300), Number] = 60.0
-    """Allowed difference between the clocks of server and Headrace."""
-    max_lifetime_seconds: PositiveSeconds = 86_400.0
-    """Tokens with a longer lifetime are refused."""
-    refresh_seconds: Annotated[float, Field(ge=30), Number] = 300.0
-    """Pause between requests for keys; an unknown key is requested at once, at most every 30 seconds."""
 
 
 class SecurityConfig(Section):
@@ -85,6 +86,9 @@ class TlsConfig(Section):
 class HttpConfig(Section):
     """The HTTP listener."""
 
+    max_records: ClassVar[int] = 10_000
+    """Records of one produce request at most; more are answered 413. Also the limit of a stream in flight."""
+
     host: str = "127.0.0.1"
     """Address to listen on; any other than loopback needs TLS and authentication."""
     port: Port = 8082
@@ -95,17 +99,11 @@ class HttpConfig(Section):
     """Host names that clients may use in addition to `localhost`, `127.0.0.1`, `::1` and `host`; without a port."""
     max_body_bytes: Count = 1_048_576
     """Largest request body; a larger one is answered 413 and not read to its end. Also a stream's longest line."""
-    max_records: Count = 10_000
-    """Records of one produce request at most; more are answered 413. Also the limit of a stream in flight."""
-    gzip_requests: bool = False
-    """Whether bodies with `Content-Encoding: gzip` are accepted; unpacked, they have the limit of `max_body_bytes`."""
     max_connections: Count = 1000
-    """Connections that may send requests; one more is answered 503. Health is answered on further ones."""
-    reader_share: Annotated[float, Field(gt=0, le=1), Number] = 0.5
-    """Connections that read active consumers, as a part of `max_connections` and in addition to it; one more is
-    answered 503. So waiting readers and other clients cannot shut each other out."""
+    """Connections that may send requests; one more is answered 503. Half as many more may read active consumers, so
+    waiting readers and other clients cannot shut each other out. Health is answered on further ones."""
 
     @property
     def max_readers(self) -> int:
         """Connections that may read active consumers."""
-        return max(1, int(self.max_connections * self.reader_share))
+        return max(1, self.max_connections // 2)

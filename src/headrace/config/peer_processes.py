@@ -1,12 +1,12 @@
 """The processes of one deployment that forward requests to each other."""
 
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from headrace.config.backend import ClientTls, is_protected
-from headrace.config.section import Count, Section, Url
+from headrace.config.section import Section, Url
 
 _LEAST_SECRET: Final = 32
 
@@ -26,6 +26,9 @@ ProcessUrl = Annotated[Url, AfterValidator(_process_url)]
 class ClusterConfig(Section):
     """Several processes behind one address. Each forwards requests for an instance to the process that has it."""
 
+    max_forwarded: ClassVar[int] = 256
+    """Requests that are forwarded to one process at the same time; one more is answered 503."""
+
     peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default_factory=list)
     """URLs of the processes, such as `https://localhost:8083`; `url` may be one of them. Empty: none forwards."""
     url: ProcessUrl | None = None
@@ -34,8 +37,6 @@ class ClusterConfig(Section):
     """Signs forwarded requests: `${env:NAME}` or `${file:PATH}`, equal in all processes, 32 characters at least."""
     tls: ClientTls = ClientTls()
     """TLS to the other processes; they need `certificate` and `key` if their `http.tls.client_ca` is set."""
-    max_forwarded: Count = 256
-    """Requests that are forwarded to one process at the same time; one more is answered 503."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

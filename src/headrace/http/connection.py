@@ -351,7 +351,7 @@ class ClientConnection(HttpToolsProtocol):
         return False
 
     def _busy(self, kind: Kind = "requests") -> ServerBusy:
-        what = "open (http.max_connections)" if kind == "requests" else "used to read (http.reader_share)"
+        what = "open (http.max_connections)" if kind == "requests" else "used to read (half of http.max_connections)"
         text = f"more than {self._limit.limits[kind]} connections are {what}: close some, or send again after a pause"
         return ServerBusy(text)
 

@@ -221,7 +221,7 @@ class Forwarder:
             )
         if self._in_flight[owner.url] >= self._settings.max_forwarded:
             limit = self._settings.max_forwarded
-            raise OwnerUnavailable(f"{limit} requests are forwarded to {owner.url} now (cluster.max_forwarded)")
+            raise OwnerUnavailable(f"{limit} requests are forwarded to {owner.url} now")
         reads = _is_read(scope)
         if body is None:
             body = b"" if reads else await read_body(receive, headers_of(scope), self._http)

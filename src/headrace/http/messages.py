@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import zlib
 from collections.abc import Iterable
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl
@@ -108,19 +107,17 @@ def media_type(headers: dict[bytes, bytes]) -> bytes:
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
-    """Return a request's whole body, unpacked.
+    """Return a request's whole body.
 
     Raises:
-        EncodingRefused: It is compressed in a way that is not supported or not enabled.
+        EncodingRefused: It is compressed.
         PayloadTooLarge: It is larger than the limit. The rest was not read.
         ClientGone: The client closed the connection.
     """
     encoding = headers.get(b"content-encoding", b"identity")
-    if encoding == b"identity":
-        return await _read_body(receive, headers, settings.max_body_bytes)
-    if encoding.lower() != b"gzip" or not settings.gzip_requests:
-        raise encoding_refused(encoding, "gzip is taken" if settings.gzip_requests else "http.gzip_requests is off")
-    return _unpacked(await _read_body(receive, headers, settings.max_body_bytes), settings.max_body_bytes)
+    if encoding != b"identity":
+        raise encoding_refused(encoding, "compressed bodies are not taken")
+    return await _read_body(receive, headers, settings.max_body_bytes)
 
 
 def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
@@ -128,19 +125,6 @@ def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
     return errors.EncodingRefused(
         f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body as it is"
     )
-
-
-def _unpacked(packed: bytes, limit_bytes: int) -> bytes:
-    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: gzip and nothing else
-    try:
-        body = unpacking.decompress(packed, limit_bytes + 1)
-    except zlib.error as cause:
-        raise errors.InvalidRequest(f"the body is no gzip, as Content-Encoding says: {cause}") from cause
-    if len(body) > limit_bytes:
-        raise _too_large(limit_bytes)
-    if not unpacking.eof or unpacking.unused_data:
-        raise errors.InvalidRequest("the body is cut off, or there is more behind its gzip")
-    return body
 
 
 async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:

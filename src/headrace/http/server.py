@@ -51,7 +51,7 @@ def allow_open_files(connections: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise EnvironmentProblem(
-            f"http.max_connections and http.reader_share are {connections} connections, which needs {needed} open "
+            f"http.max_connections is {connections} connections, with those that read, which needs {needed} open "
             f"files, and the limit is {hard}: "
             "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
         )

@@ -231,13 +231,13 @@ def _read_of(path: str = "/consumers/g/instances/i/records") -> bytes:
 @pytest.mark.parametrize("path", ["/consumers/g/instances/i/records?timeout=1", "/consumers/g/instances/%69/%72ecords"])
 async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, path: str) -> None:
     """Neither kind is refused because of the other, and a connection counts as what it did last."""
-    async with opened(max_connections=2, reader_share=0.5) as server:
+    async with opened(max_connections=2) as server:
         reading = await server.connect()
         reading[1].write(_read_of(path))
         assert (await server.read(reading[0])).status == 200
         refused = await server.ask(_read_of())
         assert (refused.status, refused.json["code"], refused.headers["connection"]) == (503, "ERR40031", "close")
-        assert "http.reader_share" in refused.json["description"]
+        assert "half of http.max_connections" in refused.json["description"]
         others = [await server.connect() for _ in range(2)]
         for reader, writer in others:
             writer.write(post(RECORD))
@@ -259,7 +259,7 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, p
 
 async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> None:
     """A read does not leave its limit because the same client sends another request behind it."""
-    async with opened(max_connections=4, reader_share=0.5) as server:
+    async with opened(max_connections=4) as server:
         _, writer = await server.connect()
         writer.write(_read_of() + post(RECORD))
         await server.get("/live")

@@ -144,8 +144,8 @@ class ActiveInstances(Service):
             limit = f"active_consumers.max_instances, {settings.max_instances}"
             raise TooManyRequests(f"this process has as many instances as it may ({limit}): delete those of no use")
         if spec.owner and len(own) >= settings.max_instances_per_principal:
-            limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
-            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({limit}): delete those of no use")
+            most = settings.max_instances_per_principal
+            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({most}): delete those of no use")
         left = settings.total_bytes - sum(one.spec.buffer_bytes for one in self._instances.values())
         if left < _LEAST_BUFFER_BYTES:
             limit = f"active_consumers.total_bytes, {settings.total_bytes}"

@@ -76,7 +76,7 @@ class CountedRecord(ProduceRecord, rename="camel", gc=False):
         CountedRecord.decoded += 1
         if CountedRecord.decoded > CountedRecord.limit:
             raise errors.TooManyRecords(
-                f"more than {CountedRecord.limit} records in one request (http.max_records): send several requests",
+                f"more than {CountedRecord.limit} records in one request: send several requests",
                 limit_records=CountedRecord.limit,
             )
 

@@ -21,7 +21,7 @@ from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.testing import ManualClock
 
 RECORD = {"topic": "orders", "partition": 1, "offset": 7}
-SETTINGS = HttpConfig(max_records=3)
+SETTINGS = HttpConfig()
 
 
 class Target:
@@ -51,7 +51,7 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         audit = Audit(AuditConfig(**settings), target, Metrics(), clock)
         await audit.start()
         audit.put((), 0, 1)  # so that it is not empty, and its budget counts
-        family = AuditEndpoints(None if settings.get("to") == "none" else audit, SETTINGS.max_records)
+        family = AuditEndpoints(None if settings.get("to") == "none" else audit, 3)
         [(_, app)] = served(family, SETTINGS, audit)
         await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)
         await audit.drain(Deadline(clock, 1))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.config.http import HttpConfig
+
 
 def post(body: bytes, kind: str = "application/json", query: str = "") -> bytes:
     head = (
@@ -61,9 +63,12 @@ async def test_what_is_no_value_is_refused(server: Any, record: bytes) -> None:
     assert [record.value for record in server.kafka.records] == [b"1", b"2"]
 
 
-async def test_records_over_the_limit_are_refused_and_the_connection_goes_on(opened: Any) -> None:
+async def test_records_over_the_limit_are_refused_and_the_connection_goes_on(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """413 that says the limit; exactly as many are taken."""
-    async with opened(max_records=3) as server:
+    monkeypatch.setattr(HttpConfig, "max_records", 3)
+    async with opened() as server:
         reader, writer = await server.connect()
         writer.write(
             post(b'{"records":[{"value":1},{"value":1},{"value":1},{"value":1}]}')

@@ -14,7 +14,7 @@ from headrace.testing.scenario import Scene
 def url(site: Scene, module_headrace: Callable[..., HeadraceProcess]) -> str:
     """The process that the tests of a module share; an empty read ends soon."""
     audit = {"to": "topic", "topic": "_audit-active"}
-    return module_headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}, "audit": audit}).url
+    return module_headrace({**site.config, "audit": audit}).url
 
 
 @pytest.fixture

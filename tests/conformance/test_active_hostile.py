@@ -21,7 +21,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 @pytest.fixture
 def process(site: Scene, headrace: Callable[..., HeadraceProcess]) -> HeadraceProcess:
-    return headrace({**site.config, "active_consumers": {"wait_seconds": 0.2}})
+    return headrace(site.config)
 
 
 def test_json_of_several_lines_is_one_line_of_a_stream(url: str, site: Scene, source: str) -> None:

@@ -15,11 +15,7 @@ from headrace.records import OutgoingRecord
 from headrace.testing.scenario import Scene
 
 pytestmark = pytest.mark.xdist_group("active")
-SETTINGS = {
-    "wait_seconds": 0.2,
-    "auto_offset_reset": "earliest",
-    "consumer": {"properties": {"session.timeout.ms": 3000}},
-}
+SETTINGS = {"auto_offset_reset": "earliest", "consumer": {"properties": {"session.timeout.ms": 3000}}}
 
 
 class Worker(Instance):

@@ -217,7 +217,7 @@ class Feeder:
         # New partitions are to be used soon, and an outage of brokers is to be outlived.
         properties = {"topic.metadata.refresh.interval.ms": 500}
         kafka = KafkaConfig(bootstrap_servers=self._scene.kafka.bootstrap_servers, properties=properties)
-        producer = Producer(kafka, ProducerConfig(delivery_timeout_seconds=200))
+        producer = Producer(kafka, ProducerConfig(properties={"delivery.timeout.ms": 200_000}))
         await producer.start()
         # A billion keys: the most frequent one has three of a hundred records, and they wait for each other.
         records = unique_records(self._scene.topic, seed=7, keys=10**9)

@@ -24,11 +24,7 @@ from headrace.testing.recording import OFFSETS_TOPIC, by_partition, decode_commi
 from tests.faults.ledger import Ledger
 
 PARTITIONS = 2
-SETTINGS = {
-    "wait_seconds": 0.2,
-    "auto_offset_reset": "earliest",
-    "consumer": {"properties": {"session.timeout.ms": 3000}},
-}
+SETTINGS = {"auto_offset_reset": "earliest", "consumer": {"properties": {"session.timeout.ms": 3000}}}
 OFTEN = {"auto.commit.interval.ms": 100}
 
 

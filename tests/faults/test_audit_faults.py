@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ class Numbers:
 class Audited(Ledger):
     """A topic that a process writes and pushes, with notes of all of it."""
 
-    def __init__(self, cluster: Any, folder: Path, headrace: Any, url: str, **audit: Any) -> None:
+    def __init__(self, cluster: Any, folder: Path, headrace: Any, url: str, change: str = "") -> None:
         super().__init__(cluster, folder)
         self.topic = self.new_topic(3)
         cluster.create_topic(f"{self.topic}-audit", 3, {})
@@ -58,13 +60,15 @@ class Audited(Ledger):
             "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1},
             "backend": {"url": url},
         }
+        (folder / "sitecustomize.py").write_text(change)
         self.process = headrace(
             {
                 **self.config,
                 "control": {"topic": f"_headrace-control-{self.topic}"},
-                "audit": {"to": "topic", "records": "all", "topic": f"{self.topic}-audit", **audit},
+                "audit": {"to": "topic", "records": "all", "topic": f"{self.topic}-audit"},
                 "reactive_consumers": {"push": consumer},
-            }
+            },
+            env={"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
         )
 
     def settled(self) -> Numbers:
@@ -82,17 +86,19 @@ class Audited(Ledger):
         return [note for note in notes if note["auditType"] != "DROPPED"], holes
 
 
+SMALL = "from headrace.config.audit import AuditConfig\n\nAuditConfig.max_pending_bytes = 3_000\n"
+"""Room for a dozen notes."""
 TROUBLE = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
 
 
-@pytest.mark.parametrize("budget", [134_217_728, pytest.param(3_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("change", ["", pytest.param(SMALL, marks=pytest.mark.long)], ids=["usual", "small"])
 def test_notes_and_told_holes_are_as_many_as_records_that_ended(
-    kafka: Any, headrace: Any, backend: Any, tmp_path: Path, budget: int
+    kafka: Any, headrace: Any, backend: Any, tmp_path: Path, change: str
 ) -> None:
     """The backend breaks and some records are bad; with a budget for a dozen notes, holes say what is missing."""
     backend.script += TROUBLE
     backend.answer = Answer(fails=lambda record: record["value"]["id"] % 50 == 7)
-    scene = Audited(kafka, tmp_path, headrace, backend.url, max_pending_bytes=budget)
+    scene = Audited(kafka, tmp_path, headrace, backend.url, change)
     with Poster(scene.process.url, scene.topic) as poster:
         poster.wait_for_more(600)
     numbers = scene.settled()

@@ -32,7 +32,9 @@ class Produce(Ledger):
         super().__init__(cluster, folder)
         self.topic, self.delivery_seconds = self.new_topic(PARTITIONS), delivery_seconds
         self.faults: list[Fault] = []
-        self.process = headrace({**self.config, "producer": {"delivery_timeout_seconds": delivery_seconds}})
+        self.process = headrace(
+            {**self.config, "producer": {"properties": {"delivery.timeout.ms": 1000 * delivery_seconds}}}
+        )
         self.crowd = Poster(self.process.url, self.topic, RECORDS, clients=CLIENTS)
 
     @contextmanager

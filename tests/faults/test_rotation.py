@@ -181,7 +181,7 @@ def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: 
     """The user that Kafka knows after the outage is another one, and the old one has no right."""
     world.mount.put(**world.operator.certificate(f"{world.name}-old"))
     new = world.operator.certificate(f"{world.name}-new")
-    with world.under_load(world.tls(), producer={"delivery_timeout_seconds": 55}) as (process, poster):
+    with world.under_load(world.tls(), producer={"properties": {"delivery.timeout.ms": 55_000}}) as (process, poster):
         world.secured.cluster.kill(1)
         world.mount.put(**new)
         wait_logged(process, REFUSED)

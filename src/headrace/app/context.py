@@ -110,7 +110,7 @@ def _audit(
     if settings.to == "none":
         return None, None
     producer: Producer | None = None
-    target: AuditTarget = AuditFile(settings)
+    target: AuditTarget = AuditFile(settings.file)
     if settings.to == "topic":
         lasting = config.producer.lasting.model_copy(update={"max_pending_bytes": settings.max_pending_bytes})
         producer = Producer(config.kafka, lasting, "audit_producer", admin, partition_share=1.0)

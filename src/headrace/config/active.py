@@ -13,6 +13,8 @@ class ActiveConsumersConfig(Section):
 
     key_format: ClassVar[FormatName] = "string"
     value_format: ClassVar[FormatName] = "json"
+    wait_seconds: ClassVar[float] = 1.0
+    """Longest wait of a read that finds nothing, unless the instance or the read says it."""
     max_read_bytes: ClassVar[int] = 204_800
     """Bytes of keys and values of one read at most, unless the read says less; a larger record is read alone."""
     linger_seconds: ClassVar[float] = 0.0
@@ -28,8 +30,6 @@ class ActiveConsumersConfig(Section):
     """Whether they may be created."""
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     """Where a group without a committed offset starts, unless the instance says it; `none` answers an error."""
-    wait_seconds: Annotated[float, Field(ge=0, le=30), Number] = 1.0
-    """Longest wait of a read that finds nothing, unless the instance or the read says it."""
     idle_seconds: PositiveSeconds = 300.0
     """An instance that is not used for so long is closed."""
     max_instances: Count = 100

@@ -1,15 +1,18 @@
 """The settings of the audit."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from headrace.config.section import Count, Section, TopicName
+from headrace.config.section import Section, TopicName
 
 
 class AuditConfig(Section):
     """Who wrote, consumed, controlled and was refused what; kept apart from the logs."""
+
+    max_pending_bytes: ClassVar[int] = 134_217_728
+    """Bytes of notes, and of records whose notes are not made yet; above it notes are dropped and counted."""
 
     to: Literal["file", "topic", "none"] = "file"
     """`file`: a file that is replaced when it is full; `topic`: a Kafka topic; `none`: nowhere."""
@@ -20,17 +23,9 @@ class AuditConfig(Section):
     topic: TopicName = "sidecar-audit"
     """Topic of the notes."""
     file: Path = Path(".headrace/sidecar-audit.log")
-    """File of the notes, a line of JSON each, relative to this file."""
-    max_file_bytes: Count = 200_000_000
-    """Size at which the file is rotated."""
-    old_files: Count = 5
-    """Rotated files that are kept."""
-    keys: Literal["hash", "text", "none"] = "hash"
-    """How notes show keys of records: the first half of their SHA-256, as text, or not at all."""
+    """File of the notes, a line of JSON each, relative to this file; rotated at 200 MB, with five old ones."""
     service_id: str = "headrace"
     """Name of this Headrace in the notes."""
-    max_pending_bytes: Count = 134_217_728
-    """Bytes of notes, and of records whose notes are not made yet; above it notes are dropped and counted."""
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
@@ -13,7 +13,7 @@ from headrace.config.backend import ClientTls, is_protected
 from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
-from headrace.config.section import PositiveSeconds, Seconds, Section, Url
+from headrace.config.section import PositiveSeconds, Section, Url
 from headrace.config.spelling import nearest
 
 
@@ -177,6 +177,9 @@ class KafkaConfig(Section):
 class SchemaRegistryConfig(Section):
     """How to reach the schema registry (Confluent's HTTP API)."""
 
+    latest_seconds: ClassVar[float] = 30.0
+    """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
+
     url: Url = "http://localhost:8081"
     """Base URL; the path of a compatible API may follow the host."""
     username: str = ""
@@ -187,8 +190,6 @@ class SchemaRegistryConfig(Section):
     """Certificates, where the URL begins with `https`."""
     timeout_seconds: PositiveSeconds = 5.0
     """Longest wait for one answer."""
-    latest_seconds: Seconds = 30.0
-    """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
     """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""
 

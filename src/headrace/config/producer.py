@@ -38,6 +38,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "enable.idempotence": True,
     _IN_FLIGHT: _IDEMPOTENT_IN_FLIGHT,
     "retries": _MOST,
+    "delivery.timeout.ms": 30_000,
     "linger.ms": 1,
     "batch.size": 1_000_000,
     "message.max.bytes": 1_048_576,
@@ -61,8 +62,6 @@ class ProducerConfig(Section):
     """Subject of a schema: `{topic}-key` and `{topic}-value`, the schema's own full name, or `{topic}-{name}`."""
     auto_register: bool = True
     """Whether schema text in a request is registered when the registry does not have it under the subject."""
-    delivery_timeout_seconds: Annotated[float, Field(ge=0.1, le=_MOST // 1000), Number] = 30.0
-    """Longest wait for an acknowledgement (Kafka's `delivery.timeout.ms`); after it the outcome is unknown."""
     unreachable_seconds: Annotated[float, Field(ge=0.1, le=3600), Number] = 5.0
     """When no broker has answered for so long, requests are answered 503 at once and nothing is handed over."""
     max_pending_bytes: Annotated[int, Field(ge=1, le=10**12), Number] = 67_108_864
@@ -94,6 +93,11 @@ light-4j sidecar's clients need it."""
     def batch_bytes(self) -> int:
         """Largest batch of one partition."""
         return int(self.client_properties["batch.size"])
+
+    @property
+    def delivery_timeout_seconds(self) -> float:
+        """Longest wait for an acknowledgement; after it the outcome is unknown."""
+        return float(self.client_properties["delivery.timeout.ms"]) / 1000
 
     @property
     def attempt_seconds(self) -> float:
@@ -152,10 +156,11 @@ light-4j sidecar's clients need it."""
     def _fits_delivery_timeout(self) -> Self:
         """Source: Kafka's producer configuration, `delivery.timeout.ms`."""
         linger, attempt = self.client_properties["linger.ms"], self.properties.get("request.timeout.ms", 0)
-        if linger + attempt >= self.delivery_timeout_seconds * 1000:
+        limit = self.client_properties["delivery.timeout.ms"]
+        if linger + attempt >= limit:
             raise ValueError(
                 f"properties have linger.ms {linger} and request.timeout.ms {attempt or 'by default'}, and "
-                f"delivery_timeout_seconds is {self.delivery_timeout_seconds:g}: a record would time out before both "
-                "are over; make it longer than both together"
+                f"delivery.timeout.ms is {limit}: a record would time out before both are over; make it longer than "
+                "both together"
             )
         return self

@@ -1,7 +1,7 @@
 """The client of the schema registry, which caches every answer (Confluent Schema Registry API).
 
 A schema of an id or of a version never changes, so it does not expire; the latest version of a subject and a "not
-found" expire after `latest_seconds`. Concurrent callers of one key share one request. While the registry is down,
+found" expire after 30 seconds. Concurrent callers of one key share one request. While the registry is down,
 expired answers are used.
 """
 

@@ -16,7 +16,7 @@ from headrace.records import Produced, TopicPartition
 from headrace.runtime import LoopThread
 from tests.raw_server import end_all
 
-CONFIG = {"active_consumers": {"auto_offset_reset": "earliest", "wait_seconds": 0.2}}
+CONFIG = {"active_consumers": {"auto_offset_reset": "earliest"}}
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ async def test_the_byte_budget_refuses_at_once_and_recovers(kafka: Any, topic: C
 async def test_without_a_broker_the_outcome_is_unknown_after_the_delivery_timeout() -> None:
     """No call waits for ever, and nothing claims to have failed for certain."""
     nowhere = KafkaConfig(bootstrap_servers="127.0.0.1:1", request_timeout_seconds=0.5)
-    producer = Producer(nowhere, ProducerConfig(delivery_timeout_seconds=0.5))
+    producer = Producer(nowhere, ProducerConfig(properties={"delivery.timeout.ms": 500}))
     await producer.start()
     results = await asyncio.wait_for(producer.produce([OutgoingRecord("t", None, b"v")]), 120)
     assert isinstance(results[0], errors.KafkaTimeout | errors.KafkaUnavailable)

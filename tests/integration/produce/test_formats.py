@@ -163,7 +163,7 @@ def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(
     process = headrace(
         {
             "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0, "timeout_seconds": 60},
+            "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
             "producer": {"key_format": "jsonschema", "value_format": "protobuf"},
             "reactive_consumers": {
                 "out": {

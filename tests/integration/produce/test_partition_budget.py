@@ -90,7 +90,7 @@ def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, hea
     stuck, live = f"stuck-{time.time_ns()}", f"live-{time.time_ns()}"
     kafka_three.create_topic(stuck, 2, {"min.insync.replicas": "3"})
     kafka_three.create_topic(live, 2, {"min.insync.replicas": "2"})
-    producer = {"max_pending_bytes": PENDING_BYTES, "delivery_timeout_seconds": 180}
+    producer = {"max_pending_bytes": PENDING_BYTES, "properties": {"delivery.timeout.ms": 180_000}}
     url = headrace({"kafka": {"bootstrap_servers": kafka_three.bootstrap_servers}, "producer": producer}).url
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
         # It hands its partitions over first: killed, it would hold up every topic until it is missed.

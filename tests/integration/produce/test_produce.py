@@ -55,7 +55,7 @@ def url(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any]) -
     return module_headrace(
         {
             "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "schema_registry": {"url": schema_registry.url, "latest_seconds": 0, "timeout_seconds": 60},
+            "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
         }
     ).url
 

@@ -227,7 +227,7 @@ def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch:
     monkeypatch.setattr("headrace.kafka.transactions.producers.MAX_WAITING", 1)
 
     async def main() -> list[Any]:
-        settings = ProducerConfig(delivery_timeout_seconds=0.3)
+        settings = ProducerConfig(properties={"delivery.timeout.ms": 300})
         producers = TransactionalProducers(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings, "nobody")
         await producers.start()
         try:

@@ -120,5 +120,5 @@ async def _serving(shows: ssl.SSLContext | None = None, **settings: object) -> A
 
 @pytest.fixture
 def serving() -> object:
-    """Serve a small registry: `async with serving(latest_seconds=1) as setting`; with TLS if `shows` is given."""
+    """Serve a small registry: `async with serving(timeout_seconds=1) as setting`; with TLS if `shows` is given."""
     return _serving

@@ -31,7 +31,7 @@ async def test_a_schema_of_an_id_is_asked_for_once(serving: Any) -> None:
 
 async def test_latest_is_asked_for_again_after_its_time_and_a_version_is_not(serving: Any) -> None:
     """Only the latest version can change."""
-    async with serving(latest_seconds=30) as it:
+    async with serving() as it:
         it.server.add("s", 1, '"int"')
         for _ in range(3):
             assert (await it.client.of_subject("s")).id == (await it.client.of_subject("s", 1)).id == 1
@@ -46,7 +46,7 @@ async def test_latest_is_asked_for_again_after_its_time_and_a_version_is_not(ser
 
 async def test_not_found_is_remembered_for_a_while(serving: Any) -> None:
     """A client that repeats a wrong name does not reach the registry each time."""
-    async with serving(latest_seconds=30) as it:
+    async with serving() as it:
         for _ in range(3):
             with pytest.raises(SchemaNotFound, match="subject s"):
                 await it.client.of_subject("s")
@@ -84,11 +84,11 @@ async def test_a_caller_who_leaves_does_not_take_the_others_along(serving: Any) 
 
 async def test_what_was_latest_is_served_while_the_registry_is_down(serving: Any) -> None:
     """Producing goes on with known schemas; unknown ones are 503."""
-    async with serving(latest_seconds=1) as it:
+    async with serving() as it:
         it.server.add("s", 1, '"int"')
         await it.client.of_subject("s")
         it.server.broken = web.Response(status=503)
-        await it.clock.advance(5)
+        await it.clock.advance(31)
         assert (await it.client.of_subject("s")).id == 1
         with pytest.raises(RegistryUnavailable):
             await it.client.of_subject("other")

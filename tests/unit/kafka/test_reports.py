@@ -69,7 +69,7 @@ async def test_a_request_without_records_is_answered_in_a_context_of_its_own() -
 @asynccontextmanager
 async def producing(delivery_timeout_seconds: float = 30) -> AsyncIterator[Producer]:
     """Run a producer on a cluster without brokers."""
-    settings = ProducerConfig(delivery_timeout_seconds=delivery_timeout_seconds)
+    settings = ProducerConfig(properties={"delivery.timeout.ms": 1000 * delivery_timeout_seconds})
     producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:1"), settings)
     await producer.start()
     yield producer

@@ -74,14 +74,15 @@ class FakeRegistry(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[tuple[Path, type[FakeRegistry]]]:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, type[FakeRegistry]]]:
     """A registry, and the secrets file with which workers reach it."""
+    monkeypatch.setattr(SchemaRegistryConfig, "latest_seconds", 0.0)
     handler = type("Handler", (FakeRegistry,), {"schemas": {}, "asked": []})
     server = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
-    settings = SchemaRegistryConfig(url=url, username="u", password=SecretStr("p ä\\$"), latest_seconds=0)
+    settings = SchemaRegistryConfig(url=url, username="u", password=SecretStr("p ä\\$"))
     security = with_registry(NONE, settings)
     assert security.values == {"p ä\\$"}
     write_secrets(tmp_path, security.secrets)

@@ -232,7 +232,6 @@ def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id:
         **client_properties(kafka, client_id),
         **opened(settings.client_properties),
         "partitioner": "murmur2_random",
-        "delivery.timeout.ms": int(settings.delivery_timeout_seconds * 1000),
         # The client's own wait is the longer one: past it, it cuts the connection, and with it every other request.
         "request.timeout.ms": max(1, attempt_ms * 9 // 10),
         "socket.timeout.ms": max(10, attempt_ms),

@@ -62,7 +62,7 @@ class BatchTransactions:
             HeadraceError: Kafka refuses or cannot be reached, or the topic of numbers is missing.
         """
         self.close()
-        settings = _SETTINGS.model_copy(update={"delivery_timeout_seconds": self._timeout_seconds})
+        settings = _SETTINGS.with_properties({"delivery.timeout.ms": round(self._timeout_seconds * 1000)})
         properties = {
             **transactional_properties(self._kafka, settings, self._name, self._timeout_seconds),
             "delivery.report.only.error": True,

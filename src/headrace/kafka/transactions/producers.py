@@ -402,7 +402,7 @@ class TransactionalProducers(Service):
         limit_ms = self._settings.client_properties.get("transaction.timeout.ms", _TIMEOUT_MS)
         # A flush, which ends each transaction, sends at once; without a linger time records are sent one by one before.
         known = {name: value for name, value in self._settings.lasting.properties.items() if name != _ATTEMPT}
-        own = {"delivery_timeout_seconds": limit_ms / 1000, "properties": {**known, "linger.ms": 5}}
+        own = {"properties": {**known, "delivery.timeout.ms": limit_ms, "linger.ms": 5}}
         settings = self._settings.model_copy(update=own)
         return {
             **transactional_properties(self._kafka, settings, transactional_id, limit_ms / 1000),

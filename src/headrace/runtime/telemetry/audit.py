@@ -24,7 +24,7 @@ from headrace.runtime.telemetry.audit_notes import (
     RecordEnd,
     consumed_notes,
     consumed_ranges,
-    key_text,
+    key_hash,
     produced_notes,
     reason_of,
     written_ranges,
@@ -101,7 +101,6 @@ class Audit(Service):
         self._target = target
         self._metrics = metrics
         self._clock = clock
-        self._key_of = key_text(settings.keys)
         self._queue = _NoteQueue(settings.max_pending_bytes)
         self._ranges: dict[tuple[Any, ...], RangeNote] = {}
         """The last delivery to each group from each partition, of those that wait to be written."""
@@ -159,14 +158,14 @@ class Audit(Service):
             return
         common = self._note(audit_type, "SUCCESS", caller=caller.get())
         if written and which == "summary":
-            self._put_list(written_ranges(common, self._key_of, records, results))
+            self._put_list(written_ranges(common, records, results))
         elif written and which == "all":
             if size_bytes is None:
                 size_bytes = sum([record.size_bytes for record in records])
-            notes = produced_notes(common, self._key_of, records, results)
+            notes = produced_notes(common, records, results)
             self.put(notes, written, size_bytes + _RECORD_BYTES * len(records))
         if written < len(results):
-            self._put_list(list(produced_notes(common, self._key_of, records, results, failed=True)))
+            self._put_list(list(produced_notes(common, records, results, failed=True)))
 
     def not_sent(self, topic: str, error: HeadraceError, count: int = 0) -> None:
         """Audit a produce request that was refused before anything was sent, or `count` lines of a stream."""
@@ -195,12 +194,12 @@ class Audit(Service):
             who.audit_type, "SUCCESS", group=who.group, replay=who.replay, caller=who.caller, action=who.action
         )
         if well and which == "summary":
-            for note in consumed_ranges(common, self._key_of, records):
+            for note in consumed_ranges(common, records):
                 self._put_range(note)
             return
         if not well:
             common.audit_status, common.reason = "FAILURE", how
-        notes = consumed_notes(common, self._key_of, records, ends)
+        notes = consumed_notes(common, records, ends)
         self.put(notes, len(records), size_bytes + _RECORD_BYTES * len(records))
 
     def reported(self, reports: Sequence[ClientReport]) -> list[AuditNote]:
@@ -217,7 +216,7 @@ class Audit(Service):
             note.topic, note.partition, note.offset = topic, partition, offset
             note.id = new_correlation_id().decode()
             note.correlation_id, note.traceability_id = correlation or note.id, traceability
-            note.key = None if key is None else self._key_of(key.encode())
+            note.key = None if key is None else key_hash(key.encode())
             note.timestamp = note.timestamp if timestamp is None else timestamp
             notes.append(note)
         self._put_list(notes)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -14,7 +14,6 @@ from headrace.runtime.telemetry.correlation import new_correlation_id, new_corre
 
 Line = tuple[bytes, bytes]
 """A note as it is written: its correlation id, and its JSON text."""
-KeyText = Callable[[bytes | None], str | None]
 """Returns a record's key as the notes show it."""
 
 _REDRIVE_OF: Final = "headrace.redrive.of"
@@ -112,18 +111,13 @@ class ClientReport(NamedTuple):
     timestamp: int | None
 
 
-def key_text(how: str) -> KeyText:
-    """Return what shows a record's key in the way that `audit.keys` says."""
-    if how == "none":
-        return lambda key: None
-    if how == "text":
-        return lambda key: None if key is None else _text(key)
-    return lambda key: None if key is None else hashlib.sha256(key).hexdigest()[:32]
+def key_hash(key: bytes | None) -> str | None:
+    """Return what shows a record's key: the first half of its SHA-256."""
+    return None if key is None else hashlib.sha256(key).hexdigest()[:32]
 
 
 def produced_notes(
     common: RangeNote,
-    key_of: KeyText,
     records: Sequence[OutgoingRecord],
     results: Sequence[Produced | HeadraceError],
     *,
@@ -138,7 +132,7 @@ def produced_notes(
             common,
             id=identity.decode(),
             topic=record.topic,
-            key=key_of(record.key),
+            key=key_hash(record.key),
             correlation_id=correlation or identity.decode(),
             traceability_id=traceability,
         )
@@ -151,11 +145,11 @@ def produced_notes(
 
 
 def written_ranges(
-    common: RangeNote, key_of: KeyText, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+    common: RangeNote, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
 ) -> list[RangeNote]:
     """Return a note for the records that one request wrote, or a few; arguments as of `produced_notes`."""
     if len(records) == 1:
-        return list(produced_notes(common, key_of, records, results))
+        return list(produced_notes(common, records, results))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record, result in zip(records, results, strict=True):
         if type(result) is Produced:
@@ -163,9 +157,7 @@ def written_ranges(
     return _range_notes(common, offsets, (record.headers for record in records))
 
 
-def consumed_notes(
-    common: RangeNote, key_of: KeyText, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
-) -> Iterator[RangeNote]:
+def consumed_notes(common: RangeNote, records: Sequence[Record], ends: Sequence[RecordEnd] = ()) -> Iterator[RangeNote]:
     """Yield a note for each record that ended; `ends` has what was reported of each that did not end well."""
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
         correlation, traceability, redrive_of = _ids_of(record.read_headers())
@@ -180,7 +172,7 @@ def consumed_notes(
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
-            key=key_of(record.key),
+            key=key_hash(record.key),
             correlation_id=correlation or f"{common.group}:{position}",
             traceability_id=traceability or details.get("traceability_id", ""),
             redrive_of=redrive_of,
@@ -188,10 +180,10 @@ def consumed_notes(
         )
 
 
-def consumed_ranges(common: RangeNote, key_of: KeyText, records: Sequence[Record]) -> list[RangeNote]:
+def consumed_ranges(common: RangeNote, records: Sequence[Record]) -> list[RangeNote]:
     """Return a note for delivered records, or a few; arguments as of `consumed_notes`."""
     if len(records) == 1:
-        return list(consumed_notes(common, key_of, records))
+        return list(consumed_notes(common, records))
     if isinstance(records, RecordBatch):
         return _range_notes(common, {records.topic_partition: records.offsets}, records.headers or [None])
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Protocol
 
-from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, Produce
 from headrace.runtime import run_blocking
@@ -27,23 +27,25 @@ class AuditTarget(Protocol):
 class AuditFile:
     """Lines of JSON that only the owner of the process may read."""
 
-    def __init__(self, settings: AuditConfig) -> None:
-        """Prepare; the file is opened anew for each write, so other programs may move it away."""
-        self._settings = settings
+    def __init__(self, file: Path, max_bytes: int = 200_000_000, old_files: int = 5) -> None:
+        """Prepare; the file is opened anew for each write, so other programs may move it away.
+
+        One that would be larger than `max_bytes` is rotated, and `old_files` are kept.
+        """
+        self._file, self._max_bytes, self._old_files = file, max_bytes, old_files
 
     async def write(self, lines: Sequence[Line]) -> int:
         try:
             await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]).decode())
         except OSError as cause:
-            log.warning("audit: %d notes are lost, because %s: %s", len(lines), self._settings.file, cause.strerror)
+            log.warning("audit: %d notes are lost, because %s: %s", len(lines), self._file, cause.strerror)
             return len(lines)
         return 0
 
     def _append(self, text: str) -> None:
-        settings = self._settings
-        settings.file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(_RotatingFile(settings.file, backupCount=settings.old_files, encoding="utf-8")) as file:
-            if file.stream.tell() and file.stream.tell() + len(text) > settings.max_file_bytes:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(_RotatingFile(self._file, backupCount=self._old_files, encoding="utf-8")) as file:
+            if file.stream.tell() and file.stream.tell() + len(text) > self._max_bytes:
                 file.doRollover()
             file.stream.write(text)
 

@@ -230,13 +230,6 @@ def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
     assert [(n.get("count"), n["stacktrace"][:8]) for n in notes] == ([] if records == "none" else REASONS)
 
 
-@pytest.mark.parametrize(("keys", "shown"), [("text", "k"), ("none", None)])
-def test_keys_are_shown_as_configured(keys: str, shown: str | None) -> None:
-    """As they are, or not at all."""
-    notes, _ = audited(produce, to="file", records="all", keys=keys)
-    assert notes[0].get("key") == shown
-
-
 @pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
 def test_refused_requests_and_control_operations_have_notes(settings: Any) -> None:
     """Who, what, to what, why and with which end, whichever records are noted."""
@@ -271,9 +264,12 @@ def test_refused_requests_and_control_operations_have_notes(settings: Any) -> No
     ]
 
 
-async def test_a_stalled_target_costs_notes_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stalled_target_costs_notes_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Above the budget notes are dropped; a note reports how many. When a drain ends, the log has what is left."""
-    async with Desk(to="file", max_pending_bytes=4000) as desk:
+    monkeypatch.setattr(AuditConfig, "max_pending_bytes", 4000)
+    async with Desk(to="file") as desk:
         desk.gate.clear()
         for _ in range(50):
             desk.audit.produced(RECORDS[:1], RESULTS[:1])
@@ -349,7 +345,7 @@ async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytes
 async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
     """Whole lines in each, so many old ones as configured, and only the owner may read them."""
     file = tmp_path / "log" / "audit.log"
-    target = AuditFile(AuditConfig(file=file, max_file_bytes=100, old_files=2))
+    target = AuditFile(file, max_bytes=100, old_files=2)
 
     await target.write(())
     assert file.read_bytes() == b"", "it is there before the first note"
@@ -367,7 +363,7 @@ async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
 def test_notes_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And work goes on."""
     (tmp_path / "log").write_text("a file where the folder should be")
-    target = AuditFile(AuditConfig(file=tmp_path / "log" / "audit.log"))
+    target = AuditFile(tmp_path / "log" / "audit.log")
     assert asyncio.run(target.write([(b"c", b"{}"), (b"c", b"{}")])) == 2
     assert "2 notes are lost" in caplog.text
 
@@ -492,7 +488,7 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
             said = [] if how == "delivered" else [Said("ValueError")]
             audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
 
-    notes, counted = audited(act, to="file", records="all", keys="text")
+    notes, counted = audited(act, to="file", records="all")
     assert [note["offset"] for note in notes] == list(range(len(ends)))
     assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
     assert all(note["correlationId"] for note in notes)

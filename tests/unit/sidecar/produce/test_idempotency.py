@@ -72,7 +72,7 @@ class Keys:
     def __init__(self, kafka: Kafka, clock: ManualClock | None = None) -> None:
         self.kafka, self.clock = kafka, clock or ManualClock()
         produce = ProduceService(ProducerConfig(), None, None, None)  # type: ignore[arg-type]  # not asked
-        self.transactions = Transactions(ProducerConfig(delivery_timeout_seconds=0.5), produce, kafka)  # type: ignore[arg-type]
+        self.transactions = Transactions(ProducerConfig(properties={"delivery.timeout.ms": 500}), produce, kafka)  # type: ignore[arg-type]
         self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, self.clock)  # type: ignore[arg-type]
 
     async def __aenter__(self) -> Keys:
@@ -149,7 +149,7 @@ async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monke
     """504 and unknown; then busy; then the answer it should have had."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
     async with Keys(Kafka()) as keys:
-        keys.transactions._settings = ProducerConfig(delivery_timeout_seconds=0.1)
+        keys.transactions._settings = ProducerConfig(properties={"delivery.timeout.ms": 100})
         unknown, _ = await keys.send()
         assert (unknown.status, b'"outcome":"unknown"' in unknown.body) == (504, True)
         with pytest.raises(errors.IdempotencyKeyBusy):

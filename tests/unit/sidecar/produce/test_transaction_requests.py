@@ -47,7 +47,7 @@ def request(**records: int) -> TransactionRequest:
 def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed: bool = False) -> Any:
     async def main() -> Any:
         kafka = Kafka(*results)
-        settings = ProducerConfig(delivery_timeout_seconds=seconds, properties={"linger.ms": 0})
+        settings = ProducerConfig(properties={"delivery.timeout.ms": 1000 * seconds, "linger.ms": 0})
         transactions = Transactions(settings, kafka, kafka)  # type: ignore[arg-type]
         work = await transactions.prepare(wanted, RequestIds())
         if keyed:

@@ -123,12 +123,10 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
         yield (name,), path, value == "https"
     elif name == "ssl.enabled.protocols":
         versions = sorted(str(value).replace(" ", "").split(","))
-        _require(set(versions) <= {"TLSv1.2", "TLSv1.3"}, "TLSv1.2, TLSv1.3 or both")
-        yield from (((name,), ("tls", f"{end}_version"), versions[at]) for end, at in (("min", 0), ("max", -1)))
-    elif name == "ssl.protocol":
+        _require(versions in (["TLSv1.3"], ["TLSv1.2", "TLSv1.3"]), "TLSv1.3, or both TLSv1.2 and TLSv1.3")
+        yield (name,), path, versions[0]
+    elif name == "ssl.protocol":  # the newest version that both sides have is used
         _require(value in ("TLS", "TLSv1.2", "TLSv1.3"), "TLSv1.2 or TLSv1.3")
-        if value == "TLSv1.2" and "ssl.enabled.protocols" not in properties:
-            yield (name,), path, value
     elif name == "ssl.key.password" and value == properties.get("ssl.keystore.password"):
         return  # one password protects all of a PKCS#12 file
     elif name not in _HELPERS and value != "":

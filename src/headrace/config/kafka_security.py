@@ -80,8 +80,6 @@ class KafkaTls(Section):
     """Password of the PKCS#12 file."""
     min_version: TlsVersion = "1.2"
     """Oldest version of TLS that is accepted."""
-    max_version: TlsVersion = "1.3"
-    """Newest version of TLS that is offered; the lowest that is set in this process counts for all clusters."""
     verify_host_name: bool = True
     """Whether the broker's certificate must be for the host that was connected to."""
     verify_certificate: bool = True
@@ -98,8 +96,6 @@ class KafkaTls(Section):
             raise ValueError("has both keystore and certificate: keep one of them")
         if bool(self.keystore) != bool(self.keystore_password.get_secret_value()):
             raise ValueError("needs keystore and keystore_password together: set both, or none")
-        if self.min_version > self.max_version:
-            raise ValueError(f"min_version {self.min_version} is newer than max_version {self.max_version}: swap them")
         return self
 
 

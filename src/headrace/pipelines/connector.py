@@ -79,10 +79,10 @@ def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
     secrets: dict[str, str] = {}
     if protocol.endswith("ssl"):
         tls = security.tls or KafkaTls()
-        versions = [version for version in ("1.2", "1.3") if tls.min_version <= version <= tls.max_version]
+        versions = [version for version in ("1.2", "1.3") if tls.min_version <= version]
         plain |= {
             "ssl.enabled.protocols": ",".join(f"TLSv{version}" for version in versions),
-            "ssl.protocol": f"TLSv{tls.max_version}",
+            "ssl.protocol": "TLSv1.3",
             "ssl.endpoint.identification.algorithm": "https" if tls.verify_host_name else "",
         }
         if tls.ca:

@@ -227,7 +227,6 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
     ("attributes", "annotations", "problem"),
     [
         ({}, {"tls-enabled": "t", "tls-minimum-version": "x"}, "kafka-tls-minimum-version: should be '1.2' or '1.3'"),
-        ({"tls": {"enable": True, "minVersion": "1.3", "maxVersion": "1.2"}}, {}, "minimumVersion 1.3 is newer than"),
         ({"accessKey": "-----BEGIN PRIVATE KEY-----x"}, {}, "needs accessCertificate and accessKey together"),
         (
             {"accessKey": "ca.key", "accessCertificate": "ca.key"},

@@ -126,8 +126,8 @@ def test_every_form_of_a_certificate_becomes_the_one_that_java_reads(tmp_path: P
 
 def test_versions_and_the_host_name_are_what_the_settings_say() -> None:
     """Versions become a list and the newest of it; only a written setting ends the check of the host."""
-    loose = connector_options(security(tls={"max_version": "1.2", "verify_host_name": False})).options
-    assert (loose["kafka.ssl.enabled.protocols"], loose["kafka.ssl.protocol"]) == ("TLSv1.2", "TLSv1.2")
+    loose = connector_options(security(tls={"min_version": "1.3", "verify_host_name": False})).options
+    assert (loose["kafka.ssl.enabled.protocols"], loose["kafka.ssl.protocol"]) == ("TLSv1.3", "TLSv1.3")
     assert loose["kafka.ssl.endpoint.identification.algorithm"] == ""
     usual = connector_options(security(protocol="ssl")).options
     assert (usual["kafka.ssl.enabled.protocols"], usual["kafka.ssl.protocol"]) == ("TLSv1.2,TLSv1.3", "TLSv1.3")

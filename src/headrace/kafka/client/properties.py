@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import ssl
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,6 @@ class _Seldom(logging.Filter):
 
 _ONLY_TLS_1_3 = "PSK-AES256-GCM-SHA384"
 """The client has no setting for versions. This suite of TLS 1.2 is never usable here, and those of 1.3 stay offered."""
-_ONLY_TLS_1_2 = "openssl_conf=i\n[i]\nssl_conf=s\n[s]\nsystem_default=d\n[d]\nMaxProtocol=TLSv1.2\n"
-_process_tls: dict[str, str] = {}
-"""`newest`: the newest version that clients of this process offer. `done`: OpenSSL was limited to it."""
 _AUTHORITY_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -85,44 +81,9 @@ def client_properties(kafka: KafkaConfig, client_id: str, *, consumer: bool = Fa
     }
 
 
-def limit_tls(tls: KafkaTls) -> None:
-    """Keep `max_version`, which OpenSSL takes from a file when the first client is made, and for all of them.
-
-    The variable that names the file is removed again. So child processes and Python's own TLS do not use it.
-
-    Raises:
-        ConfigError: It cannot be kept.
-    """
-    newest, known = tls.max_version, _process_tls.setdefault("newest", tls.max_version)
-    if known == "1.2" and tls.min_version == "1.3":
-        text = "min_version is 1.3 for one cluster, and max_version 1.2 for another, which counts for the whole process"
-        raise ConfigError(f"kafka.security.tls: {text}: change one, or run two processes")
-    if newest == "1.3" or "done" in _process_tls:
-        return
-    if known == "1.3":
-        text = (
-            "is 1.2 for one cluster only, and counts for the whole process: set it in kafka.security of headrace.yaml"
-        )
-        raise ConfigError(f"kafka.security.tls.max_version {text}")
-    if name := os.environ.get("OPENSSL_CONF"):
-        text = f"is 1.2, and OPENSSL_CONF names {name}: remove max_version, and write MaxProtocol = TLSv1.2 there"
-        raise ConfigError(f"kafka.security.tls.max_version {text}")
-    ssl.create_default_context()  # Python's own TLS has now read its configuration
-    with tempfile.NamedTemporaryFile("w", suffix=".cnf") as file:
-        file.write(_ONLY_TLS_1_2)
-        file.flush()
-        os.environ["OPENSSL_CONF"] = file.name
-        try:
-            confluent_kafka.Producer({"log_level": 0})
-        finally:
-            del os.environ["OPENSSL_CONF"]
-    _process_tls["done"] = newest
-
-
 def security_properties(security: KafkaSecurity) -> dict[str, Any]:
     """Return the properties of TLS and login, as they are in use now."""
     security = security.in_use
-    limit_tls(security.tls or KafkaTls())
     protocol = security.effective_protocol
     properties: dict[str, Any] = {} if protocol == "plaintext" else {"security.protocol": protocol}
     if protocol.endswith("ssl"):

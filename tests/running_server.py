@@ -48,7 +48,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.tls import TlsFiles
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
-from headrace.sidecar.active.entries import EntryWriter
+from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints

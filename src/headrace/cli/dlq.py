@@ -17,10 +17,10 @@ import msgspec
 
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
-from headrace.cli.jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.produce_consume import open_codecs
+from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters.pages import (
     DeadLetterPage,

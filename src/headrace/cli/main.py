@@ -33,8 +33,8 @@ _COMMANDS = {
     "doctor": "Check what durability needs, and say what to do.",
 }
 """Command to its line in the help. Each is the object of the same name in its module."""
-_MODULES = {"ready": "run", "config": "run", "groups": "topics", "replay": "jobs"}
-_MODULES |= {"produce": "produce_consume", "consume": "produce_consume"}
+_MODULES = {"ready": "run", "config": "run", "groups": "topics", "consumers": "active_consumers"}
+_MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
 
 _WELCOME = """\

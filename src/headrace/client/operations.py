@@ -122,7 +122,7 @@ class ClientOperations:
         )
 
 
-class _Position(NamedTuple):
+class _ReadPosition(NamedTuple):
     """Where to read on, and the assignment that it was read in."""
 
     offset: int
@@ -169,9 +169,9 @@ class InstanceOperations:
         self._reads = reads
         self._settings = {"name": f"client-{uuid.uuid4()}", **settings}
         self._is_random = "name" not in settings
-        self._next: dict[TopicPartition, _Position] = {}
+        self._next: dict[TopicPartition, _ReadPosition] = {}
         """After the last record that has arrived, or what was sought since."""
-        self._back: dict[TopicPartition, _Position] = {}
+        self._back: dict[TopicPartition, _ReadPosition] = {}
         """Where partitions are read again before anything else."""
         self._moved = set[TopicPartition]()
         """Partitions whose records are not handed out any more that were received before a seek."""
@@ -257,7 +257,7 @@ class InstanceOperations:
         """Go back where records must be read again, before others are."""
         for record in reversed(self._ready):
             if (partition := TopicPartition(record.topic, record.partition)) not in self._moved:
-                self._back[partition] = _Position(record.offset, record.assignment)
+                self._back[partition] = _ReadPosition(record.offset, record.assignment)
         self._ready.clear()
         yield from self._move(self._back)
         if self._in_doubt:
@@ -277,7 +277,7 @@ class InstanceOperations:
 
     def arrived(self, record: ClientRecord) -> None:
         """Count a record as received."""
-        self._next[TopicPartition(record.topic, record.partition)] = _Position(record.offset + 1, record.assignment)
+        self._next[TopicPartition(record.topic, record.partition)] = _ReadPosition(record.offset + 1, record.assignment)
 
     def take(self, record: ClientRecord) -> bool:
         """Count a record as handed to the caller; False if it must not be, because it will be read again."""
@@ -302,7 +302,7 @@ class InstanceOperations:
         gone = {(_partition(one), one.get("assignment", "")) for one in error.parameters.get("refused", ())}
         for (partition, assignment), span in done.items():
             if (partition, assignment) not in gone:
-                self._back[partition] = _Position(span.first, assignment)
+                self._back[partition] = _ReadPosition(span.first, assignment)
                 self._moved.add(partition)
             elif partition in self._next and self._next[partition].assignment == assignment:
                 del self._next[partition]
@@ -339,7 +339,7 @@ class InstanceOperations:
         """Read partitions on at other offsets. What was handed over of them before is not committed any more."""
         yield from self._send("POST", "/positions", {"offsets": _offsets(offsets)})
         self._drop(offsets)
-        self._next.update({partition: _Position(at) for partition, at in offsets.items()})
+        self._next.update({partition: _ReadPosition(at) for partition, at in offsets.items()})
 
     def seek_times(self, milliseconds: Mapping[TopicPartition, int]) -> Work[None]:
         """Read partitions on at the first record of a time, in milliseconds since the epoch."""
@@ -392,7 +392,7 @@ class InstanceOperations:
         if left and self._settings.get("autoOffsetReset") == "earliest":
             yield from self._send("POST", "/positions/first", {"partitions": _named(left)})
 
-    def _move(self, targets: dict[TopicPartition, _Position]) -> Work[list[TopicPartition]]:
+    def _move(self, targets: dict[TopicPartition, _ReadPosition]) -> Work[list[TopicPartition]]:
         """Read partitions on at other offsets, and return those whose assignment is over; empties the targets."""
         over: list[TopicPartition] = []
         while targets:
@@ -479,12 +479,12 @@ def _named(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
 
 
 def _offsets(offsets: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
-    return [_Position(at).entry(partition) for partition, at in offsets.items()]
+    return [_ReadPosition(at).entry(partition) for partition, at in offsets.items()]
 
 
 def _processed(done: Done) -> list[dict[str, Any]]:
     """Return the last processed offset of each partition and assignment."""
-    return [_Position(span.end - 1, assignment).entry(partition) for (partition, assignment), span in done.items()]
+    return [_ReadPosition(span.end - 1, assignment).entry(partition) for (partition, assignment), span in done.items()]
 
 
 def _partition(entry: Mapping[str, Any]) -> TopicPartition:

@@ -102,7 +102,7 @@ def read_tree(text: str, name: str, problems: Problems) -> Any:
         return {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _Walk(name, problems).value(root, ()) if root else {}
+        return _TreeWalk(name, problems).value(root, ()) if root else {}
     except yaml.MarkedYAMLError as cause:
         mark = cause.problem_mark or cause.context_mark
         reason = " ".join(part for part in (cause.context, cause.problem) if part)
@@ -120,7 +120,7 @@ class _TooBig(Exception):
     """The tree is larger than any configuration."""
 
 
-class _Walk:
+class _TreeWalk:
     """One pass over the parsed nodes."""
 
     def __init__(self, name: str, problems: Problems) -> None:

@@ -13,7 +13,7 @@ from headrace.functions.check import handler_problem
 from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
 from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
-from headrace.functions.sections import FileReader, Section
+from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.spec import KINDS, FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
 
@@ -89,7 +89,7 @@ class _FunctionFile(FileReader):
             self.wrong(spec.path_of("handler"), why)
         return function
 
-    def _folder(self, spec: Section, build: Section) -> Path:
+    def _folder(self, spec: FileSection, build: FileSection) -> Path:
         """Return the folder of the handler's module: that of the file, or one that gets the source in the file."""
         if not (source := build.values.get("functionSourceCode")):
             return self._file.parent
@@ -111,7 +111,7 @@ class _FunctionFile(FileReader):
     def _state(self) -> Path:
         return (self.config or HeadraceConfig()).state_dir.absolute() / "functions"
 
-    def _read_secrets(self, spec: Section) -> None:
+    def _read_secrets(self, spec: FileSection) -> None:
         """Give variables the secrets that they name; others that only Nuclio's platform knows are left out."""
         variables = spec.values.get("env")
         for index, variable in enumerate(variables if isinstance(variables, list) else ()):
@@ -133,7 +133,7 @@ class _FunctionFile(FileReader):
                 del variable["valueFrom"]
                 variable["value"] = secret
 
-    def _libraries(self, spec: Section, build: Section) -> Libraries | None:
+    def _libraries(self, spec: FileSection, build: FileSection) -> Libraries | None:
         """Return the libraries of the function; refuse it, or leave them out, as the configuration says."""
         commands = build.values.get("commands") or []
         for command in (written := [str(command) for command in commands]):
@@ -147,16 +147,16 @@ class _FunctionFile(FileReader):
             self.wrong(spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}")
         return found
 
-    def _list(self, spec: Section, name: str) -> None:
+    def _list(self, spec: FileSection, name: str) -> None:
         """Read a list of mappings by their known names."""
         if isinstance(entries := spec.values.get(name), list):
             path = spec.paths[name]
             sections = [self.section((*path, index), entry, name) for index, entry in enumerate(entries)]
             spec.values[name] = [section.values for section in sections]
 
-    def _annotations(self, metadata: Section) -> Section:
+    def _annotations(self, metadata: FileSection) -> FileSection:
         """Return the annotations that concern Kafka, by the part of their name behind the prefix."""
-        found, kafka = metadata.values.get("annotations", {}), Section(metadata.path_of("annotations"))
+        found, kafka = metadata.values.get("annotations", {}), FileSection(metadata.path_of("annotations"))
         if not isinstance(found, dict):
             return self.section(kafka.path, found, "annotations")
         kafka_only = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
@@ -170,7 +170,7 @@ class _FunctionFile(FileReader):
                 self.wrong(path, f"is not known; did you mean {other}?")
         return section
 
-    def _trigger(self, triggers: Section, name: str) -> Trigger | None:
+    def _trigger(self, triggers: FileSection, name: str) -> Trigger | None:
         trigger = self.below(triggers, name, "trigger")
         if trigger.values.get("disabled") is True or not self._has_known_kind(trigger, name):
             return None
@@ -191,7 +191,7 @@ class _FunctionFile(FileReader):
         self.judge_idle(attributes, "trigger", kind.mapping)
         return made
 
-    def _has_known_kind(self, trigger: Section, name: str) -> bool:
+    def _has_known_kind(self, trigger: FileSection, name: str) -> bool:
         kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")
         if kind in KINDS:
             return True
@@ -204,7 +204,7 @@ class _FunctionFile(FileReader):
             self.wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
         return False
 
-    def _mounts(self, spec: Section) -> dict[Path, str]:
+    def _mounts(self, spec: FileSection) -> dict[Path, str]:
         """Return the secrets that the file mounts: each `mountPath` with its `secretName`."""
         found: dict[Path, str] = {}
         entries = spec.values.get("volumes", [])

@@ -34,7 +34,7 @@ _TYPES: Final = {"duration": Pause, "whole number": Annotated[int, Number], "tex
 """Types of keys that no model has, as the table names them."""
 
 
-class Section:
+class FileSection:
     """One mapping of the file: values by their known names, and where each is in the file."""
 
     def __init__(self, path: KeyPath) -> None:
@@ -42,7 +42,7 @@ class Section:
         self.values: dict[str, Any] = {}
         self.paths: dict[str, KeyPath] = {}
 
-    def take(self, name: str, other: "Section", other_name: str = "") -> None:
+    def take(self, name: str, other: "FileSection", other_name: str = "") -> None:
         """Copy a value from another part of the file."""
         self.values[name], self.paths[name] = other.values[other_name or name], other.paths[other_name or name]
 
@@ -61,16 +61,16 @@ class FileReader:
         self.config = config
         """None if clusters are not compared."""
         self.secrets = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
-        self.annotations = Section(())
+        self.annotations = FileSection(())
         """Those of the function that concern Kafka, by what is behind `nuclio.io/kafka-`."""
 
-    def below(self, section: Section, name: str, known: str = "", *, any_name: bool = False) -> Section:
+    def below(self, section: FileSection, name: str, known: str = "", *, any_name: bool = False) -> FileSection:
         """Return the mapping below a key; its known names are those of `known`, by default of the key."""
         return self.section(section.path_of(name), section.values.get(name, {}), "" if any_name else known or name)
 
-    def section(self, path: KeyPath, found: Any, known: str, prefix: str = "") -> Section:
+    def section(self, path: KeyPath, found: Any, known: str, prefix: str = "") -> FileSection:
         """Return the mapping at a path by the names that are known, all if `known` is empty; judge the others."""
-        section = Section(path)
+        section = FileSection(path)
         if not isinstance(found, dict):
             self.wrong(path, "should be a mapping: write name: value, a line for each")
             return section
@@ -104,7 +104,7 @@ class FileReader:
             hint = f"; did you mean {likely}?" if likely else ""
             self.warn(path, f"is not known and has no effect{hint}")
 
-    def model(self, model: type[M], section: Section, **values: Any) -> M | None:
+    def model(self, model: type[M], section: FileSection, **values: Any) -> M | None:
         """Return the model of a section and of further values; None if a value is wrong, which is reported."""
         try:
             return model.model_validate(section.values | values)
@@ -119,7 +119,7 @@ class FileReader:
             explain(errors, self.tree, self.problems)
             return None
 
-    def judge_idle(self, section: Section, *mappings: str) -> None:
+    def judge_idle(self, section: FileSection, *mappings: str) -> None:
         """Check the values of keys without effect, name those that have not their default, and refuse others."""
         known = {name: key for mapping in mappings for name, key in keys_of(mapping).items()}
         for name, key in known.items():

@@ -11,7 +11,7 @@ _MAX_SUSPECTS: Final = 100_000
 """More than can be in flight."""
 
 
-class _Group(NamedTuple):
+class _SuspectGroup(NamedTuple):
     """Records that a worker had begun when it died: one of them is to blame."""
 
     offsets: list[int]
@@ -34,7 +34,7 @@ class Suspects:
     def __init__(self, batch_size: int) -> None:
         """Prepare; `batch_size` is the most records of one call."""
         self._batch_size = batch_size
-        self._groups: dict[tuple[TopicPartition, int], _Group] = {}
+        self._groups: dict[tuple[TopicPartition, int], _SuspectGroup] = {}
 
     def part_of(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
         """Return the first of these records, as many as may be delivered as one frame."""
@@ -57,7 +57,7 @@ class Suspects:
         deaths, alone = (before.deaths, before.alone) if before else (0, 0)
         self.ended(partition, before.offsets if before else [])
         offsets = records.offsets[: begun - 1 + self._batch_size]
-        group = _Group(offsets, offsets[begun - 1], deaths + 1, alone + (len(records) == 1))
+        group = _SuspectGroup(offsets, offsets[begun - 1], deaths + 1, alone + (len(records) == 1))
         if group.deaths >= _POISON_DEATHS and group.alone >= _ALONE:
             return group.deaths
         self._groups |= dict.fromkeys([(partition, offset) for offset in offsets], group)

@@ -76,7 +76,7 @@ class CompactedTable(Service, Generic[T]):
         self._entries: dict[str, tuple[int, T]] = {}
         self._corrupt: set[bytes | None] = set()
         self._watches: list[tuple[str, Callable[[str, T | None], None]]] = []
-        self._position = _Position()
+        self._position = _TablePosition()
         self._problem = f"{topic.name} is not read yet"
 
     async def start(self) -> None:
@@ -307,7 +307,7 @@ class CompactedTable(Service, Generic[T]):
                     on_change(key, entry)
 
 
-class _Position:
+class _TablePosition:
     """How far the topic is read and passed to the watchers, and waiting for that."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ class OffsetGap(NamedTuple):
         return f"offsets {self.first} to {self.end - 1} ({self.end - self.first}) are no longer in the log: {why}"
 
 
-class _StoredOffset(NamedTuple):
+class _StoreQuestion(NamedTuple):
     """A question to the backend that keeps a group's offsets, or its answer."""
 
     epoch: int
@@ -107,7 +107,7 @@ class _Unknown:
 
     position: int | None = None
     """The position that is out of range; None if there is none yet."""
-    stored: _StoredOffset | None = None
+    stored: _StoreQuestion | None = None
     starts_at_end: bool = False
     """Whether it starts at its end, which is not known yet. By then another partition may have a committed offset, and
     this one would count as added."""
@@ -232,7 +232,7 @@ class PositionResolver:
                 continue
             self._problems.report(str(partition), "")
             self._topics_read.add(partition.topic)
-            stored = self._unknown.pop(partition).stored or _StoredOffset(self.new_epoch(), 0)
+            stored = self._unknown.pop(partition).stored or _StoreQuestion(self.new_epoch(), 0)
             found[partition] = start._replace(epoch=stored.epoch)
             if stored.offset is not None and (start.committed is None or start.committed.offset != stored.offset):
                 offset = stored.offset
@@ -362,13 +362,13 @@ class PositionResolver:
     def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
         """Take a stored offset that was requested in this epoch."""
         if self._is_unanswered(partition, epoch):
-            self._unknown[partition].stored = _StoredOffset(epoch, math.inf, is_answered=True, offset=offset)
+            self._unknown[partition].stored = _StoreQuestion(epoch, math.inf, is_answered=True, offset=offset)
             self._ask_at = 0.0
 
     def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
         """Ask again after a pause: the backend did not answer."""
         if self._is_unanswered(partition, epoch):
-            self._unknown[partition].stored = _StoredOffset(0, self._clock.monotonic() + _RETRY_SECONDS)
+            self._unknown[partition].stored = _StoreQuestion(0, self._clock.monotonic() + _RETRY_SECONDS)
             self._problems.report(
                 str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}"
             )
@@ -387,7 +387,7 @@ class PositionResolver:
             known = self._unknown[partition]
             if known.stored is None or known.stored.ask_at <= now:
                 epochs[partition] = self.new_epoch()
-                known.stored = _StoredOffset(epochs[partition], math.inf)
+                known.stored = _StoreQuestion(epochs[partition], math.inf)
             elif known.stored.is_answered:
                 answered.append(partition)
         if epochs:

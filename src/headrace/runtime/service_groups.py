@@ -27,7 +27,7 @@ class GroupSpec(NamedTuple):
     """Undoes the side effects of `make`; called after the services have stopped."""
 
 
-class _Group:
+class _RunningGroup:
     def __init__(self) -> None:
         self.required: GroupSpec | None = None
         self.changed = asyncio.Event()
@@ -52,7 +52,7 @@ class ServiceGroups(Service):
         super().__init__(name)
         self._clock = clock
         self._drain_seconds = drain_seconds
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _RunningGroup] = {}
 
     async def start(self) -> None:
         groups = self._groups
@@ -75,7 +75,7 @@ class ServiceGroups(Service):
         for name in [*self._groups, *required]:
             group, spec = self._groups.get(name), required.get(name)
             if group is None:
-                group = self._groups[name] = _Group()
+                group = self._groups[name] = _RunningGroup()
                 group.required = spec
                 group.task = self.spawn(self._keep_running(name, group), name)
             elif group.version != (spec and spec.version):
@@ -96,7 +96,7 @@ class ServiceGroups(Service):
         if tasks := [group.task for group in self._groups.values() if group.task]:
             await asyncio.wait(tasks, timeout=timeout_seconds)
 
-    async def _keep_running(self, name: str, group: _Group) -> None:
+    async def _keep_running(self, name: str, group: _RunningGroup) -> None:
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while group.required:
             group.changed.clear()
@@ -111,7 +111,7 @@ class ServiceGroups(Service):
                 await first_of(self._clock.sleep(pause), group.changed.wait())
         del self._groups[name]
 
-    async def _run_once(self, group: _Group, spec: GroupSpec) -> str:
+    async def _run_once(self, group: _RunningGroup, spec: GroupSpec) -> str:
         """Run a group until it is removed, is replaced, or dies. Returns why it died."""
         try:
             supervisor = Supervisor(spec.make(), self._clock, self._drain_seconds)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.cli import produce_consume as records_module
-from headrace.cli.jobs import print_job
 from headrace.cli.output import print_rows, progress
 from headrace.cli.produce_consume import encode_lines, encoder, json_to_line, open_codecs, read_lines
+from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import DecodeError, InvalidRequest
 from headrace.records import OutgoingRecord

@@ -154,7 +154,7 @@ class _Planner:
         ]
 
 
-class _Sink:
+class _SendBack:
     """Takes what a run delivers: writes it, or only counts it. The first failure ends the run."""
 
     def __init__(
@@ -290,7 +290,7 @@ class Redrive:
 
         run = Run(self._clock)
         write = self._count if spec.options.dry_run else self._transact if self._session else self._send
-        pump = self._pump(_Sink(self._planner, write, run.fail))
+        pump = self._pump(_SendBack(self._planner, write, run.fail))
         source = WindowSource(
             pump,
             {p: Committed(start) for p, start in starts.items()},
@@ -331,7 +331,7 @@ class Redrive:
         most = max(1, min(most, int(rate or most)))
         return Limits(FlowControl(max_records=most, max_bytes=_DELIVERY_BYTES), most, rate)
 
-    def _pump(self, sink: _Sink) -> Pump:
+    def _pump(self, sink: _SendBack) -> Pump:
         exact = self._spec.options.exactly_once
         delivery = DeliveryConfig(
             batch=BatchConfig(

@@ -16,7 +16,7 @@ from headrace.config.section import GroupName, Number, TopicName
 from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
 from headrace.functions.function_keys import ANNOTATED, LOGIN
-from headrace.functions.sections import FileReader, Section
+from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
 
@@ -181,7 +181,7 @@ class KafkaTrigger(Trigger):
         return self
 
     @classmethod
-    def read(cls, file: FileReader, own: Section, attributes: Section) -> Self | None:
+    def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:
         """Return the trigger, with the annotations of what its attributes do not have."""
         if "topic" in attributes.values and "topics" in attributes.values:
             file.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
@@ -205,7 +205,7 @@ class KafkaTrigger(Trigger):
         return made
 
 
-def _security(file: FileReader, attributes: Section) -> KafkaSecurity | None:
+def _security(file: FileReader, attributes: FileSection) -> KafkaSecurity | None:
     """Return the TLS and login of a trigger: its attributes, and the annotations of what they do not have."""
     sections = {"": attributes, "tls": file.below(attributes, "tls"), "sasl": file.below(attributes, "sasl")}
     sections["sasl.oauth"] = file.below(sections["sasl"], "oauth")

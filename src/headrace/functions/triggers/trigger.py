@@ -9,7 +9,7 @@ from headrace.config.consumers import OTHER_ERRORS, Action, DeadLetterConfig, Or
 from headrace.config.section import FormatName, Number, PlainFormatName, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Workers, parse_size
-from headrace.functions.sections import FileReader, Section
+from headrace.functions.sections import FileReader, FileSection
 
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
 """What `onFailure` means for errors without a line of their own."""
@@ -99,7 +99,7 @@ class Trigger(FilePart):
         return self.num_workers or self.max_workers or 1
 
     @classmethod
-    def read(cls, file: FileReader, own: Section, attributes: Section) -> Self | None:
+    def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:
         """Return the trigger; None if something is wrong, which is reported.
 
         `own` is its mapping; what of it the model has is also among the attributes.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace import errors
 from headrace.config.http import JwtConfig, SecurityConfig
 from headrace.http.auth.principals import Principal, TokenExpired, TokenRefused
-from headrace.http.auth.rate_limit import FailureDelay, InFlight, RateLimit
+from headrace.http.auth.rate_limit import FailureDelay, RateLimit, RequestsInFlight
 from headrace.runtime import Clock, Service
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Authenticator:
         self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
         self._failures = FailureDelay(clock)
         self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
-        self.in_flight = InFlight(settings.max_in_flight)
+        self.in_flight = RequestsInFlight(settings.max_in_flight)
         """Requests of each principal that are not answered yet."""
 
     async def identify(

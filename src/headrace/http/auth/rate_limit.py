@@ -48,7 +48,7 @@ class FailureDelay:
         return self._bucket_of(key).seconds_until(1) > 0
 
 
-class InFlight:
+class RequestsInFlight:
     """Allows each key so many unanswered requests."""
 
     def __init__(self, limit: int) -> None:

@@ -27,7 +27,7 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
     """Return what the checkpoint of a flow freezes, if it writes the rows of these frames; None if Spark hides it."""
     if plan.spec.driver.remote:
         return None
-    sink, walk, parts = flow.sink, _Walk(plan), plan.spec.driver.shuffle_partitions
+    sink, walk, parts = flow.sink, _PlanWalk(plan), plan.spec.driver.shuffle_partitions
     topic = f"topic in {parts} transactions" if getattr(sink, "scope", "") == "task" else "topic"
     for frame in frames:
         if frame is not None:
@@ -85,7 +85,7 @@ def state_of(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
         yield {"keeps": name.lower(), "keys": [key.sql().replace("`", "") for key in keys], "bounded": bounded}
 
 
-class _Walk:
+class _PlanWalk:
     """Collects streaming sources and stateful operators of a plan of Spark, in its order."""
 
     def __init__(self, plan: DriverPlan) -> None:

@@ -22,10 +22,10 @@ from headrace.kafka.names import names_of
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
 from headrace.runtime import Clock, Deadline, Service
 from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
-from headrace.sidecar.active.entries import EntryWriter
-from headrace.sidecar.active.instance_membership import Membership
+from headrace.sidecar.active.instance_membership import InstanceMembership
 from headrace.sidecar.active.partition_positions import GONE, PartitionPosition, PartitionPositions, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, in_time
+from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.read_turn import ReadTurn
 from headrace.sidecar.active.spec import InstanceSpec
 
@@ -52,7 +52,7 @@ class ActiveInstance(Service, Listener):
         """Of its client, in seconds of the monotonic clock."""
         self._arrived = asyncio.Event()
         """Set when a read may have something to answer."""
-        self.membership = Membership(self.name, spec, admin, clock, self, self._arrived)
+        self.membership = InstanceMembership(self.name, spec, admin, clock, self, self._arrived)
         """What it reads, and its consumer."""
         # Of the assigned partitions
         self._buffer = RecordBuffer()

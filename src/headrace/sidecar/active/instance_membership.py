@@ -16,7 +16,7 @@ from headrace.sidecar.active.spec import InstanceSpec, Topics
 _MAX_RECORDS: Final = 20_000
 
 
-class Membership:
+class InstanceMembership:
     """The consumer of one instance, and the watch of its topics. Its consumer starts with its first topics."""
 
     def __init__(

@@ -19,9 +19,9 @@ from headrace.formats.choice import Codecs
 from headrace.kafka import Admin
 from headrace.runtime import Clock, Deadline, Service
 from headrace.runtime.telemetry.audit import Audit
-from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.monitor import ReadMonitor
+from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.spec import InstanceSpec
 
 log = logging.getLogger(__name__)

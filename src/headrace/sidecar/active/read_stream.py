@@ -14,9 +14,9 @@ from headrace.errors import HeadraceError, InstanceState, InvalidRequest
 from headrace.http.asgi import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.buffer import Read, arrived
-from headrace.sidecar.active.entries import EntryWriter
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.partition_positions import Processed
+from headrace.sidecar.active.read_entries import EntryWriter
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -33,14 +33,14 @@ _Positions = dict[str, dict[int, tuple[int, str]]]
 _encode = msgspec.json.Encoder().encode
 
 
-class _Position(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _StreamPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """An offset and its assignment; a tuple in a union would crash msgspec 0.22."""
 
     offset: _Offset
     assignment: str = ""
 
 
-_decode_positions = msgspec.json.Decoder(dict[str, dict[_Partition, _Offset | _Position]]).decode
+_decode_positions = msgspec.json.Decoder(dict[str, dict[_Partition, _Offset | _StreamPosition]]).decode
 
 
 def received_of(event_id: str) -> list[Processed]:
@@ -57,7 +57,7 @@ def received_of(event_id: str) -> list[Processed]:
         Processed(TopicPartition(topic, number), Committed(position.offset), position.assignment)
         for topic, offsets in found.items()
         for number, at in offsets.items()
-        for position in [at if isinstance(at, _Position) else _Position(at)]
+        for position in [at if isinstance(at, _StreamPosition) else _StreamPosition(at)]
     ]
 
 

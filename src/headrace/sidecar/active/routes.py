@@ -28,9 +28,9 @@ from headrace.kafka.timestamps import parse_time
 from headrace.records import CommitOffsets, TopicPartition
 from headrace.runtime import run_while
 from headrace.sidecar.active.buffer import Read, arrived
-from headrace.sidecar.active.entries import EntryWriter, fitting
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,

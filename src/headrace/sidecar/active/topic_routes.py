@@ -21,7 +21,7 @@ from headrace.records import Record, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_notes import Consumption
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.active.entries import EntryWriter, fitting
+from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
 
 _LIMIT_SECONDS: Final = 5.0

@@ -11,7 +11,7 @@ import yaml
 from headrace.config.http import SecurityConfig
 from headrace.errors import AuthTokenExpired, AuthTokenScopeMismatch, ScopeTokenScopeMismatch, TooManyRequests
 from headrace.http.auth import Authenticator, Principal, RateLimit
-from headrace.http.auth.rate_limit import FailureDelay, InFlight
+from headrace.http.auth.rate_limit import FailureDelay, RequestsInFlight
 from headrace.testing import ManualClock
 
 WRITE = ("kafka:w",)
@@ -72,7 +72,7 @@ def test_the_rate_limit_remembers_a_bounded_number_of_callers(monkeypatch: pytes
 
 def test_only_so_many_requests_of_one_caller_wait_at_once() -> None:
     """One more is refused and not counted; what has left makes room; nothing is kept of callers without any."""
-    in_flight = InFlight(2)
+    in_flight = RequestsInFlight(2)
     for key in ("a", "a", "b"):
         in_flight.enter(key)
     for _ in range(2):

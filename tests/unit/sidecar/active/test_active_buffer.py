@@ -6,7 +6,7 @@ import pytest
 
 from headrace.records import Record
 from headrace.sidecar.active.buffer import RecordBuffer
-from headrace.sidecar.active.entries import fitting
+from headrace.sidecar.active.read_entries import fitting
 
 
 @pytest.mark.parametrize(

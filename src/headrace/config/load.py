@@ -241,7 +241,7 @@ def _key_for(part: str, known: list[str], path: KeyPath) -> str:
     def plain(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "_", name.lower())
 
-    new = part.lower().replace("_", ".") if path == _PROPERTIES else part.lower()
+    new = part.lower().replace("_", ".") if path[-1:] == _PROPERTIES[-1:] else part.lower()
     return next((key for key in known if plain(key) == plain(part)), new)
 
 

@@ -110,6 +110,7 @@ class TestOverrides:
             "HEADRACE__KAFKA__PROPERTIES__SASL_USERNAME": "1",
             "HEADRACE__KAFKA__PROPERTIES__SASL_MECHANISM": "PLAIN",
             "HEADRACE__KAFKA__PROPERTIES__CLIENT_RACK": "a",
+            "HEADRACE__PRODUCER__PROPERTIES__LINGER_MS": "7",
             "HEADRACE__REACTIVE_CONSUMERS__LONG_DELAYS__TOPICS": "[x, y]",
             "HEADRACE_OTHER": "ignored",
         }
@@ -119,7 +120,7 @@ class TestOverrides:
         assert config.producer.value_format == "avro"
         assert (sasl := config.kafka.security.sasl)
         assert (sasl.password.get_secret_value(), sasl.username) == ("{1", "1")
-        assert config.kafka.properties == {"client.rack": "a"}
+        assert (config.kafka.properties, config.producer.properties) == ({"client.rack": "a"}, {"linger.ms": 7})
         assert config.reactive_consumers["long-delays"].topics == ["x", "y"]
 
 

@@ -112,15 +112,15 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
 
 def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, backend: Any) -> None:
     """By the consumer's threshold: nothing has ended, and the next call has the same letters."""
-    letters.bury(2)
+    letters.bury(16)
     backend.answer = Answer(fails=lambda record: True)
     call = again(retry={"rollback_threshold_percent": 30})
     for _ in range(2):
         answer = call()
-        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 2)
+        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 16)
         assert "rollback" in answer.body["description"]
         assert "| offset:" in answer.body["description"]
-    assert len(letters.site.records(letters.dlq)) == 2
+    assert len(letters.site.records(letters.dlq)) == 16
     backend.answer = Answer()
     assert call().body["status"] == "processed"
 

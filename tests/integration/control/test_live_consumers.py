@@ -230,4 +230,4 @@ async def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) 
 def hangs(member: Member, place: TopicPartition) -> list[int]:
     """Return the offsets in flight of a partition."""
     lane = member.pump.lanes.get(place)
-    return [record.offset for work, _ in lane.in_flight.values() for record in work.records] if lane else []
+    return [record.offset for begun in lane.in_flight for record in begun.work.records] if lane else []

@@ -201,11 +201,13 @@ def test_a_worker_imports_little() -> None:
     assert not loaded & {"asyncio", "pydantic", "confluent_kafka", "aiohttp", "yaml", "fastavro", "logging"}
     assert {name for name in loaded if name.startswith("headrace.")} <= {
         "headrace.errors",
+        *(f"headrace.config{name}" for name in ("", ".format_list")),
+        *(f"headrace.formats{name}" for name in ("", ".plain", ".schema_codec")),
         "headrace.functions",
         "headrace.functions.sdk",
         "headrace.functions.protocol",
         "headrace.functions.worker",
-        *(f"headrace.functions.worker.{name}" for name in ("__main__", "acks", "bodies", "handler", "loop", "serving")),
+        *(f"headrace.functions.worker.{name}" for name in ("__main__", "handler", "http_events", "loop", "serving")),
     }
 
 

@@ -117,7 +117,7 @@ def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, bac
     call = again(retry={"rollback_threshold_percent": 30})
     for _ in range(2):
         answer = call()
-        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 16)
+        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 4)
         assert "rollback" in answer.body["description"]
         assert "| offset:" in answer.body["description"]
     assert len(letters.site.records(letters.dlq)) == 16

@@ -86,7 +86,8 @@ class RetryPath:
         async def committed() -> Offsets:
             return await admin.committed(group)
 
-        late_seconds = self._context.config.producer.delivery_timeout_seconds
+        # Twice the limit, because a record of a refused batch is written a second time.
+        late_seconds = 2 * self._context.config.producer.delivery_timeout_seconds
         name = f"{self._name} blocked keys"
         return [StaleEntries(name, blocked, live.lanes, ends, committed, self._context.clock, late_seconds)]
 

@@ -56,6 +56,8 @@ _THREAD_STOP_SECONDS: Final = 5.0
 _ATTEMPT: Final = "request.timeout.ms"
 _TIMEOUT_MS: Final = 10_000
 """How long Kafka keeps a transaction open whose process is lost, and the longest wait for its records."""
+_ALONE: Final = {"batch.size": 1, "delivery.timeout.ms": 120_000, "transaction.timeout.ms": 120_000}
+"""Each record in a batch of its own, which takes a round trip for five records of a broker."""
 MAX_WAITING: Final = 64
 """Requests that are being written or wait; above this, requests are answered 503 at once."""
 
@@ -109,7 +111,7 @@ class _Writer:
         try:
             self._properties = self._security.make()
             if self._alone:
-                self._properties["batch.size"] = 1
+                self._properties |= _ALONE
             client = TransactionalClient(self._properties, _OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
             needed = Right("Write", "transactional-id", name := self._properties["transactional.id"])
@@ -250,6 +252,7 @@ class _Writer:
         self._close()
         self._alone = again
         for job in jobs if again or len(jobs) > 1 else ():
+            job.problem, job.results = None, []  # what failed in this transaction says nothing of the next one
             self._write([job])
         if again:
             self._close()
@@ -447,7 +450,7 @@ class TransactionSession(TransactionalProducers):
         """Prepare; with `alone` each record gets a batch of its own, which is slow."""
         settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
         if alone:
-            settings = settings.with_properties({"batch.size": 1})
+            settings = settings.with_properties(_ALONE)
         super().__init__(admin.config, settings, name, f"session {name}", admin)
 
 

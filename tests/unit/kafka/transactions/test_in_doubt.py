@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import AsyncGenerator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
@@ -87,3 +90,51 @@ async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
     assert gauges()[name] == 0
     await producers.stop()
     assert name not in gauges()
+
+
+class RefusingClient:
+    """Refuses each batch as too large; a second client is not there."""
+
+    opened: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, properties: dict[str, Any], limit_seconds: float) -> None:
+        self.opened.append(dict(properties))
+        if len(self.opened) > 1:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        self.producer = self
+        self._reports: list[Any] = []
+
+    def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any, *others: Any) -> None:
+        self._reports.append(report)
+
+    def flush(self) -> None:
+        for report in self._reports:
+            report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
+        self._reports.clear()
+
+    def has_statistics(self) -> bool:
+        return True
+
+    def problem(self) -> str:
+        return ""
+
+    def begin(self) -> None:
+        """Do nothing, as the other calls."""
+
+    abort_transaction = close = begin
+
+
+async def test_a_refused_batch_blames_no_record_if_no_client_writes_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be answered 413, or become a dead letter, although it was never tried by itself."""
+    monkeypatch.setattr(transactional, "TransactionalClient", RefusingClient)
+    properties = {"transactional.id": "x", "batch.size": 1_000_000, "transaction.timeout.ms": 10_000}
+    security = SimpleNamespace(make=lambda: dict(properties), must_replace=lambda client: False)
+    job, posted = TransactionJob([RECORD, RECORD], None), list[TransactionJob]()
+    writer = transactional._Writer(KafkaConfig(), security, queue.SimpleQueue(), posted.append)
+    assert job.claim()
+    writer._open()
+    writer._write([job])
+    assert [type(result) for result in posted[0].results] == [KafkaUnavailable] * 2
+    first, alone = RefusingClient.opened
+    assert alone["batch.size"] == 1
+    assert alone["transaction.timeout.ms"] > first["transaction.timeout.ms"]

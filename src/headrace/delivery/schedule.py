@@ -451,7 +451,7 @@ def _failures(batch: Batch, judged: Judged, replies: Sequence[Reply]) -> list[Fa
     """Return first failures that count against the destination; records that it never received do not."""
     partition = batch.records.topic_partition
     if split := judged.get(Outcome.SPLIT):
-        return [] if split[0][1].permanent else [(partition, split[0][0].offset, len(split))]
+        return [(partition, split[0][0].offset, len(split))]
     skipped = {record.offset for record, _ in judged.get(Outcome.SKIPPED, ())}
     failed = [r for r, reply in zip(batch.records, replies, strict=True) if reply.error and not reply.permanent]
     return [(partition, record.offset, 1) for record in failed if record.offset not in skipped]

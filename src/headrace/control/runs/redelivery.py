@@ -1,43 +1,41 @@
 """Dead letters delivered again by the backend of their consumer, a batch per call, without joining its group.
 
-A call is a run of one batch and one attempt, judged by the consumer's policy as its own records are. A dead letter is
-saved as ended after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and
-its answer are those of light-4j kafka-sidecar.
+Each is delivered once, and judged by the consumer's policy as its own records are. A dead letter is saved as ended
+after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and its answer are
+those of light-4j kafka-sidecar.
 """
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence, Set
+from collections.abc import Container, Sequence, Set
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from headrace import errors
-from headrace.config.consumers import DeliveryConfig
 from headrace.control.dead_letters.ended_offsets import EndedOffsets, dead_letter_lease
 from headrace.control.dead_letters.pages import FoundDeadLetter, Scan, ScanOptions
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
-from headrace.control.runs.replay import repeats_of
 from headrace.control.runs.selection import Selection
-from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import MAX_REDRIVES, Origin, redriven_count, restored
-from headrace.delivery.outcomes import DELEGATED, DeadLetter, Delivery, Outcome, Reply
+from headrace.delivery.limit import SharedSlots
+from headrace.delivery.outcomes import DeadLetter, Delivery, Outcome, Reply
 from headrace.delivery.policy import judge, last_error
-from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
 from headrace.kafka import Admin
-from headrace.records import Committed, Offsets, Produce, Record, TopicPartition
+from headrace.records import Produce, Record, TopicPartition
 from headrace.runtime import Clock
+
+log = logging.getLogger(__name__)
 
 _READ_SECONDS: Final = 10.0
 _MOST_READ_SECONDS: Final = 60.0
 _ROUND_SECONDS: Final = 0.5
 """How long the round of reading that has begun when the time is over may take."""
 _LEASE_SECONDS: Final = 5.0
-_LEFT: Final = (Outcome.ROLL_BACK, Outcome.UNAVAILABLE)
-"""What the policy would deliver again for another reason than a record's own failure."""
 
 
 class RedeliveryRequest(msgspec.Struct, frozen=True):
@@ -75,8 +73,20 @@ class Restored(NamedTuple):
     was: Record
 
 
-SaveEnded = Callable[[Sequence[Restored]], Awaitable[None]]
-"""Saves that dead letters have ended."""
+@dataclasses.dataclass(slots=True)
+class Redelivered:
+    """What became of a batch of dead letters."""
+
+    last: Restored
+    ended: int = 0
+    again: int = 0
+    """Those of them that are dead letters once more."""
+    given_up: int = 0
+    """Those of them that failed for the last time."""
+    left: int = 0
+    """Dead letters that were delivered and have not ended."""
+    why: str = ""
+    """Why they are left."""
 
 
 class _Passed(NamedTuple):
@@ -143,8 +153,8 @@ class Redelivery:
         try:
             for (_, topic), consumer in searched.items():
                 with contextlib.suppress(errors.TopicNotFound):
-                    if batches := await self._of_topic(topic, consumer, request, unproved):
-                        return RedeliveryAnswer(group, self._instance, topics, *_summary(topic, batches, unproved))
+                    if done := await self._of_topic(topic, consumer, request, unproved):
+                        return self._answer(group, topics, topic, done, unproved)
         except (errors.KafkaUnavailable, errors.KafkaTimeout, errors.DestinationUnavailable) as cause:
             raise errors.ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
         nothing = (
@@ -155,7 +165,7 @@ class Redelivery:
 
     async def _of_topic(
         self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest, unproved: Counter[str]
-    ) -> "Sequence[OneBatch]":
+    ) -> Redelivered | None:
         if topic in self._busy:
             raise errors.LeaseTaken(
                 f"another call delivers dead letters of {topic} just now: call again when it is answered"
@@ -164,30 +174,30 @@ class Redelivery:
         try:
             offsets = await self._admin.topic_offsets(topic, "Read")
             if all(first >= end for first, end in offsets.values()):
-                return ()
+                return None
             async with dead_letter_lease(self._admin, topic, self._clock, _LEASE_SECONDS) as lease:
                 ended = EndedOffsets(self._admin, topic)
                 await ended.prepare(self._produce)
                 await ended.load(settled=True)
-
-                async def save(items: Sequence[Restored]) -> None:
+                items = await self._read(topic, consumer, ended, request, unproved)
+                if not items:
+                    return None
+                done = Redelivered(items[-1])
+                by_origin: defaultdict[tuple[str, TopicPartition], list[Restored]] = defaultdict(list)
+                for item in items:
+                    by_origin[item.origin.group, item.origin.partition].append(item)
+                for (group, partition), own in by_origin.items():
+                    await lease.check()
+                    epoch = consumer.pump.epoch_of(partition) if group == consumer.group else 0
+                    delivery = Delivery(group, partition, epoch, [], 1, self._instance)
+                    over = await PartitionRedelivery(
+                        consumer, delivery, done, self._clock, last_retry=request.lastretry
+                    ).deliver(own)
                     by_partition: defaultdict[int, list[int]] = defaultdict(list)
-                    for item in items:
+                    for item in over:
                         by_partition[item.record.partition].append(item.record.offset)
                     await ended.save(self._produce, by_partition)
-
-                by_group: defaultdict[str, list[Restored]] = defaultdict(list)
-                for item in await self._read(topic, consumer, ended, request, unproved):
-                    by_group[item.origin.group].append(item)
-                batches = [OneBatch(consumer, own, last_retry=request.lastretry) for own in by_group.values()]
-                for batch in batches:
-                    await lease.check()
-                    await batch.run(self._clock, self._instance, save)
-                    if batch.unavailable:
-                        if any(each.ended for each in batches):
-                            break
-                        raise batch.unavailable
-                return batches
+                return done
         finally:
             self._busy.discard(topic)
 
@@ -240,164 +250,125 @@ class Redelivery:
             raise errors.KafkaUnavailable(f"no dead letter of {topic} arrived within {seconds:g} s{resumes}")
         return found
 
+    def _answer(
+        self, group: str, topics: list[str], topic: str, done: Redelivered, unproved: Counter[str]
+    ) -> RedeliveryAnswer:
+        last = done.last.record
+        where = f"partition:{last.partition}| offset:{last.offset}"
+        counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
+        counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
+        counts += _unproved(unproved)
+        if done.left:
+            text = (
+                f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
+            )
+            return RedeliveryAnswer(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
+        text = f"success, dead letters of {topic} are processed: {counts}; up to {where}"
+        return RedeliveryAnswer(group, self._instance, topics, done.ended, text, "processed")
 
-class OneBatch:
-    """Delivers dead letters of one group as the records they were, each once: a run without another attempt.
 
-    It is the destination of the run and writes its dead letters. What the policy would deliver again, because the
-    backend did not take it or too much failed, is passed over. So it is left.
-    """
+class PartitionRedelivery:
+    """Delivers dead letters of one original partition and group, each once."""
 
-    def __init__(self, consumer: RunningConsumer, items: Sequence[Restored], *, last_retry: bool) -> None:
-        """Prepare; with `last_retry` what fails has ended, and is no dead letter once more."""
-        self.items = items
-        self.counts = Counter[Outcome]()
-        """Records by how they ended."""
-        self.ended = 0
-        """Dead letters that have ended; a record may have several, as after a crash."""
-        self.why = ""
-        """Why the others are left."""
-        self.unavailable: errors.DestinationUnavailable | None = None
-        """Set when the backend does not answer; nothing more is delivered then."""
-        self._consumer, self._group, self._last_retry = consumer, items[0].origin.group, last_retry
-        self._of: defaultdict[tuple[TopicPartition, int], list[Restored]] = defaultdict(list)
-        for item in sorted(items, key=lambda item: item.was.offset):
-            self._of[item.was.topic_partition, item.was.offset].append(item)
-        self._unsaved: list[Restored] = []
-        self._stop = asyncio.Event()
+    def __init__(
+        self, consumer: RunningConsumer, delivery: Delivery, done: Redelivered, clock: Clock, *, last_retry: bool
+    ) -> None:
+        """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
+        self._consumer, self._delivery, self._done = consumer, delivery, done
+        self._clock, self._last_retry = clock, last_retry
+        self._slots = SharedSlots(consumer.pump.breaker.limit)
+        # One attempt, but a threshold looks at what another attempt would be for.
+        self._policy = consumer.delivery.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
 
-    @property
-    def left(self) -> int:
-        """Dead letters that have not ended."""
-        return len(self.items) - self.ended
+    async def deliver(self, items: Sequence[Restored]) -> list[Restored]:
+        """Deliver dead letters and return those that have ended.
 
-    async def run(self, clock: Clock, replay: str, save: SaveEnded) -> None:
-        """Deliver, and save what has ended; `replay` is the id that deliveries carry.
+        A record that has several dead letters, as after a crash, is delivered once for all of them.
 
         Raises:
-            HeadraceError: That of `save`, which is called once more before.
+            DestinationUnavailable: The backend does not answer, or its answer is about itself.
         """
-        consumer, flow = self._consumer, self._consumer.flow
-        records: defaultdict[TopicPartition, list[Record]] = defaultdict(list)
-        for (partition, _), items in self._of.items():
-            records[partition].append(items[0].was)
+        by_offset: defaultdict[int, list[Restored]] = defaultdict(list)
+        for item in items:
+            by_offset[item.was.offset].append(item)
+        ended = await self._deliver([by_offset[offset][0] for offset in sorted(by_offset)])
+        every = [copy for item in ended for copy in by_offset[item.was.offset]]
+        self._done.ended += len(every)
+        return every
 
-        async def read(*_: Offsets) -> AsyncGenerator[list[Record], None]:
-            for own in records.values():
-                yield own
-
-        async def save_ended(_: Progress) -> bool:
-            if over := list(self._unsaved):
-                await save(over)
-                del self._unsaved[: len(over)]
-            return True
-
-        pump = Pump(
-            f"dead letters of {self._group}",
-            self._group,
-            self,
-            self,
-            delivery=once(consumer.delivery, last_retry=self._last_retry),
-            clock=clock,
-            shares_with=consumer.pump,
-            hooks=PumpHooks(on_ended=self._on_ended, replay=replay, commit_seconds=0.0),
-        )
-        source = WindowSource(
-            pump,
-            {partition: Committed(own[0].offset) for partition, own in records.items()},
-            {partition: own[-1].offset + 1 for partition, own in records.items()},
-            read=read,
-            start_offsets=consumer.admin.start_offsets,
-            limits=Limits(flow, repeats_of(flow)),
-            clock=clock,
-        )
+    async def _deliver(self, items: Sequence[Restored]) -> list[Restored]:
+        records = [item.was for item in items]
+        attempt = 1 + max(item.origin.attempts for item in items)
         try:
-            await Run(clock, self._check).deliver(pump, source, save_ended, self._stop)
-        except errors.DestinationUnavailable as cause:
-            self._leave(cause)
+            async with self._slots.slot():
+                delivery = self._delivery._replace(records=records, attempt=attempt)
+                replies = await self._consumer.destination.deliver(delivery)
+        except errors.DestinationRefused as refusal:
+            return self._leave(items, refusal.description)
+        now = self._clock.time()
+        judged, why = judge(records, replies, self._policy), last_error(replies)
+        if Outcome.ROLL_BACK in judged:
+            return self._leave(items, f"more failed than the roll-back threshold allows: {why}")
+        of = {item.was.offset: (item, reply) for item, reply in zip(items, replies, strict=True)}
 
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        records = delivery.records
-        if self.unavailable:
-            return [DELEGATED] * len(records)
-        attempts = max(self._of[delivery.partition, record.offset][0].origin.attempts for record in records)
-        epoch = delivery.epoch if self._group == self._consumer.group else 0
-        try:
-            replies = await self._consumer.destination.deliver(delivery._replace(attempt=attempts + 1, epoch=epoch))
-        except errors.DeliveryError as cause:
-            self._leave(cause)
-            return [DELEGATED] * len(records)
-        judged = judge(records, replies, self._consumer.delivery.retry, attempt=0)  # as if another attempt were left
-        left = {record.offset for how in _LEFT for record, _ in judged.get(how, ())}
-        if left:
-            rolled_back = Outcome.ROLL_BACK in judged
-            self.why = "more failed than the roll-back threshold allows: " * rolled_back + last_error(replies)
-        # A dead letter has failed before: that it fails again says nothing new of the backend.
-        final = (reply._replace(permanent=True) if reply.error else reply for reply in replies)
-        return [DELEGATED if record.offset in left else reply for record, reply in zip(records, final, strict=True)]
+        def found(outcome: Outcome) -> list[Record]:
+            return [record for record, _ in judged.get(outcome, ())]
 
-    async def write(self, dead_letters: Sequence[DeadLetter]) -> None:
-        try:
-            if self._consumer.dead_letters is None:
-                raise errors.DeadLetterFailed(f"{dead_letters[0].reply.error}, and dead letters are off")
-            await self._consumer.dead_letters.write([self._again(dead_letter) for dead_letter in dead_letters])
-        except errors.DeadLetterFailed as failure:
-            self.why = failure.description
-            self._stop.set()
-            raise
+        delivered, skipped = found(Outcome.DELIVERED), found(Outcome.SKIPPED)
+        ended = [of[record.offset][0] for record in (*delivered, *skipped)]
+        self._report(delivered, Outcome.DELIVERED)
+        self._report(skipped, Outcome.SKIPPED, [of[record.offset][1] for record in skipped])
+        failed = [*found(Outcome.RETRY), *found(Outcome.DEAD_LETTER)]
+        ended += await self._bury([of[record.offset] for record in failed], now)
+        self._leave([of[record.offset][0] for record in found(Outcome.UNAVAILABLE)], why)
+        together = [of[record.offset][0] for record in found(Outcome.SPLIT)]
+        middle = len(together) // 2
+        for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
+            try:
+                ended += await self._deliver(half) if half else []
+            except errors.DestinationUnavailable as cause:
+                if not ended:
+                    raise
+                self._leave([*half, *rest], cause.description)
+                break
+        return ended
 
-    def _again(self, dead_letter: DeadLetter) -> DeadLetter:
-        origin = self._of[dead_letter.record.topic_partition, dead_letter.record.offset][0].origin
-        first = dead_letter.first_failed_at
-        with contextlib.suppress(ValueError):
-            first = datetime.fromisoformat(origin.text("first_failure")).timestamp()
-        return dead_letter._replace(attempts=origin.attempts + 1, first_failed_at=first)
+    async def _bury(self, failed: Sequence[tuple[Restored, Reply]], now: float) -> list[Restored]:
+        """Write what failed as dead letters once more, or give it up; return what has ended."""
+        if not failed:
+            return []
+        writer, why = self._consumer.dead_letters, ""
+        missing: Container[int] = ()
+        if self._last_retry:
+            for item, reply in failed:
+                what = f"{item.was.topic_partition} offset {item.was.offset}"
+                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, reply.error)
+        elif writer is None:
+            missing, why = range(len(failed)), f"{failed[0][1].error}, and dead letters are off"
+        else:
+            try:
+                await writer.write([_again(item, reply, self._delivery.group, now) for item, reply in failed])
+            except errors.DeadLetterFailed as failure:
+                missing, why = failure.parameters.get("missing", range(len(failed))), failure.description
+        self._leave([item for index, (item, _) in enumerate(failed) if index in missing], why)
+        over = [pair for index, pair in enumerate(failed) if index not in missing]
+        if self._last_retry:
+            self._done.given_up += len(over)
+        else:
+            self._done.again += len(over)
+        how = Outcome.GIVEN_UP if self._last_retry else Outcome.DEAD_LETTER
+        self._report([item.was for item, _ in over], how, [reply for _, reply in over])
+        return [item for item, _ in over]
 
-    def _on_ended(
-        self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
-    ) -> None:
-        over = [item for record in records for item in self._of[record.topic_partition, record.offset]]
-        self.counts[how] += len(records)
-        self.ended += len(over)
-        self._unsaved += over
-        if report := self._consumer.pump.hooks.on_ended:
-            report(records, size_bytes, how, replies, replay)
+    def _report(self, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        if records and (on_ended := self._consumer.pump.hooks.on_ended):
+            size_bytes = sum([record.size_bytes for record in records])
+            on_ended(records, size_bytes, how, replies, self._delivery.replay)
 
-    def _leave(self, cause: errors.DeliveryError) -> None:
-        self.why = cause.description
-        if isinstance(cause, errors.DestinationUnavailable):
-            self.unavailable = cause
-
-    def _check(self) -> None:
-        breaker = self._consumer.pump.breaker.status
-        if breaker.state == "open":
-            raise errors.DestinationUnavailable(breaker.why)
-
-
-def once(delivery: DeliveryConfig, *, last_retry: bool) -> DeliveryConfig:
-    """Return the settings of deliveries without another attempt, a batch of a partition after the other."""
-    one: dict[str, Any] = {"attempts": 1, "first_delay_seconds": 0.0, "tiers": [], "keep_key_order": False}
-    retry = delivery.retry.model_copy(update={**one, "last_retry": last_retry})
-    batch = delivery.batch.model_copy(update={"linger_seconds": 0.0})
-    return delivery.model_copy(update={"ordering": "partition", "batch": batch, "retry": retry})
-
-
-def _summary(
-    topic: str, batches: Sequence[OneBatch], unproved: Counter[str]
-) -> tuple[int, str, Literal["processed", "rolledBack"]]:
-    """Return how many dead letters were delivered, and what became of them."""
-    ended, left = sum(batch.ended for batch in batches), sum(batch.left for batch in batches)
-    counts: Counter[Outcome] = sum([batch.counts for batch in batches], Counter())
-    again, given_up, last = counts[Outcome.DEAD_LETTER], counts[Outcome.GIVEN_UP], batches[-1].items[-1].record
-    text = f"{ended} ended" + (f", {again} of them as dead letters once more" if again else "")
-    text += f", {given_up} of them failed for the last time" if given_up else ""
-    text += _unproved(unproved)
-    where = f"up to partition:{last.partition}| offset:{last.offset}"
-    if not left:
-        return ended, f"success, dead letters of {topic} are processed: {text}; {where}", "processed"
-    why = next((batch.why for batch in batches if batch.why), "")
-    text = f"processing error and rollback: of {topic} {text}, {left} are left ({why}); {where}"
-    return ended + left, text, "rolledBack"
+    def _leave(self, items: Sequence[Restored], why: str) -> list[Restored]:
+        self._done.left += len(items)
+        self._done.why = why if items else self._done.why
+        return []
 
 
 def _takes(one: FoundDeadLetter, consumer: RunningConsumer, others: Set[str], last_retry: bool) -> tuple[bool, bool]:
@@ -408,6 +379,14 @@ def _takes(one: FoundDeadLetter, consumer: RunningConsumer, others: Set[str], la
         return False, True
     # A caller repeats the call until nothing is left: a record that always fails must not return forever.
     return last_retry or redriven_count(one.record.headers) < MAX_REDRIVES, False
+
+
+def _again(item: Restored, reply: Reply, group: str, now: float) -> DeadLetter:
+    try:
+        first = datetime.fromisoformat(item.origin.text("first_failure")).timestamp()
+    except ValueError:
+        first = now
+    return DeadLetter(item.was, group, item.origin.attempts + 1, reply, first, now)
 
 
 def _unproved(counts: Counter[str]) -> str:

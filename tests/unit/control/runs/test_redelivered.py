@@ -9,20 +9,16 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka import KafkaConfig
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.runs.redelivery import OneBatch, Redelivery, RedeliveryRequest, Restored
+from headrace.control.runs.redelivery import PartitionRedelivery, Redelivered, Redelivery, RedeliveryRequest, Restored
 from headrace.delivery.dead_letter import headers_of, require_origin, restored
-from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Outcome, Reply
-from headrace.delivery.pump import Pump
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed, DestinationRefused, DestinationUnavailable, InvalidTopicName
-from headrace.kafka import Admin
-from headrace.records import Record
+from headrace.records import Record, TopicPartition
 from headrace.testing import ManualClock
 from tests.control_world import running
 
 FAILED = Reply("ValueError", "no")
-CLOCK = ManualClock()
 
 
 class House:
@@ -34,8 +30,6 @@ class House:
         self.written: list[DeadLetter] = []
         self.broken = False
         self.config = consumer_config(retry=retry)
-        self.live = Pump("live", "g", self, None, delivery=self.config, clock=CLOCK)
-        self.live.spawn = lambda pause, name: pause.close()  # type: ignore
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
@@ -48,19 +42,12 @@ class House:
 
     def redeliver(
         self, letters: Sequence[Restored], last_retry: bool = False, writes: bool = True
-    ) -> tuple[list[Restored], OneBatch]:
-        saved: list[Restored] = []
-
-        async def save(ended: Sequence[Restored]) -> None:
-            saved.extend(ended)
-
-        batch = OneBatch(self.consumer(writes), letters, last_retry=last_retry)
-        asyncio.run(batch.run(CLOCK, "replay", save))
-        return saved, batch
-
-    def consumer(self, writes: bool = True) -> RunningConsumer:
-        letters = self if writes else None
-        return running(self.config, self, dead_letters=letters, admin=Admin(KafkaConfig()), pump=self.live)
+    ) -> tuple[list[Restored], Redelivered]:
+        done = Redelivered(letters[-1])
+        consumer = running(self.config, self, dead_letters=self if writes else None)
+        delivery = Delivery("g", TopicPartition("t", 0), 0, [], 1, "replay")
+        one = PartitionRedelivery(consumer, delivery, done, ManualClock(), last_retry=last_retry)
+        return asyncio.run(one.deliver(letters)), done
 
     @property
     def sizes(self) -> list[int]:
@@ -90,7 +77,7 @@ def test_records_come_in_their_order_and_each_once() -> None:
     assert [record.offset for record in delivery.records] == [5, 8]
     assert (delivery.group, delivery.partition, delivery.attempt, delivery.replay) == ("g", ("t", 0), 5, "replay")
     assert sorted(one.record.offset for one in ended) == [0, 1, 2]
-    assert (done.ended, done.counts, done.left) == (3, {Outcome.DELIVERED: 2}, 0)
+    assert (done.ended, done.again, done.left) == (3, 0, 0)
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -114,7 +101,7 @@ def test_what_has_ended_does_not_come_again_because_another_has_not() -> None:
 
     ended, done = OneMissing(fails(2, 3)).redeliver([letter(n, n) for n in (1, 2, 3)])
     assert [one.was.offset for one in ended] == [1, 2]
-    assert (done.counts[Outcome.DEAD_LETTER], done.left) == (1, 1)
+    assert (done.again, done.left) == (1, 1)
 
     def away_after_the_first_half(offsets: Sequence[int]) -> Sequence[Reply]:
         if 2 not in offsets:
@@ -142,50 +129,7 @@ def test_an_answer_for_all_is_cut_in_halves() -> None:
     house = House(lambda offsets: [status if 3 in offsets else ACK] * len(offsets))
     ended, done = house.redeliver([letter(n, n) for n in range(8)])
     assert house.sizes == [8, 4, 2, 2, 1, 1, 4]
-    assert (len(ended), done.counts[Outcome.DEAD_LETTER], [one.record.offset for one in house.written]) == (8, 1, [3])
-
-
-def test_a_backend_that_fails_every_dead_letter_again_stays_open_for_live_records() -> None:
-    """They failed before, so they prove nothing; however they fail, each is a dead letter once more."""
-    for reply in (Reply("HTTP 500", "no", 500), FAILED):
-        house = House(lambda offsets, reply=reply: [reply] * len(offsets))
-        ended, done = house.redeliver([letter(n, n) for n in range(64)])
-        assert (len(ended), done.left, len(house.written)) == (64, 0, 64)
-        assert house.live.breaker.status.state == "closed"
-
-
-def test_a_backend_that_gets_nothing_just_now_gets_no_dead_letters() -> None:
-    """The breaker of the consumer is open: the call ends at once, and they are left."""
-    house = House(fails())
-    house.live.breaker.refused(house.live.breaker.begin(), "503")
-    ended, done = house.redeliver([letter(1, 1)])
-    assert (ended, done.left, house.deliveries) == ([], 1, [])
-    assert done.unavailable and "open until" in done.why
-
-
-async def test_a_client_that_leaves_loses_nothing_of_what_was_delivered() -> None:
-    """What is in flight may end, and is saved as ended before the call is over."""
-    house, entered, go = House(fails()), asyncio.Event(), asyncio.Event()
-    saved: list[Restored] = []
-    deliver = house.deliver
-
-    async def slowly(delivery: Delivery) -> Sequence[Reply]:
-        entered.set()
-        await go.wait()
-        return await deliver(delivery)
-
-    async def save(ended: Sequence[Restored]) -> None:
-        saved.extend(ended)
-
-    house.deliver = slowly  # type: ignore[method-assign]
-    call = asyncio.ensure_future(OneBatch(house.consumer(), [letter(1, 1)], last_retry=False).run(CLOCK, "r", save))
-    await entered.wait()
-    call.cancel()
-    await asyncio.sleep(0)
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert len(saved) == 1
+    assert (len(ended), done.again, [one.record.offset for one in house.written]) == (8, 1, [3])
 
 
 def test_a_policy_may_skip_or_blame_the_backend() -> None:
@@ -207,7 +151,8 @@ def test_an_answer_that_is_none_leaves_all() -> None:
         raise DestinationUnavailable("away")
 
     assert House(refuse).redeliver([letter(1, 1)])[1].why == "2 results for 1 record"
-    assert isinstance(House(away).redeliver([letter(1, 1)])[1].unavailable, DestinationUnavailable)
+    with pytest.raises(DestinationUnavailable):
+        House(away).redeliver([letter(1, 1)])
 
 
 def test_which_consumers_are_meant() -> None:

@@ -115,6 +115,8 @@ def _value_of(name: str, value: Any) -> Any:
             number = math.nan
         if not float(least) <= number <= float(most):
             raise ValueError(f"{name} is {value}: write a number from {least} to {most}")
+        if not number.is_integer() and name != "linger.ms":
+            raise ValueError(f"{name} is {value}: write a whole number")
         return int(number) if number.is_integer() else number
     if words := least and least.split("|"):
         if str(value).lower() not in words:

@@ -31,6 +31,7 @@ _FETCH_HEAD_BYTES = 512
 
 def _checked(properties: dict[str, Any]) -> dict[str, Any]:
     """Return the properties of a member with the client's names of assignors, which may be given by Java classes."""
+    properties = {name: value for name, value in properties.items() if name not in _NAMES or value != ""}
     for name, form in _NAMES.items():
         if not re.fullmatch(form, str(properties.get(name, ""))):
             raise ValueError(f"{name} is {properties[name]}: use up to 249 letters, digits, dots, underscores, hyphens")

@@ -188,12 +188,13 @@ class _FunctionFile(FileReader):
         attributes.values["name"] = name
         attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
         made = kind.read(self, trigger, attributes)
-        self.judge_idle(attributes, "trigger", kind.mapping)
+        own = () if kind.unused else ("trigger",)  # what other keys of a trigger are for Kafka is not said of others
+        self.judge_idle(attributes, *own, kind.mapping)
         return made
 
     def _has_known_kind(self, trigger: FileSection, name: str) -> bool:
         kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")
-        if kind in KINDS:
+        if isinstance(kind, str) and kind in KINDS:
             return True
         if kind in OTHER_KINDS:
             log.warning("trigger %s is of kind %r: Headrace runs %s", name, kind, ", ".join(KINDS))

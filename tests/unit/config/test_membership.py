@@ -36,6 +36,7 @@ def test_every_setting_reaches_the_client_which_takes_it() -> None:
     }
     assert expected.items() <= found.items()
     confluent_kafka.Consumer(found).close()
+    assert ConsumerConfig(properties={"group.instance.id": ""}) == ConsumerConfig()  # of a variable that is not set
 
 
 @pytest.mark.parametrize("settings", table(__file__, "the_client_takes_what_is_accepted"))

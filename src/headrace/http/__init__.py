@@ -1,1 +1,1 @@
-"""The HTTP edge: connections, requests, endpoints and callers. It knows no feature."""
+"""The HTTP edge: connections, requests, endpoints and callers. It imports no feature."""

@@ -188,8 +188,7 @@ class _FunctionFile(FileReader):
         attributes.values["name"] = name
         attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
         made = kind.read(self, trigger, attributes)
-        own = () if kind.unused else ("trigger",)  # what other keys of a trigger are for Kafka is not said of others
-        self.judge_idle(attributes, *own, kind.mapping)
+        self.judge_idle(attributes, *kind.judged)
         return made
 
     def _has_known_kind(self, trigger: FileSection, name: str) -> bool:

@@ -70,8 +70,8 @@ class FlowWatch:
                 if isinstance(event, protocol.FlowRunning):  # flows are started one after the other
                     self._moved |= {each: self._moved[name] for each in self._moved if not self._runs(each)}
 
-    def is_stalled(self) -> bool:
-        """Set `stall` anew; return whether it has lasted so long that the driver is to be replaced."""
+    def look(self) -> bool:
+        """Set `stall` anew; return whether it has lasted so long that the driver must be replaced."""
         now = self._clock.monotonic()
         limits = {
             name: self._limit_seconds if self._runs(name) else max(self._limit_seconds, _START_SECONDS)

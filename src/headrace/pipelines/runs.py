@@ -242,10 +242,10 @@ class PipelineRun(Service):
                 continue
             self._driver.bound_output()
             before = self._flows.stall
-            is_stalled = self._flows.is_stalled()
+            must_replace = self._flows.look()
             if self._flows.stall and not before:
                 log.warning("pipeline %s: %s", self._spec.name, self._flows.stall)
-            if is_stalled:
+            if must_replace:
                 self._driver.kill()
 
     async def _inputs_when_there(self) -> DriverInputs | None:

@@ -12,6 +12,7 @@ class HttpTrigger(Trigger):
     """A trigger of kind `http`: events are requests."""
 
     mapping: ClassVar[str] = "attributes.http"
+    judged: ClassVar[tuple[str, ...]] = ("attributes.http",)
     requests: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = (
         "explicitAckMode",

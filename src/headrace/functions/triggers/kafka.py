@@ -132,6 +132,7 @@ class KafkaTrigger(Trigger):
     """A trigger of kind `kafka-cluster` or `kafka`: events are records of topics."""
 
     mapping: ClassVar[str] = "attributes"
+    judged: ClassVar[tuple[str, ...]] = ("trigger", "attributes")
 
     kafka: KafkaAttributes
 

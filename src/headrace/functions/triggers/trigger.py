@@ -32,6 +32,8 @@ class Trigger(FilePart):
 
     mapping: ClassVar[str]
     """The mapping of the table of keys that has those of its `attributes`."""
+    judged: ClassVar[tuple[str, ...]]
+    """The mappings of that table whose keys without effect are named."""
     requests: ClassVar[bool] = False
     """Whether its events are requests: a call has one event, and a function has one such trigger."""
     unused: ClassVar[tuple[str, ...]] = ()

@@ -193,4 +193,5 @@ async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_en
         answer = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
         await asyncio.sleep(0)
         (folder / "go").touch()
-        assert isinstance(await answer, protocol.Done)
+        result = await answer  # without WorkerLost: None if it was recalled before the worker began it
+        assert result is None or isinstance(result, protocol.Done)

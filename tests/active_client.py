@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 _LIMIT_SECONDS = 60.0
 
@@ -163,7 +163,7 @@ class Connection:
         self.socket.close()
 
 
-def write(site: Scene, topic: str, *values: bytes | None, partition: int = 0) -> None:
+def write(site: Scenario, topic: str, *values: bytes | None, partition: int = 0) -> None:
     """Write values with the key `k`."""
     site.write(topic, *(OutgoingRecord(topic, b"k", value, None, partition) for value in values))
 

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import settings
 
 from headrace.testing import Cluster, HeadraceProcess
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 
 # How long an example takes says nothing of whether it is right.
@@ -141,9 +141,9 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def site(kafka: Cluster, tmp_path: Path) -> Scene:
+def site(kafka: Cluster, tmp_path: Path) -> Scenario:
     """The broker and the running process as a user sees them."""
-    return Scene(kafka.bootstrap_servers, tmp_path)
+    return Scenario(kafka.bootstrap_servers, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.security import allowed
 from headrace.testing import HeadraceProcess
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Answer, send
 
@@ -92,7 +92,7 @@ class World:
         self.secured, self.key, self.rows, self.folder = secured, key, rows, folder
         self.headrace, self.backend = headrace, backend
         self.user = f"user-{key}"
-        self.site = Scene(secured.cluster.bootstrap_servers, folder)
+        self.site = Scenario(secured.cluster.bootstrap_servers, folder)
         self.process: HeadraceProcess | None = None
         self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers})
         self.password = secrets.token_urlsafe(16)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from headrace.testing import HeadraceProcess
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 
 @pytest.fixture
-def url(site: Scene, module_headrace: Callable[..., HeadraceProcess]) -> str:
+def url(site: Scenario, module_headrace: Callable[..., HeadraceProcess]) -> str:
     """The process that the tests of a module share; an empty read ends soon."""
     audit = {"to": "topic", "topic": "_audit-active"}
     return module_headrace({**site.config, "audit": audit}).url

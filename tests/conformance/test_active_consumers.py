@@ -12,16 +12,16 @@ from active_client import Instance, offsets_of, send, write
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 
 
-def written(site: Scene, source: str, count: int, partition: int = 0) -> None:
+def written(site: Scenario, source: str, count: int, partition: int = 0) -> None:
     write(site, source, *(b'{"n":%d}' % n for n in range(count)), partition=partition)
 
 
-def test_a_life_from_creation_to_deletion(url: str, site: Scene, source: str) -> None:
+def test_a_life_from_creation_to_deletion(url: str, site: Scenario, source: str) -> None:
     written(site, source, 3)
     instance = Instance(url, source, name="one")
     assert instance.created.body["instanceId"] == instance.created.body["instance_id"] == "one"
@@ -44,7 +44,7 @@ def test_a_life_from_creation_to_deletion(url: str, site: Scene, source: str) ->
     assert site.committed(source)
 
 
-def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, site: Scene, source: str) -> None:
+def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, site: Scenario, source: str) -> None:
     written(site, source, 5)
     instance = Instance(url, source).subscribe(source)
     instance.read(5)
@@ -55,7 +55,7 @@ def test_a_list_commits_the_offset_after_the_last_processed_record(url: str, sit
     assert offsets_of(again.read(2)) == [3, 4]
 
 
-def test_positions_are_sought_exactly(url: str, site: Scene, source: str) -> None:
+def test_positions_are_sought_exactly(url: str, site: Scenario, source: str) -> None:
     for partition in (0, 1):
         records = (OutgoingRecord(source, None, b"%d" % n, None, partition, 1_000_000 + n) for n in range(10))
         site.write(source, *records)
@@ -78,7 +78,7 @@ def test_positions_are_sought_exactly(url: str, site: Scene, source: str) -> Non
     instance.read(0)
 
 
-def test_partitions_are_assigned_without_membership(url: str, site: Scene, source: str) -> None:
+def test_partitions_are_assigned_without_membership(url: str, site: Scenario, source: str) -> None:
     written(site, source, 2)
     written(site, source, 3, 1)
     instance = Instance(url, source)
@@ -100,7 +100,7 @@ def test_partitions_are_assigned_without_membership(url: str, site: Scene, sourc
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
 
 
-def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scene, source: str, kafka: Any) -> None:
+def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scenario, source: str, kafka: Any) -> None:
     written(site, source, 1)
     kafka.create_topic(f"x{source}", 1, {})
     instance = Instance(url, source)
@@ -114,7 +114,7 @@ def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scen
     assert instance("POST", "/subscriptions", {"topic_pattern": "("}).status == 400
 
 
-def test_with_auto_commit_the_next_read_confirms(url: str, site: Scene, source: str) -> None:
+def test_with_auto_commit_the_next_read_confirms(url: str, site: Scenario, source: str) -> None:
     written(site, source, 4)
     instance = Instance(url, source, autoCommitEnable="true").subscribe(source)
     while not (first := instance.ok("GET", "/records?timeout=2000&max_records=2")):
@@ -143,7 +143,7 @@ def test_illegal_requests_have_codes(url: str, source: str) -> None:
     assert send("DELETE", f"{create}/instances/other").code == "ERR12200"
 
 
-def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scene, source: str) -> None:
+def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scenario, source: str) -> None:
     headers = [("a", b"1"), ("a", b"2"), ("none", None)]
     pairs = [(b"\xff", b'{"a":1}'), (b"good", b"{"), (b"\xff", b"{"), (b"good", b"null"), (b"", b'""'), (b"null", None)]
     site.write(source, *(OutgoingRecord(source, key, value, headers, 0, 1_000) for key, value in pairs))
@@ -159,7 +159,7 @@ def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scene, source: str)
     assert bad_key["headerList"][:2] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": "Mg=="}]
 
 
-def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scene, source: str) -> None:
+def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scenario, source: str) -> None:
     written(site, source, 3)
     instance = Instance(url, source, autoOffsetReset="none").subscribe(source)
     refused = instance("GET", "/records?timeout=20000")
@@ -180,7 +180,7 @@ def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str,
     assert offsets_of(instance.read(3)) == [0, 1, 2]
 
 
-def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scene, source: str) -> None:
+def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scenario, source: str) -> None:
     written(site, source, 3)
     written(site, source, 3, 1)
     instance = Instance(url, source).subscribe(source)
@@ -203,7 +203,7 @@ def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, 
     assert offsets_of(instance.read(1)) == [2]
 
 
-def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene, source: str, kafka: Any) -> None:
+def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scenario, source: str, kafka: Any) -> None:
     instance = Instance(url, source)
     again = f"{source}-again"
     instance.ok("POST", "/subscriptions", {"topics": [again]})
@@ -237,7 +237,7 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scene,
     assert offsets_of(found) == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_an_instance_is_created_with_kafkas_names(url: str, site: Scene, source: str) -> None:
+def test_an_instance_is_created_with_kafkas_names(url: str, site: Scenario, source: str) -> None:
     written(site, source, 2)
     create = f"{url}/consumers/{source}"
     settings = {
@@ -287,7 +287,7 @@ def test_a_creation_that_is_sent_again_makes_no_second_instance(url: str, source
     assert send("DELETE", url + first.body["base_uri"]).status == 204
 
 
-def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scene, source: str) -> None:
+def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scenario, source: str) -> None:
     written(site, source, 1)
     slow = Instance(url, source, name="slow", lingerMs=3000, requestWaitMs=20_000).subscribe(source)
     with ThreadPoolExecutor() as pool:
@@ -305,7 +305,7 @@ def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scene, 
     assert least("GET", "/records?timeout=-1&maxBytes=-1&max_bytes=-1").status == 200
 
 
-def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scene, source: str) -> None:
+def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scenario, source: str) -> None:
     written(site, source, 1)
     instance = Instance(url, source).subscribe(source)
     instance.read(1)

@@ -14,17 +14,17 @@ import pytest
 from active_client import Instance, offsets_of, send, wait_for, write
 
 from headrace.testing import HeadraceProcess
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 @pytest.fixture
-def process(site: Scene, headrace: Callable[..., HeadraceProcess]) -> HeadraceProcess:
+def process(site: Scenario, headrace: Callable[..., HeadraceProcess]) -> HeadraceProcess:
     return headrace(site.config)
 
 
-def test_json_of_several_lines_is_one_line_of_a_stream(url: str, site: Scene, source: str) -> None:
+def test_json_of_several_lines_is_one_line_of_a_stream(url: str, site: Scenario, source: str) -> None:
     write(site, source, b'{\n  "a":\r\n [1,\n\n2]}', b'"\\n"')
     instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
@@ -39,7 +39,7 @@ def test_json_of_several_lines_is_one_line_of_a_stream(url: str, site: Scene, so
 
 
 def test_a_stream_resumes_exactly_also_where_its_client_has_received_nothing(
-    url: str, site: Scene, source: str
+    url: str, site: Scenario, source: str
 ) -> None:
     """The records of the second partition are sent behind the event that the client has read last."""
     write(site, source, b"0", b"1")
@@ -59,7 +59,7 @@ def test_a_stream_resumes_exactly_also_where_its_client_has_received_nothing(
     again.cut()
 
 
-def test_what_goes_out_on_a_stream_is_delivered_when_it_is_named(url: str, site: Scene, source: str) -> None:
+def test_what_goes_out_on_a_stream_is_delivered_when_it_is_named(url: str, site: Scenario, source: str) -> None:
     """Not by auto commit, and not by a commit without a body, unless the client takes the risk."""
     write(site, source, *[b"%d" % n for n in range(5)])
     auto = Instance(url, f"{source}-auto", autoCommitEnable=True).subscribe(source)
@@ -83,7 +83,7 @@ def test_what_goes_out_on_a_stream_is_delivered_when_it_is_named(url: str, site:
     assert instance("POST", "/offsets", {"offsets": [{**place, "offset": 1}]}).code == "ERR12207"
 
 
-def test_a_second_stream_does_not_move_the_first(url: str, site: Scene, source: str) -> None:
+def test_a_second_stream_does_not_move_the_first(url: str, site: Scenario, source: str) -> None:
     write(site, source, b"0", b"1")
     instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
@@ -125,7 +125,7 @@ def test_a_forged_id_of_an_event_is_refused(url: str, source: str, forged: str) 
     ],
 )
 def test_what_kafka_cannot_take_is_refused_and_the_instance_lives(
-    url: str, site: Scene, source: str, method: str, path: str, body: Any
+    url: str, site: Scenario, source: str, method: str, path: str, body: Any
 ) -> None:
     instance = Instance(url, source).subscribe(source)
     entries = {
@@ -137,7 +137,7 @@ def test_what_kafka_cannot_take_is_refused_and_the_instance_lives(
     assert offsets_of(instance.first()) == [0]
 
 
-def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess, site: Scene, source: str) -> None:
+def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess, site: Scenario, source: str) -> None:
     """At once and with whole answers; nothing is committed that no client has confirmed."""
     write(site, source, b"0")
     reading = Instance(process.url, source, requestWaitMs=30_000, autoCommitEnable=True).subscribe(source)
@@ -160,7 +160,7 @@ def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess,
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["keep", "close"])
 @pytest.mark.parametrize(("size", "receives"), [(20_000, 4096), (1000, 0)], ids=["not-written", "written"])
 def test_an_answer_that_is_cut_is_read_again(
-    url: str, site: Scene, source: str, size: int, receives: int, headers: Any, auto: bool
+    url: str, site: Scenario, source: str, size: int, receives: int, headers: Any, auto: bool
 ) -> None:
     """It is larger than all buffers between the two, or the system of its client has all of it, and it has not."""
     values = [b"\x01" * size] * 90  # six times as long in JSON
@@ -191,7 +191,9 @@ def test_a_reader_that_left_frees_its_instance_at_once(url: str, source: str) ->
         wait_for(lambda: instance("GET", "/records?timeout=1").status == 200, "the instance to be free")
 
 
-def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProcess, site: Scene, source: str) -> None:
+def test_a_client_that_never_reads_its_stream_holds_little(
+    process: HeadraceProcess, site: Scenario, source: str
+) -> None:
     """The buffer is bounded, others read meanwhile, and nothing that waits is committed."""
     values = [b'"%s"' % (b"x" * 1000)] * 5000
     for _ in range(4):
@@ -210,7 +212,7 @@ def test_a_client_that_never_reads_its_stream_holds_little(process: HeadraceProc
     assert site.committed(source) == {}
 
 
-def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site: Scene, source: str) -> None:
+def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site: Scenario, source: str) -> None:
     """Threads and file descriptors are those of before; the pool for blocking calls may still grow by its size."""
     folder = Path(f"/proc/{process.server.id.pid}")
 

@@ -15,16 +15,16 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import JsonAnswer, Scene
+from headrace.testing.scenario import JsonAnswer, Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 
 
 def part(url: str, source: str, partition: int | str = 0, **query: Any) -> JsonAnswer:
-    return Scene.ask(f"{url}/topics/{source}/partitions/{partition}/records?{urlencode(query)}")
+    return Scenario.ask(f"{url}/topics/{source}/partitions/{partition}/records?{urlencode(query)}")
 
 
-def transactional(site: Scene, source: str, count: int, *, commit: bool) -> confluent_kafka.Producer:
+def transactional(site: Scenario, source: str, count: int, *, commit: bool) -> confluent_kafka.Producer:
     """Write records in a transaction of its own."""
     producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": source})
     producer.init_transactions()
@@ -39,7 +39,7 @@ def transactional(site: Scene, source: str, count: int, *, commit: bool) -> conf
     return producer
 
 
-def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scene, source: str) -> None:
+def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scenario, source: str) -> None:
     """Past markers and aborted transactions, in the middle and at the end; nothing is joined or committed."""
     site.write(source, *(OutgoingRecord(source, b"k", b'{"n":%d}' % n, None, 0) for n in range(5)))
     transactional(site, source, 3, commit=False)
@@ -72,7 +72,7 @@ def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scene, source: 
     ]
 
 
-def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, site: Scene, source: str) -> None:
+def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, site: Scenario, source: str) -> None:
     site.write(source, OutgoingRecord(source, None, b"1", None, 0))
     producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": source})
     producer.init_transactions()
@@ -89,7 +89,7 @@ def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, sit
     producer.abort_transaction()
 
 
-def test_a_part_is_bounded_by_records_and_bytes(url: str, site: Scene, source: str) -> None:
+def test_a_part_is_bounded_by_records_and_bytes(url: str, site: Scenario, source: str) -> None:
     site.write(source, *(OutgoingRecord(source, None, b'"%s"' % (b"x" * 998), None, 1) for _ in range(20)))
     counts = [len(part(url, source, 1, **{limit: 3000}).body["records"]) for limit in ("max_bytes", "maxBytes")]
     assert counts == [3, 3]
@@ -99,7 +99,7 @@ def test_a_part_is_bounded_by_records_and_bytes(url: str, site: Scene, source: s
     assert (last["records"], last["next_offset"], last["first_offset"], last["end_offset"]) == ([], 20, 0, 20)
 
 
-def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str, site: Scene, source: str) -> None:
+def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str, site: Scenario, source: str) -> None:
     site.write(source, *(OutgoingRecord(source, b"\x01", value, None, 0) for value in (b"{}", b"\xff", None)))
     good, broken, tombstone = part(url, source).body["records"]
     assert (good["value"], good["key"]) == ({}, "\x01") and "value" not in tombstone
@@ -112,7 +112,7 @@ def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str
     assert part(url, source, valueFormat="string", keyFormat="binary").body["records"][0]["key"] == "AQ=="
 
 
-def test_offsets_outside_the_log_are_said_with_its_bounds(url: str, site: Scene, source: str) -> None:
+def test_offsets_outside_the_log_are_said_with_its_bounds(url: str, site: Scenario, source: str) -> None:
     site.write(source, *(OutgoingRecord(source, None, b"0", None, 0) for _ in range(10)))
     client = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
     for future in client.delete_records([confluent_kafka.TopicPartition(source, 0, 4)]).values():
@@ -140,11 +140,11 @@ def test_parts_are_refused_with_a_code(url: str, source: str) -> None:
 
 def value_of(url: str, metric: str) -> float:
     """Return the value of a metric, with its labels as they are shown."""
-    lines = Scene.ask(f"{url}/metrics").body.splitlines()
+    lines = Scenario.ask(f"{url}/metrics").body.splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
 
 
-def test_operators_see_instances_their_lag_and_their_reads(site: Scene, headrace: Any, source: str) -> None:
+def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headrace: Any, source: str) -> None:
     """In `/adm/consumers`, in the command, in metrics and in the audit."""
     url = headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
     site.write(source, *(OutgoingRecord(source, b"k", b"%d" % n, None, 0) for n in range(7)))
@@ -189,7 +189,7 @@ def test_operators_see_instances_their_lag_and_their_reads(site: Scene, headrace
     assert min(note["offset"] for note in notes()) == 0 and max(note["lastOffset"] for note in notes()) == 6
 
 
-def test_operators_see_what_they_may(site: Scene, headrace: Callable[..., Any], source: str) -> None:
+def test_operators_see_what_they_may(site: Scenario, headrace: Callable[..., Any], source: str) -> None:
     """A principal sees its own instances, an administrator all; others are refused."""
     scopes = {"one": ["kafka:w", "kafka:r", "consumers:r"], "two": ["kafka:w", "kafka:r"], "root": ["admin"]}
     principals = {who: {"token": f"${{env:TOKEN_{who}}}", "scopes": given} for who, given in scopes.items()}
@@ -214,7 +214,7 @@ def failed(record: dict[str, Any], **result: Any) -> dict[str, Any]:
     return {"record": record, "processed": False, "key": "alice", **result}
 
 
-def test_a_dead_letter_is_fetched_until_the_next_call_confirms_it(url: str, site: Scene, source: str) -> None:
+def test_a_dead_letter_is_fetched_until_the_next_call_confirms_it(url: str, site: Scenario, source: str) -> None:
     """Not when it was answered: an instance that ends before gives it to the next one."""
     path, where = f"{url}/consumers/deadLetter/active", {"topic": source, "timeout": 5000, "group": source}
     assert site.ask(f"{path}?{urlencode(where)}").body == []  # there is no dead letter topic
@@ -245,7 +245,7 @@ def test_a_dead_letter_is_fetched_until_the_next_call_confirms_it(url: str, site
     assert (refused.status, refused.body["code"]) == (400, "ERR30001")
 
 
-def test_clients_write_dead_letters_in_the_shape_of_light_4j(url: str, site: Scene, source: str) -> None:
+def test_clients_write_dead_letters_in_the_shape_of_light_4j(url: str, site: Scenario, source: str) -> None:
     path = f"{url}/consumers/deadLetter/active"
     record = {
         "topic": source,

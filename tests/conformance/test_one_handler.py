@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("functions")
 
@@ -60,7 +60,7 @@ BROKEN, TOMBSTONE, LAST = b"undecodable", b"tombstone", b"last"
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_a_handler_has_the_same_ends(site: Scene, topic: Any, headrace: Any, tmp_path: Path, kind: str) -> None:
+def test_a_handler_has_the_same_ends(site: Scenario, topic: Any, headrace: Any, tmp_path: Path, kind: str) -> None:
     """Outputs, emitted records, dead letters, the committed offset: each record ends once and in one way."""
     source = topic()
     target = f"{source}-made"
@@ -102,7 +102,7 @@ def test_a_handler_has_the_same_ends(site: Scene, topic: Any, headrace: Any, tmp
     assert sorted(key or b"" for key in dead_letters) == [b"k4 \xff", b"k5 \xff", b"k6 \xff", BROKEN]
 
 
-def test_a_record_of_kafka_is_called_in_the_foreground(site: Scene, topic: Any, tmp_path: Path) -> None:
+def test_a_record_of_kafka_is_called_in_the_foreground(site: Scenario, topic: Any, tmp_path: Path) -> None:
     """The handler sees what the record is; nothing is written, and no group exists afterwards."""
     source, target = topic(2), topic()
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}

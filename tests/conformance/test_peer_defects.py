@@ -32,12 +32,12 @@ from pathlib import Path
 import pytest
 from active_client import Instance, offsets_of, send, write
 
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 TESTS = Path(__file__).parents[1]
 
 
-def test_01_a_byte_limit_keeps_the_rest_of_what_was_fetched(url: str, site: Scene, source: str) -> None:
+def test_01_a_byte_limit_keeps_the_rest_of_what_was_fetched(url: str, site: Scenario, source: str) -> None:
     write(site, source, *[b'"%s"' % (b"x" * 1998)] * 20)
     instance = Instance(url, source).subscribe(source)
     reads = [offsets_of(instance.first("&max_bytes=6100")) for _ in range(7)]
@@ -45,7 +45,7 @@ def test_01_a_byte_limit_keeps_the_rest_of_what_was_fetched(url: str, site: Scen
 
 
 @pytest.mark.parametrize("value", [b"\x80\xff", b"{", b""])
-def test_02_an_undecodable_record_takes_no_other_with_it(url: str, site: Scene, source: str, value: bytes) -> None:
+def test_02_an_undecodable_record_takes_no_other_with_it(url: str, site: Scenario, source: str, value: bytes) -> None:
     write(site, source, b"1", value, b"2")
     records = Instance(url, source).subscribe(source).read(3)
     assert [record.get("value") for record in records] == [1, None, 2]
@@ -53,7 +53,7 @@ def test_02_an_undecodable_record_takes_no_other_with_it(url: str, site: Scene, 
     assert records[1]["errorCode"]
 
 
-def test_04_a_read_answers_when_a_record_is_there(url: str, site: Scene, source: str) -> None:
+def test_04_a_read_answers_when_a_record_is_there(url: str, site: Scenario, source: str) -> None:
     """The client gives up long before the wait of its read ends, whether the record was there before or arrives."""
     instance = Instance(url, source).subscribe(source)
     for number in range(2):
@@ -69,7 +69,7 @@ def test_04_a_read_answers_when_a_record_is_there(url: str, site: Scene, source:
 
 
 @pytest.mark.parametrize("value_format", ["json", "binary", "string"])
-def test_07_a_null_value_is_no_value(url: str, site: Scene, source: str, value_format: str) -> None:
+def test_07_a_null_value_is_no_value(url: str, site: Scenario, source: str, value_format: str) -> None:
     write(site, source, None, b"null", b"")
     null, text, empty = Instance(url, source, valueFormat=value_format).subscribe(source).read(3)
     assert not {"value", "rawValue"} & null.keys()
@@ -77,7 +77,7 @@ def test_07_a_null_value_is_no_value(url: str, site: Scene, source: str, value_f
     assert {"value", "rawValue"} & empty.keys()
 
 
-def test_09_reads_at_a_time_have_limits_of_their_own(url: str, site: Scene, source: str) -> None:
+def test_09_reads_at_a_time_have_limits_of_their_own(url: str, site: Scenario, source: str) -> None:
     slow, quick = (Instance(url, who + source).subscribe(source) for who in ("slow-", "quick-"))
     waiting = slow.open(query="?timeout=30000&max_bytes=200000")
     slow.wait_reading()
@@ -97,7 +97,7 @@ def test_10_every_accept_that_allows_json_is_answered(url: str, source: str, acc
     assert (answer.status, answer.body) == (200, [])
 
 
-def test_11_a_commit_without_a_body_ends_at_what_was_delivered(url: str, site: Scene, source: str) -> None:
+def test_11_a_commit_without_a_body_ends_at_what_was_delivered(url: str, site: Scenario, source: str) -> None:
     write(site, source, *[b'"%s"' % (b"x" * 1998)] * 20)
     instance = Instance(url, source).subscribe(source)
     assert offsets_of(instance.first("&max_bytes=6100")) == [0, 1, 2]
@@ -107,14 +107,14 @@ def test_11_a_commit_without_a_body_ends_at_what_was_delivered(url: str, site: S
     assert offsets_of(Instance(url, source).subscribe(source).read(17)) == list(range(3, 20))
 
 
-def test_12_a_record_above_every_limit_is_delivered(url: str, site: Scene, source: str) -> None:
+def test_12_a_record_above_every_limit_is_delivered(url: str, site: Scenario, source: str) -> None:
     """Also one above what an instance may buffer."""
     write(site, source, b"1", b'"%s"' % (b"x" * 900_000), b"2")
     instance = Instance(url, source, responseMinBytes=1).subscribe(source)
     assert [offsets_of(instance.first("&max_bytes=10")) for _ in range(3)] == [[0], [1], [2]]
 
 
-def test_15_overlapping_reads_are_refused_and_harm_nothing(url: str, site: Scene, source: str) -> None:
+def test_15_overlapping_reads_are_refused_and_harm_nothing(url: str, site: Scenario, source: str) -> None:
     instance = Instance(url, source).subscribe(source)
     waiting = instance.open(query="?timeout=30000")
     instance.wait_reading()

@@ -12,7 +12,7 @@ import pytest
 from active_client import Answer, Instance, send
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 SETTINGS = {"auto_offset_reset": "earliest", "consumer": {"properties": {"session.timeout.ms": 3000}}}
@@ -35,7 +35,7 @@ class Worker(Instance):
         return send("POST", f"{self.process}/transactions", {"topics": [part], "consumer": consumer})
 
 
-def test_records_and_offsets_are_committed_together(url: str, site: Scene, topic: Any) -> None:
+def test_records_and_offsets_are_committed_together(url: str, site: Scenario, topic: Any) -> None:
     """The instance knows what was committed, so committing what was delivered sets nothing back."""
     source, target = topic(), topic()
     site.write_json(source, *range(6))
@@ -54,7 +54,7 @@ def test_records_and_offsets_are_committed_together(url: str, site: Scene, topic
     assert len(site.records(target)) == 2
 
 
-def test_a_repeated_key_is_answered_as_before(url: str, site: Scene, topic: Any) -> None:
+def test_a_repeated_key_is_answered_as_before(url: str, site: Scenario, topic: Any) -> None:
     """Also when the instance is gone meanwhile: the transaction was committed."""
     source, target = topic(), topic()
     site.write_json(source, 1)
@@ -74,7 +74,7 @@ def test_a_repeated_key_is_answered_as_before(url: str, site: Scene, topic: Any)
     assert len(site.records(target)) == 1
 
 
-def test_an_aborted_transaction_moves_neither(url: str, site: Scene, topic: Any) -> None:
+def test_an_aborted_transaction_moves_neither(url: str, site: Scenario, topic: Any) -> None:
     """A record that Kafka refuses takes the offsets with it; the next attempt commits both."""
     source, target = topic(), topic(1, max_message_bytes=2000)
     site.write_json(source, 1, 2)
@@ -87,7 +87,7 @@ def test_an_aborted_transaction_moves_neither(url: str, site: Scene, topic: Any)
     site.wait_until(lambda: len(site.records(target)) == 1, "the record")
 
 
-def test_only_what_was_delivered_may_be_committed(url: str, site: Scene, topic: Any) -> None:
+def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topic: Any) -> None:
     """Not what is beyond it, not of another partition, not without membership, and not where reads commit."""
     source, target = topic(2), topic()
     site.write_json(source, *range(4))
@@ -115,7 +115,7 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scene, topic: 
 
 
 def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
-    url: str, site: Scene, topic: Any
+    url: str, site: Scenario, topic: Any
 ) -> None:
     """By a commit, a transaction, a seek and a stream; the other partition goes on, and what is new is taken."""
     source, target = topic(2), topic()
@@ -146,7 +146,7 @@ def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
     assert worker.write([1], {**old, "assignment": again["assignment"]}).status == 200
 
 
-def test_an_instance_whose_process_was_away_is_fenced(site: Scene, topic: Any, headrace: Callable[..., Any]) -> None:
+def test_an_instance_whose_process_was_away_is_fenced(site: Scenario, topic: Any, headrace: Callable[..., Any]) -> None:
     """Another process has its partitions and its records; what it wrote for them is never visible."""
     source, target = topic(), topic()
     site.write_json(source, 1, 2)
@@ -171,7 +171,9 @@ def test_an_instance_whose_process_was_away_is_fenced(site: Scene, topic: Any, h
     site.wait_until(lambda: [json.loads(r.value) for r in site.records(target)] == ["heir"], "one record")
 
 
-def test_an_instance_of_another_principal_is_not_there(site: Scene, topic: Any, headrace: Callable[..., Any]) -> None:
+def test_an_instance_of_another_principal_is_not_there(
+    site: Scenario, topic: Any, headrace: Callable[..., Any]
+) -> None:
     source, target = topic(), topic()
     site.write_json(source, 1)
     tokens = {name: f"{name:->32}" for name in ("first", "second")}

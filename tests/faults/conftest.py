@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.ledger import Ledger
-from tests.faults.push_scene import PushScene
+from tests.faults.push_scenario import PushScenario
 
 _LONG_REPETITIONS = 3
 
@@ -27,9 +27,9 @@ def ledger(cluster: Any, tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def scene(cluster: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PushScene]:
+def scenario(cluster: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PushScenario]:
     """A topic, a backend with a journal, and what starts processes of the group."""
-    made = PushScene(cluster, headrace, tmp_path, **getattr(request, "param", {}))
+    made = PushScenario(cluster, headrace, tmp_path, **getattr(request, "param", {}))
     made.backend.start()
     yield made
     made.backend.stop()

@@ -1,4 +1,4 @@
-"""What fault tests share: clients that write a history, and a cluster whose topics and offsets are the evidence.
+"""What fault tests share: clients that write a history, and a cluster whose topics and offsets are the recording.
 
 The checks read the topics and the group's offsets themselves and believe nothing that Headrace says of its own work.
 """
@@ -24,7 +24,7 @@ from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing import Fault, RecordingBackend, Sent, check_produced
-from headrace.testing.scenario import PATIENCE_SECONDS, Scene
+from headrace.testing.scenario import PATIENCE_SECONDS, Scenario
 
 ANY_TIME = Fault(-math.inf, math.inf)
 _PACE_SECONDS = 0.01
@@ -65,7 +65,7 @@ class Poster:
     def wait_for_more(self, records: int = 200, outcome: str = "ok") -> None:
         """Wait until so many more records have an outcome than now."""
         wanted = len(self.told(outcome)) + records
-        Scene.wait_until(lambda: len(self.told(outcome)) >= wanted, f"{records} records {outcome}")
+        Scenario.wait_until(lambda: len(self.told(outcome)) >= wanted, f"{records} records {outcome}")
 
     def _run(self, client: int) -> None:
         server = http.client.HTTPConnection(self._address, timeout=120)
@@ -103,7 +103,7 @@ class Poster:
         return (outcome, partition, -1 if offset is None else offset)
 
 
-class Ledger(Scene):
+class Ledger(Scenario):
     """A cluster that tests break, its topics and its committed offsets."""
 
     def __init__(self, cluster: Any, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Active consumers are read while processes and brokers die: no commit passes a record that its client has not got.
 
-The evidence is a journal of the client, with the answers that it has received completely, and the commits of the
+The recording is a journal of the client, with the answers that it has received completely, and the commits of the
 group in the broker's own topic, all with times of one machine.
 """
 

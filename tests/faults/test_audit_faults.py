@@ -98,15 +98,15 @@ def test_notes_and_told_holes_are_as_many_as_records_that_ended(
     """The backend breaks and some records are bad; with a budget for a dozen notes, holes say what is missing."""
     backend.script += TROUBLE
     backend.answer = Answer(fails=lambda record: record["value"]["id"] % 50 == 7)
-    scene = Audited(kafka, tmp_path, headrace, backend.url, change)
-    with Poster(scene.process.url, scene.topic) as poster:
+    scenario = Audited(kafka, tmp_path, headrace, backend.url, change)
+    with Poster(scenario.process.url, scenario.topic) as poster:
         poster.wait_for_more(600)
-    numbers = scene.settled()
-    notes, holes = scene.notes()
+    numbers = scenario.settled()
+    notes, holes = scenario.notes()
     assert len(notes) + holes == numbers.due == numbers.counted
     if not holes:
         kinds = Counter((note["auditType"], note["auditStatus"]) for note in notes)
-        records, letters = scene.records(scene.topic), scene.records(f"{scene.topic}.dlq")
+        records, letters = scenario.records(scenario.topic), scenario.records(f"{scenario.topic}.dlq")
         assert kinds["PRODUCER", "SUCCESS"] == len(records) + len(letters)
         assert len(letters) == kinds["REACTIVE_CONSUMER", "FAILURE"] > 0
         places = {(n["partition"], n["offset"]) for n in notes if n["auditType"] == "REACTIVE_CONSUMER"}
@@ -118,16 +118,16 @@ def test_a_broker_that_dies_costs_no_note_that_is_not_counted(
     kafka_three: Any, headrace: Any, backend: Any, tmp_path: Path
 ) -> None:
     """Notes wait for the other brokers; what is lost all the same is counted."""
-    scene = Audited(kafka_three, tmp_path, headrace, backend.url)
-    with Poster(scene.process.url, scene.topic) as poster:
+    scenario = Audited(kafka_three, tmp_path, headrace, backend.url)
+    with Poster(scenario.process.url, scenario.topic) as poster:
         poster.wait_for_more(300)
         kafka_three.kill(1)
         poster.wait_for_more()
         kafka_three.restart(1)
         kafka_three.wait_in_sync()
         poster.wait_for_more()
-    numbers = scene.settled()
-    notes, holes = scene.notes()
+    numbers = scenario.settled()
+    notes, holes = scenario.notes()
     lost = numbers.of("audit_notes", "lost")
     assert numbers.counted == numbers.due
     assert numbers.due - holes <= len(notes) <= numbers.due - holes + lost

@@ -14,7 +14,7 @@ from yaml_table import table
 from headrace.kafka import Reachability
 from headrace.runtime import SystemClock
 from tests.faults.ledger import Ledger, Poster
-from tests.faults.push_scene import PushScene
+from tests.faults.push_scenario import PushScenario
 from tests.function_calls import function_file
 
 pytestmark = pytest.mark.heavy
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("brokers", [(1,), pytest.param((1, 2, 3), marks=pytest.mark.long)], ids=["one", "each"])
 def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
-    kafka_three: Any, scene: PushScene, headrace: Any, brokers: tuple[int, ...]
+    kafka_three: Any, scenario: PushScenario, headrace: Any, brokers: tuple[int, ...]
 ) -> None:
     """Acknowledged records are at their place, pushed and copied by the function; no commit passes one that is not."""
-    target, group = scene.new_topic(6), f"{scene.topic}-copy"
-    attributes = {"topics": [scene.topic], "consumerGroup": group, "outputTopic": target}
+    target, group = scenario.new_topic(6), f"{scenario.topic}-copy"
+    attributes = {"topics": [scenario.topic], "consumerGroup": group, "outputTopic": target}
     trigger = {"kind": "kafka-cluster", "attributes": attributes}
-    copy = function_file(scene.folder, "def handler(context, event):\n    return event.body\n", {"in": trigger})
-    process = headrace({**scene.config, "functions": [copy]})
-    with Poster(process.url, scene.topic) as poster:
+    copy = function_file(scenario.folder, "def handler(context, event):\n    return event.body\n", {"in": trigger})
+    process = headrace({**scenario.config, "functions": [copy]})
+    with Poster(process.url, scenario.topic) as poster:
         poster.wait_for_more(500)
         for broker in brokers:
             kafka_three.kill(broker)
@@ -41,15 +41,15 @@ def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
             poster.wait_for_more()
 
     def values(topic: str) -> set[bytes | None]:
-        return {record.value for record in scene.records(topic)}
+        return {record.value for record in scenario.records(topic)}
 
     # What became unknown may be written a little later, so the topic is read again each time.
-    scene.wait_until(lambda: values(scene.topic) == values(target), "copies")
-    scene.wait_committed_all(scene.topic, group)
-    scene.wait_done()
-    scene.check_acknowledged(scene.topic, poster)
-    scene.written = len(scene.records(scene.topic))
-    assert scene.check(but="repeat") == []
+    scenario.wait_until(lambda: values(scenario.topic) == values(target), "copies")
+    scenario.wait_committed_all(scenario.topic, group)
+    scenario.wait_done()
+    scenario.check_acknowledged(scenario.topic, poster)
+    scenario.written = len(scenario.records(scenario.topic))
+    assert scenario.check(but="repeat") == []
     assert process.terminate() == 0
 
 

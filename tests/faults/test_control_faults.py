@@ -18,12 +18,12 @@ from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Answer, HeadraceProcess, Operation, PauseSpan, Seek, Skip, check_pushed
-from tests.faults.push_scene import SHORT_SESSION, Feeder, PushScene
+from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
 
 CONSUMER = "/adm/reactive-consumers/push"
 
 
-class Steered(PushScene):
+class Steered(PushScenario):
     """A topic, a backend with a journal, and processes of one deployment that push to it."""
 
     def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path, partitions: int) -> None:
@@ -48,7 +48,7 @@ class Steered(PushScene):
 
     def check(self, but: str = "") -> list[str]:
         """Ask the ledger."""
-        runs = self.evidence()
+        runs = self.recording()
         assert [run.log[0].partition for run in runs] == [*self.operations]
         judged = zip(runs, self.operations.values(), strict=True)
         return [text for run, done in judged for text in check_pushed(run, "key", self.faults, done)]
@@ -68,13 +68,13 @@ def details(process: HeadraceProcess) -> dict[str, Any]:
         return {"commands": [{}], "partitions": [], "paused": None}
 
 
-def wait_obeyed(scene: Steered, process: HeadraceProcess) -> None:
+def wait_obeyed(scenario: Steered, process: HeadraceProcess) -> None:
     """Wait until no command waits for a process any more."""
-    scene.wait_until(lambda: not details(process)["commands"], "every command to be done")
+    scenario.wait_until(lambda: not details(process)["commands"], "every command to be done")
 
 
 @pytest.fixture
-def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Steered]:
+def scenario(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Steered]:
     """A topic of one partition, or as many as the test asks for, a backend, and what starts processes."""
     made = Steered(kafka, headrace, tmp_path, getattr(request, "param", 1))
     made.backend.start()
@@ -91,79 +91,79 @@ def scene(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequ
         "seek.after",
     ],
 )
-def test_a_process_dies_of_a_seek(scene: Steered, point: str) -> None:
+def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
     """Before the new offset is committed, before it begins there, or before it says so: the next process goes on."""
-    process = scene.run(f"{point}=crash")
-    scene.fill_each(300)
-    scene.wait_more(120)
+    process = scenario.run(f"{point}=crash")
+    scenario.fill_each(300)
+    scenario.wait_more(120)
     begin = time.time()
-    with scene.fault():
+    with scenario.fault():
         ask(process, "seek", partitions=[0], offset=30)
-        scene.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
+        scenario.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
         assert process.exit_code == -signal.SIGKILL
         if point != "seek.before":
-            assert scene.committed(scene.group) == {TopicPartition(scene.topic, 0): 30}
-        process = scene.run()
-        wait_obeyed(scene, process)
-        scene.operations[0].append(Seek(begin, time.time(), 30))
-    scene.wait_done()
-    assert scene.check() == []
+            assert scenario.committed(scenario.group) == {TopicPartition(scenario.topic, 0): 30}
+        process = scenario.run()
+        wait_obeyed(scenario, process)
+        scenario.operations[0].append(Seek(begin, time.time(), 30))
+    scenario.wait_done()
+    assert scenario.check() == []
     assert process.terminate() == 0
 
 
 @pytest.mark.timeout(500)
-def test_a_skip_outlives_the_process_that_did_it(scene: Steered) -> None:
+def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
-    scene.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
-    scene.fill_each(60, keys=1)  # first, because the end of an empty partition would be committed
-    process = scene.run("commit.before=crash")
-    scene.wait_until(lambda: scene.journal.exists() and scene.journal.stat().st_size, "the record that hangs")
+    scenario.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
+    scenario.fill_each(60, keys=1)  # first, because the end of an empty partition would be committed
+    process = scenario.run("commit.before=crash")
+    scenario.wait_until(lambda: scenario.journal.exists() and scenario.journal.stat().st_size, "the record that hangs")
     begin = time.time()
-    with scene.fault():
+    with scenario.fault():
         ask(process, "skip", partition=0, offset=0, reason="the handler hangs on it")
-        scene.wait_until(lambda: process.exit_code is not None, "the crash at the first commit")
+        scenario.wait_until(lambda: process.exit_code is not None, "the crash at the first commit")
         assert process.exit_code == -signal.SIGKILL
-        process = scene.run()
-        scene.operations[0].append(Skip(begin, time.time(), 0))
-    scene.wait_done()
-    assert scene.check() == []
+        process = scenario.run()
+        scenario.operations[0].append(Skip(begin, time.time(), 0))
+    scenario.wait_done()
+    assert scenario.check() == []
     assert process.terminate() == 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("scene", [4], indirect=True)
+@pytest.mark.parametrize("scenario", [4], indirect=True)
 @pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_steering_while_two_processes_take_turns(scene: Steered, changes: int) -> None:
+def test_steering_while_two_processes_take_turns(scenario: Steered, changes: int) -> None:
     """Each change one process dies while a partition is sought, another is paused, and a record of that is skipped."""
-    processes = [scene.run(), scene.run()]
-    scene.wait_members(2)
-    with Feeder(scene, per_second=700):
+    processes = [scenario.run(), scenario.run()]
+    scenario.wait_members(2)
+    with Feeder(scenario, per_second=700):
         for change in range(changes):
             one, other = processes[change % 2], processes[1 - change % 2]
-            scene.wait_more(1500)
+            scenario.wait_more(1500)
             sought, paused = change % 4, (change + 1) % 4
             ask(other, "pause", partitions=[paused], reason="test")
-            scene.wait_until(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
-            paused_at, coming = time.time(), scene.ends()[paused]
-            scene.wait_until(lambda: scene.ends()[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
+            scenario.wait_until(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
+            paused_at, coming = time.time(), scenario.ends()[paused]
+            scenario.wait_until(lambda: scenario.ends()[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
             begin = time.time()
-            with scene.fault():
-                place = scene.committed(scene.group).get(TopicPartition(scene.topic, sought), 0)
-                target = min(max(0, place - 100) if change % 2 else place + 30, scene.ends()[sought])
+            with scenario.fault():
+                place = scenario.committed(scenario.group).get(TopicPartition(scenario.topic, sought), 0)
+                target = min(max(0, place - 100) if change % 2 else place + 30, scenario.ends()[sought])
                 ask(other, "seek", partitions=[sought], offset=target)
                 ask(other, "skip", partition=paused, offset=coming, reason="test")
                 one.kill()
                 one.start()
                 one.wait_ready()
-                scene.wait_members(2)
-                wait_obeyed(scene, other)
-                scene.operations[sought].append(Seek(begin, time.time(), target))
-                scene.operations[paused].append(Skip(begin, time.time(), coming))
-            scene.operations[paused].append(PauseSpan(paused_at, time.time()))
+                scenario.wait_members(2)
+                wait_obeyed(scenario, other)
+                scenario.operations[sought].append(Seek(begin, time.time(), target))
+                scenario.operations[paused].append(Skip(begin, time.time(), coming))
+            scenario.operations[paused].append(PauseSpan(paused_at, time.time()))
             ask(other, "resume", partitions=[paused])
-    scene.wait_done()
-    assert scene.check() == []
+    scenario.wait_done()
+    assert scenario.check() == []
     assert [process.terminate() for process in processes] == [0, 0]
 
 

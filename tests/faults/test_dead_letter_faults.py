@@ -8,25 +8,25 @@ import pytest
 
 from headrace.records import OutgoingRecord
 from headrace.testing import Answer
-from tests.faults.push_scene import PushScene
+from tests.faults.push_scenario import PushScenario
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_a_dead_letter_topic_below_its_minimum_of_replicas_holds_its_partition(
-    kafka_three: Any, scene: PushScene
+    kafka_three: Any, scenario: PushScenario
 ) -> None:
     """The log says so before the write has failed, nothing is passed over, and it goes on when the replica is back."""
-    scene.settings["dead_letter"] = {"topic": (dead := scene.new_topic(1, **{"min.insync.replicas": "3"}))}
-    process = scene.run()
-    scene.backend.answer = Answer(status=422)
+    scenario.settings["dead_letter"] = {"topic": (dead := scenario.new_topic(1, **{"min.insync.replicas": "3"}))}
+    process = scenario.run()
+    scenario.backend.answer = Answer(status=422)
     kafka_three.kill(3)
-    scene.write(scene.topic, OutgoingRecord(scene.topic, b"k", b"v", None, 0))
-    said = f"{scene.topic}-0 waits, dead letters=1 from offset 0 on are not acknowledged yet"
-    scene.wait_until(lambda: said in process.output, "the log")
-    assert scene.behind(scene.topic, scene.group) == 1
+    scenario.write(scenario.topic, OutgoingRecord(scenario.topic, b"k", b"v", None, 0))
+    said = f"{scenario.topic}-0 waits, dead letters=1 from offset 0 on are not acknowledged yet"
+    scenario.wait_until(lambda: said in process.output, "the log")
+    assert scenario.behind(scenario.topic, scenario.group) == 1
     kafka_three.restart(3)
     kafka_three.wait_in_sync()
-    scene.wait_done()
-    assert [record.value for record in scene.records(dead)] == [b"v"]
+    scenario.wait_done()
+    assert [record.value for record in scenario.records(dead)] == [b"v"]
     assert process.terminate() == 0

@@ -16,7 +16,7 @@ from yaml_table import table
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
-from tests.faults.function_scene import SLOW, FunctionScene, alive, children, descriptors
+from tests.faults.function_scenario import SLOW, FunctionScenario, alive, children, descriptors
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -31,7 +31,7 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     kafka: Any, headrace: Any, tmp_path: Path, allocation: str
 ) -> None:
     """Those that cannot be handled are the only dead letters; the runtime opens no descriptor more, and ends."""
-    scene = FunctionScene(
+    scenario = FunctionScenario(
         kafka,
         headrace,
         tmp_path,
@@ -41,17 +41,17 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
         trigger={"numWorkers": 3, "workerTerminationTimeout": "2s"},
         attributes={"workerMemoryLimit": "120Mi", "workerAllocationMode": allocation},
     )
-    process, begin = scene.run(), time.time()
-    scene.write_values("raise")
-    scene.wait_done()
+    process, begin = scenario.run(), time.time()
+    scenario.write_values("raise")
+    scenario.wait_done()
     open_before = descriptors(process)  # now that it has written a dead letter
     values = [*LETTERS, *HARMLESS]
     between = [[str(number) for number in range(first * 30, first * 30 + 30)] for first in range(len(values))]
-    scene.write_values(*(value for way, numbers in zip(values, between, strict=True) for value in (*numbers, way)))
-    scene.wait_done()
-    scene.fault_since(begin, most=30 * 200)
-    assert scene.check() == []
-    letters = [record for run in scene.evidence() for record in run.dead_letters]
+    scenario.write_values(*(value for way, numbers in zip(values, between, strict=True) for value in (*numbers, way)))
+    scenario.wait_done()
+    scenario.fault_since(begin, most=30 * 200)
+    assert scenario.check() == []
+    letters = [record for run in scenario.recording() for record in run.dead_letters]
     found = {record.value.decode(): dict(record.headers)["headrace.dlq.error"].decode() for record in letters}
     assert found == LETTERS and len(letters) == len(LETTERS) + 1
     assert (process.output.count(": assigned "), process.output.count(": revoked ")) == (1, 0)
@@ -66,41 +66,41 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
 def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any, tmp_path: Path, workers: str) -> None:
     """In the middle of its frames; what it then says of them counts for nothing, and it takes part again."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
-    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times)
-    scene.fill(2000)
-    frozen = scene.run()
-    scene.wait_handled(200)
+    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, attributes=times)
+    scenario.fill(2000)
+    frozen = scenario.run()
+    scenario.wait_handled(200)
     pids = [frozen.server.id.pid, *(children(frozen) if workers == "workers-freeze" else ())]
     begin = time.time()
     for each in pids:
         os.kill(each, signal.SIGSTOP)
-    scene.wait_members(0)
-    peer = scene.run()
-    scene.wait_done()
+    scenario.wait_members(0)
+    peer = scenario.run()
+    scenario.wait_done()
     for each in pids:
         os.kill(each, signal.SIGCONT)
-    scene.wait_members(2)
-    scene.fill(1000)
-    scene.wait_done()
-    scene.fault_since(begin, most=2 * 2 * 2000)
-    assert scene.check() == []
+    scenario.wait_members(2)
+    scenario.fill(1000)
+    scenario.wait_done()
+    scenario.fault_since(begin, most=2 * 2 * 2000)
+    assert scenario.check() == []
     assert (frozen.terminate(), peer.terminate()) == (0, 0)
 
 
 @pytest.mark.long
 def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
     """Three processes are replaced one after the other, twice; every call is the only one of its record."""
-    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, partitions=6)
-    processes: list[HeadraceProcess] = [scene.run() for _ in range(3)]
+    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, partitions=6)
+    processes: list[HeadraceProcess] = [scenario.run() for _ in range(3)]
     for _ in range(6):
-        had = scene.ended
-        scene.fill(1500)
-        scene.wait_handled(had + 300)
+        had = scenario.ended
+        scenario.fill(1500)
+        scenario.wait_handled(had + 300)
         assert processes.pop(0).terminate() == 0
-        processes.append(scene.run())
-    scene.wait_done()
-    assert scene.check() == []
-    assert scene.dead_letters == 0
+        processes.append(scenario.run())
+    scenario.wait_done()
+    assert scenario.check() == []
+    assert scenario.dead_letters == 0
     assert [process.terminate() for process in processes] == [0, 0, 0]
 
 
@@ -108,20 +108,20 @@ def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, t
 def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_path: Path, kills: int) -> None:
     """Kill -9 of the process in the middle of its frames: its workers end with it, and a peer has its partitions."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
-    scene = FunctionScene(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
-    peer = scene.run()
+    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
+    peer = scenario.run()
     for _ in range(kills):
-        victim = scene.run()
-        scene.wait_members(2)
-        had = scene.ended
-        scene.fill(1000)
-        scene.wait_handled(had + 100)
+        victim = scenario.run()
+        scenario.wait_members(2)
+        had = scenario.ended
+        scenario.fill(1000)
+        scenario.wait_handled(had + 100)
         begin, workers = time.time(), children(victim)
         victim.kill()
-        scene.wait_until(lambda workers=workers: not alive(workers), "the workers' end")
-        scene.wait_done()
-        scene.fault_since(begin, most=2 * 2 * 2000)
-    assert scene.check() == []
+        scenario.wait_until(lambda workers=workers: not alive(workers), "the workers' end")
+        scenario.wait_done()
+        scenario.fault_since(begin, most=2 * 2 * 2000)
+    assert scenario.check() == []
     assert peer.terminate() == 0
 
 
@@ -133,14 +133,14 @@ def test_many_topics_and_a_thousand_partitions_over_few_workers(
     names = [topic(50) for _ in range(20)]
     code = "def act(context, event): note(worker=context.worker_id, of=event.id, request=0, ended=[])\n"
     attributes = {"workerAllocationMode": "static", "topics": names}
-    scene = FunctionScene(kafka, headrace, tmp_path, code, trigger={"numWorkers": 3}, attributes=attributes)
-    process = scene.run()
+    scenario = FunctionScenario(kafka, headrace, tmp_path, code, trigger={"numWorkers": 3}, attributes=attributes)
+    process = scenario.run()
     for _ in range(3):
-        scene.write("", *(OutgoingRecord(name, b"k", b"v", None, number) for name in names for number in range(50)))
-    scene.wait_until(lambda: scene.ended >= 2 * 3 * 1000, "every call")
-    scene.wait_until(lambda: sum(scene.committed(scene.group).values()) == 3000, "the commits")
+        scenario.write("", *(OutgoingRecord(name, b"k", b"v", None, number) for name in names for number in range(50)))
+    scenario.wait_until(lambda: scenario.ended >= 2 * 3 * 1000, "every call")
+    scenario.wait_until(lambda: sum(scenario.committed(scenario.group).values()) == 3000, "the commits")
     calls: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for entry in map(json.loads, scene.journal.read_text().splitlines()):
+    for entry in map(json.loads, scenario.journal.read_text().splitlines()):
         if "of" in entry:
             partition, _, offset = entry["of"].rpartition("-")
             calls[partition].append((offset, entry["worker"]))
@@ -160,20 +160,20 @@ def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(
     kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
 ) -> None:
     """The next one takes the commits, none of which passes an event that has not ended."""
-    scene = FunctionScene(kafka_three, headrace, tmp_path, SLOW)
-    process = scene.run(servers=kafka_network.bootstrap_servers)
-    scene.fill(1000)
-    scene.wait_handled(200)
+    scenario = FunctionScenario(kafka_three, headrace, tmp_path, SLOW)
+    process = scenario.run(servers=kafka_network.bootstrap_servers)
+    scenario.fill(1000)
+    scenario.wait_handled(200)
     kafka_network.hold(OFFSET_COMMIT)
     begin = time.time()
-    scene.wait_until(lambda: kafka_network.held, "a commit")
-    victim = scene.coordinator_of(scene.group)
+    scenario.wait_until(lambda: kafka_network.held, "a commit")
+    victim = scenario.coordinator_of(scenario.group)
     kafka_three.kill(victim)
     kafka_network.heal()
-    scene.fill(1000)
+    scenario.fill(1000)
     kafka_three.restart(victim)
     kafka_three.wait_in_sync()
-    scene.wait_done()
-    scene.fault_since(begin, most=2 * 2 * 2000)
-    assert scene.check() == []
+    scenario.wait_done()
+    scenario.fault_since(begin, most=2 * 2 * 2000)
+    assert scenario.check() == []
     assert process.terminate() == 0

@@ -166,16 +166,18 @@ def test_a_driver_is_killed_at_random_moments(
     on. A drain leaves no process and no lag. With `--all` the driver is killed often, and PostgreSQL is restarted once.
     """
     often = request.config.getoption("--all")
-    scene = copying(**EXACT["batch"])
+    scenario = copying(**EXACT["batch"])
     tasks, plain, sums = topic(2), topic(2), topic()
-    scene.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
-    scene.add_flow("plain", {"topic": plain, "key": "id"})
-    scene.add_flow("sums", {"topic": sums, "key": "id"}, "SELECT id % 16 AS id, count(*) AS n FROM a GROUP BY id % 16")
+    scenario.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
+    scenario.add_flow("plain", {"topic": plain, "key": "id"})
+    scenario.add_flow(
+        "sums", {"topic": sums, "key": "id"}, "SELECT id % 16 AS id, count(*) AS n FROM a GROUP BY id % 16"
+    )
 
     async def main(server: PostgresServer) -> int:
-        async with scene.running() as run:
+        async with scenario.running() as run:
             for number in range(10 if often else 1):
-                scene.send((10 if often else 4) * BATCH)
+                scenario.send((10 if often else 4) * BATCH)
                 moment = random.uniform(0, 2 if often else 1)
                 print(f"killed {moment:.3f} s after a batch")
                 await kill_driver(run, moment)
@@ -185,27 +187,27 @@ def test_a_driver_is_killed_at_random_moments(
                     server.start()
             await until(lambda: run.readiness().ready, run)
             last = run.status()["driver_pid"]
-            await scene.caught_up(run)
+            await scenario.caught_up(run)
             assert gone(last)
             for group in run.groups.values():
-                known = await lag_of(Admin(KafkaConfig(bootstrap_servers=scene.servers)), group)
-                lag = [each for each in known if each.partition.topic == scene.source]  # other runs had this group
-                assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, scene.sent)
+                known = await lag_of(Admin(KafkaConfig(bootstrap_servers=scenario.servers)), group)
+                lag = [each for each in known if each.partition.topic == scenario.source]  # other runs had this group
+                assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, scenario.sent)
             return run.status()["restarts"]
 
     with postgres_server() as server:
         server.execute("CREATE TABLE copies (id int, pad text)")
-        scene.add_flow("table", server.sink("copies"))
+        scenario.add_flow("table", server.sink("copies"))
         restarts = asyncio.run(main(server))
         counts = "SELECT count(*), count(DISTINCT id), min(id), max(id) FROM copies"
-        assert server.execute(counts) == [(scene.sent, scene.sent, 0, scene.sent - 1)]
-    for out, allowed in ((scene.out, 0), (tasks, 0), (plain, restarts * BATCH)):
-        found = scene.found(out)
-        assert set(found) == set(range(scene.sent))
-        print(f"{restarts} restarts, {found.total() - len(found)} repeats of {scene.sent}")
+        assert server.execute(counts) == [(scenario.sent, scenario.sent, 0, scenario.sent - 1)]
+    for out, allowed in ((scenario.out, 0), (tasks, 0), (plain, restarts * BATCH)):
+        found = scenario.found(out)
+        assert set(found) == set(range(scenario.sent))
+        print(f"{restarts} restarts, {found.total() - len(found)} repeats of {scenario.sent}")
         assert found.total() - len(found) <= allowed
-    newest = {row["id"]: row["n"] for row in map(json.loads, committed(scene.servers, sums))}
-    assert newest == Counter(number % 16 for number in range(scene.sent))
+    newest = {row["id"]: row["n"] for row in map(json.loads, committed(scenario.servers, sums))}
+    assert newest == Counter(number % 16 for number in range(scenario.sent))
 
 
 @pytest.mark.long
@@ -213,20 +215,20 @@ def test_a_driver_is_killed_at_random_moments(
 def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
     """Their tasks are tried again by the same driver, and what a task has written is left out."""
     kills = 20 if request.config.getoption("--all") else 5
-    scene = copying(**EXACT["task"])
+    scenario = copying(**EXACT["task"])
 
     async def main() -> None:
-        async with scene.running() as run:
+        async with scenario.running() as run:
             for _ in range(kills):
-                scene.send(5 * BATCH)
+                scenario.send(5 * BATCH)
                 await written(run, random.uniform(0, 0.5))
-                print(f"killed {kill_workers(scene.folder / 'copying')} workers")
-            await scene.caught_up(run)
+                print(f"killed {kill_workers(scenario.folder / 'copying')} workers")
+            await scenario.caught_up(run)
             assert run.status()["restarts"] == 0
 
     asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
+    found = scenario.found()
+    assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
 
 
@@ -241,23 +243,23 @@ def test_a_batch_is_cut_at_each_point_of_its_transaction(
 
     With a transaction per task each worker fails at its second one, and the driver with the number of the second batch.
     """
-    scene = copying(**EXACT[scope])
+    scenario = copying(**EXACT[scope])
     points = ["batch.produced", "batch.numbered", "batch.committed"]
 
     async def main() -> None:
         monkeypatch.setenv(VARIABLE, f"{points[0]}={how}@2")
-        async with scene.running() as run:
+        async with scenario.running() as run:
             for life, point in enumerate([*points[1:], "none"]):  # a driver takes what is set at its start
                 await until(lambda life=life: run.status()["driver_pid"] and run.status()["restarts"] >= life, run)
                 monkeypatch.setenv(VARIABLE, f"{point}={how}@2")
             await until(lambda: run.status()["restarts"] >= len(points), run)
-            await scene.caught_up(run)
+            await scenario.caught_up(run)
             assert run.status()["restarts"] == len(points)
 
-    scene.send(10 * BATCH)
+    scenario.send(10 * BATCH)
     asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
+    found = scenario.found()
+    assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
 
 
@@ -266,26 +268,26 @@ def test_a_batch_is_cut_at_each_point_of_its_transaction(
 @pytest.mark.timeout(600)
 def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path: Path, scope: str) -> None:
     """It would write rows again that are in the topic already; the reason names both batches and what to do."""
-    scene = copying(**EXACT[scope])
+    scenario = copying(**EXACT[scope])
 
     async def main() -> None:
-        scene.send(BATCH)
-        async with scene.running() as run:
-            await scene.caught_up(run)
-        shutil.copytree(scene.folder / "copying", tmp_path / "old")  # all that Headrace keeps of the pipeline
-        scene.send(4 * BATCH)
-        async with scene.running() as run:
-            await scene.caught_up(run)
-        shutil.rmtree(scene.folder / "copying")
-        shutil.copytree(tmp_path / "old", scene.folder / "copying")
-        async with scene.running() as run:
+        scenario.send(BATCH)
+        async with scenario.running() as run:
+            await scenario.caught_up(run)
+        shutil.copytree(scenario.folder / "copying", tmp_path / "old")  # all that Headrace keeps of the pipeline
+        scenario.send(4 * BATCH)
+        async with scenario.running() as run:
+            await scenario.caught_up(run)
+        shutil.rmtree(scenario.folder / "copying")
+        shutil.copytree(tmp_path / "old", scenario.folder / "copying")
+        async with scenario.running() as run:
             await until(lambda: run.status()["state"] == "failed", run)
             reason = run.readiness().reason
         assert "the checkpoint is an old copy. Restore the newest one" in reason, reason
 
     asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
+    found = scenario.found()
+    assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
 
 
@@ -295,23 +297,23 @@ def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path:
 @pytest.mark.timeout(900)
 def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float, scope: str) -> None:
     """A short while passes unnoticed; after a longer one the driver starts again. Nothing is lost or repeated."""
-    scene = copying(**EXACT[scope])
+    scenario = copying(**EXACT[scope])
 
     async def main() -> int:
-        async with scene.running() as run:
-            scene.send(20 * BATCH)
+        async with scenario.running() as run:
+            scenario.send(20 * BATCH)
             await until(lambda: run.status()["flows"]["copy"]["input_records"] >= 2 * BATCH, run)
             kafka.pause(1)
             try:
                 await asyncio.sleep(seconds)
             finally:
                 kafka.resume(1)
-            await scene.caught_up(run)
+            await scenario.caught_up(run)
             return int(run.status()["restarts"])
 
     restarts = asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
+    found = scenario.found()
+    assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
     assert restarts == 0 or seconds > 60
 
@@ -321,18 +323,18 @@ def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: flo
 @pytest.mark.timeout(600)
 def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying], scope: str) -> None:
     """Each run continues with the next batch number."""
-    scene = copying(**EXACT[scope])
-    scene.spec["trigger"] = {"once": True, "max_records": BATCH}
+    scenario = copying(**EXACT[scope])
+    scenario.spec["trigger"] = {"once": True, "max_records": BATCH}
 
     async def main() -> None:
         for _ in range(2):
-            scene.send(3 * BATCH)
-            async with scene.running() as run:
+            scenario.send(3 * BATCH)
+            async with scenario.running() as run:
                 await until(lambda: run.status()["state"] == "finished", run)
 
     asyncio.run(main())
-    found = scene.found()
-    assert set(found) == set(range(scene.sent))
+    found = scenario.found()
+    assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
 
 
@@ -342,21 +344,21 @@ def test_tasks_that_would_not_be_the_same_are_refused(
     copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random keys in a batch that was cut would repeat some rows and lose others, and so would other tasks."""
-    scene = copying(**EXACT["task"])
-    scene.spec["flows"]["copy"]["sink"]["key"] = "uuid()"
+    scenario = copying(**EXACT["task"])
+    scenario.spec["flows"]["copy"]["sink"]["key"] = "uuid()"
 
     async def refusal(text: str) -> None:
-        async with scene.running() as run:
+        async with scenario.running() as run:
             await until(lambda: run.status()["restarts"] or run.status()["state"] == "failed", run)
             monkeypatch.delenv(VARIABLE, raising=False)
             await until(lambda: run.status()["state"] == "failed", run)
             assert text in run.readiness().reason
 
-    scene.send(3 * BATCH)
+    scenario.send(3 * BATCH)
     monkeypatch.setenv(VARIABLE, "batch.numbered=crash@2")  # of the driver, when tasks have been committed
     asyncio.run(refusal("had other keys before"))
-    before = scene.found()
+    before = scenario.found()
     assert before.total() == len(before)
-    scene.spec["driver"]["shuffle_partitions"] = 4
+    scenario.spec["driver"]["shuffle_partitions"] = 4
     asyncio.run(refusal("sink was topic in 2 transactions, and now topic in 4 transactions"))
-    assert scene.found() == before
+    assert scenario.found() == before

@@ -96,60 +96,60 @@ def produce(kafka_three: Any, headrace: Any, tmp_path: Path) -> Callable[..., Pr
 
 def test_the_leader_is_killed(produce: Callable[..., Produce]) -> None:
     """Another one takes over within the delivery timeout; nothing is lost, moved, doubled or denied."""
-    scene = produce(delivery_seconds=15)
-    with scene.crowd:
-        scene.crowd.wait_for_more(500)
-        with scene.fault():
-            victim = scene.leader_of(scene.topic)
-            scene.cluster.kill(victim)
-            scene.crowd.wait_for_more(1000)
-            scene.cluster.restart(victim)
-            scene.cluster.wait_in_sync()
-        scene.crowd.wait_for_more(500)
-    scene.end()
+    scenario = produce(delivery_seconds=15)
+    with scenario.crowd:
+        scenario.crowd.wait_for_more(500)
+        with scenario.fault():
+            victim = scenario.leader_of(scenario.topic)
+            scenario.cluster.kill(victim)
+            scenario.crowd.wait_for_more(1000)
+            scenario.cluster.restart(victim)
+            scenario.cluster.wait_in_sync()
+        scenario.crowd.wait_for_more(500)
+    scenario.end()
 
 
 @pytest.mark.long
 def test_the_leader_is_paused(produce: Callable[..., Produce]) -> None:
     """What it had taken is sent again to the next one; when it goes on it finds itself deposed."""
-    scene = produce(delivery_seconds=12)
-    with scene.crowd:
-        scene.crowd.wait_for_more(500)
-        with scene.fault():
-            victim = scene.leader_of(scene.topic)
-            scene.cluster.pause(victim)
+    scenario = produce(delivery_seconds=12)
+    with scenario.crowd:
+        scenario.crowd.wait_for_more(500)
+        with scenario.fault():
+            victim = scenario.leader_of(scenario.topic)
+            scenario.cluster.pause(victim)
             try:
-                scene.crowd.wait_for_more(1000)
+                scenario.crowd.wait_for_more(1000)
             finally:
-                scene.cluster.resume(victim)
-            scene.cluster.wait_in_sync()
-        scene.crowd.wait_for_more(500)
-    scene.end()
+                scenario.cluster.resume(victim)
+            scenario.cluster.wait_in_sync()
+        scenario.crowd.wait_for_more(500)
+    scenario.end()
 
 
 def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(produce: Callable[..., Produce]) -> None:
     """What was in flight is unknown, and some of it is written later; nothing of that was called a fail."""
-    scene = produce(delivery_seconds=6)
-    with scene.crowd:
-        scene.crowd.wait_for_more(500)
-        with scene.fault():
-            scene.paused(seconds=8)
-        scene.crowd.wait_for_more(500)
-    assert scene.crowd.told("unknown")
-    scene.end()
+    scenario = produce(delivery_seconds=6)
+    with scenario.crowd:
+        scenario.crowd.wait_for_more(500)
+        with scenario.fault():
+            scenario.paused(seconds=8)
+        scenario.crowd.wait_for_more(500)
+    assert scenario.crowd.told("unknown")
+    scenario.end()
 
 
 @pytest.mark.long
 def test_connections_to_the_brokers_are_cut(produce: Callable[..., Produce]) -> None:
     """Requests and answers on their way are lost; what was sent again is there once, at the place that was told."""
-    scene = produce(delivery_seconds=15)
+    scenario = produce(delivery_seconds=15)
     cut = 0
-    with scene.crowd:
-        scene.crowd.wait_for_more(500)
-        with scene.fault():
+    with scenario.crowd:
+        scenario.crowd.wait_for_more(500)
+        with scenario.fault():
             for _ in range(10):
-                cut += cut_connections(scene.process.server.id.pid, scene.cluster.ports)
-                scene.crowd.wait_for_more(200)
-        scene.crowd.wait_for_more(500)
+                cut += cut_connections(scenario.process.server.id.pid, scenario.cluster.ports)
+                scenario.crowd.wait_for_more(200)
+        scenario.crowd.wait_for_more(500)
     assert cut >= 10
-    scene.end()
+    scenario.end()

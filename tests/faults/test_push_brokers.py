@@ -21,12 +21,12 @@ from headrace.records import OutgoingRecord, TopicPartition
 from headrace.testing import Answer, Cluster, HeadraceProcess
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.ledger import Ledger, delivered_by
-from tests.faults.push_scene import SHORT_SESSION, Feeder, PushScene
+from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
 
-class Fed(PushScene):
+class Fed(PushScenario):
     """A topic of three brokers that is written all the time; partitions are paused and resumed all the time."""
 
     def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path) -> None:
@@ -43,7 +43,7 @@ class Fed(PushScene):
 
 
 @pytest.fixture
-def scene(kafka_three: Any, headrace: Any, tmp_path: Path) -> Iterator[Fed]:
+def scenario(kafka_three: Any, headrace: Any, tmp_path: Path) -> Iterator[Fed]:
     """A topic that is being written, and a backend."""
     made = Fed(kafka_three, headrace, tmp_path)
     made.backend.start()
@@ -53,152 +53,152 @@ def scene(kafka_three: Any, headrace: Any, tmp_path: Path) -> Iterator[Fed]:
 
 
 @pytest.mark.long  # test_brokers.py kills each of them, with other checks
-def test_the_leader_is_killed_while_records_are_pushed(scene: Fed) -> None:
+def test_the_leader_is_killed_while_records_are_pushed(scenario: Fed) -> None:
     """Row B1: another one takes over, and it goes on from there."""
-    process = scene.run()
-    scene.wait_more()
-    victim = scene.leader_of(scene.topic)
-    scene.cluster.kill(victim)
-    scene.wait_more()
-    scene.cluster.restart(victim)
-    scene.cluster.wait_in_sync()
-    scene.wait_more()
-    scene.finish(process)
+    process = scenario.run()
+    scenario.wait_more()
+    victim = scenario.leader_of(scenario.topic)
+    scenario.cluster.kill(victim)
+    scenario.wait_more()
+    scenario.cluster.restart(victim)
+    scenario.cluster.wait_in_sync()
+    scenario.wait_more()
+    scenario.finish(process)
 
 
 @pytest.mark.long
-def test_two_brokers_of_three_stand_still(scene: Fed) -> None:
+def test_two_brokers_of_three_stand_still(scenario: Fed) -> None:
     """Row B2: the third one can take neither records nor commits; then all goes on."""
-    process = scene.run()
-    scene.wait_more()
+    process = scenario.run()
+    scenario.wait_more()
     for broker in (1, 2):
-        scene.cluster.pause(broker)
+        scenario.cluster.pause(broker)
     try:
         time.sleep(6)  # how long the fault lasts, longer than the session of a broker
     finally:
         for broker in (1, 2):
-            scene.cluster.resume(broker)
-    scene.cluster.wait_in_sync()
-    scene.wait_more()
-    scene.finish(process)
+            scenario.cluster.resume(broker)
+    scenario.cluster.wait_in_sync()
+    scenario.wait_more()
+    scenario.finish(process)
 
 
 @pytest.mark.long
-def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scene: Fed, kafka_network: FaultProxy) -> None:
+def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scenario: Fed, kafka_network: FaultProxy) -> None:
     """Row B8: the next one takes the commits, and none passes what has not ended."""
-    process = scene.run(servers=kafka_network.bootstrap_servers)
-    scene.wait_more()
+    process = scenario.run(servers=kafka_network.bootstrap_servers)
+    scenario.wait_more()
     kafka_network.hold(OFFSET_COMMIT)
-    scene.wait_until(lambda: kafka_network.held, "a commit")
-    victim = scene.coordinator_of(scene.group)
-    scene.cluster.kill(victim)
+    scenario.wait_until(lambda: kafka_network.held, "a commit")
+    victim = scenario.coordinator_of(scenario.group)
+    scenario.cluster.kill(victim)
     kafka_network.heal()
-    scene.wait_more()
-    scene.cluster.restart(victim)
-    scene.cluster.wait_in_sync()
-    scene.finish(process)
+    scenario.wait_more()
+    scenario.cluster.restart(victim)
+    scenario.cluster.wait_in_sync()
+    scenario.finish(process)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lost", ["everything", "answers"])
-def test_the_network_is_silent_for_longer_than_the_session(scene: Fed, kafka_network: FaultProxy, lost: str) -> None:
+def test_the_network_is_silent_for_longer_than_the_session(scenario: Fed, kafka_network: FaultProxy, lost: str) -> None:
     """Rows C3, C4: the group goes on without the member; when the network is back it joins again by itself."""
-    scene.settings["consumer"] = SHORT_SESSION
-    process = scene.run(servers=kafka_network.bootstrap_servers)
-    scene.wait_more()
+    scenario.settings["consumer"] = SHORT_SESSION
+    process = scenario.run(servers=kafka_network.bootstrap_servers)
+    scenario.wait_more()
     kafka_network.silence(requests=lost == "everything")
-    scene.wait_members(0)
+    scenario.wait_members(0)
     kafka_network.heal()
-    scene.wait_more()
-    scene.finish(process)
+    scenario.wait_more()
+    scenario.finish(process)
 
 
 @pytest.mark.long
-def test_connections_are_reset_again_and_again(scene: Fed, kafka_network: FaultProxy) -> None:
+def test_connections_are_reset_again_and_again(scenario: Fed, kafka_network: FaultProxy) -> None:
     """Row C2: fetches and commits on their way are lost, and asked for again."""
-    process = scene.run(servers=kafka_network.bootstrap_servers)
+    process = scenario.run(servers=kafka_network.bootstrap_servers)
     for _ in range(5):
-        scene.wait_more(200)
+        scenario.wait_more(200)
         assert kafka_network.cut() > 0
-    scene.wait_more()
-    scene.finish(process)
+    scenario.wait_more()
+    scenario.finish(process)
 
 
 @pytest.mark.long
-def test_a_commit_arrives_when_the_partitions_have_another_owner(scene: Fed, kafka_network: FaultProxy) -> None:
+def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, kafka_network: FaultProxy) -> None:
     """Row F5: it is refused, no commit goes back, and its sender joins again."""
-    scene.settings["consumer"] = SHORT_SESSION
-    first = scene.run(servers=kafka_network.bootstrap_servers)
-    scene.wait_more()
+    scenario.settings["consumer"] = SHORT_SESSION
+    first = scenario.run(servers=kafka_network.bootstrap_servers)
+    scenario.wait_more()
     kafka_network.hold(OFFSET_COMMIT)
-    scene.wait_until(lambda: kafka_network.held, "a commit")
-    second = scene.run()
+    scenario.wait_until(lambda: kafka_network.held, "a commit")
+    second = scenario.run()
     for number in range(3):
-        place = re.escape(str(TopicPartition(scene.topic, number)))
-        scene.wait_until(lambda place=place: re.search(f"assigned .*{place}", second.output), "a new owner")
-    scene.wait_more()
+        place = re.escape(str(TopicPartition(scenario.topic, number)))
+        scenario.wait_until(lambda place=place: re.search(f"assigned .*{place}", second.output), "a new owner")
+    scenario.wait_more()
     kafka_network.heal()
-    scene.wait_members(2)
-    scene.wait_more()
-    scene.finish(first, second)
+    scenario.wait_members(2)
+    scenario.wait_more()
+    scenario.finish(first, second)
 
 
 @pytest.mark.long
-def test_members_come_and_go(scene: Fed) -> None:
+def test_members_come_and_go(scenario: Fed) -> None:
     """Rows F1, F7: politely and by kill -9, while partitions are paused and resumed all the time."""
-    scene.settings["consumer"] = SHORT_SESSION
-    process = scene.run()
-    scene.backend.answer = Answer(delay_seconds=0.005)
+    scenario.settings["consumer"] = SHORT_SESSION
+    process = scenario.run()
+    scenario.backend.answer = Answer(delay_seconds=0.005)
     for polite in (True, False):
-        scene.wait_more(200)
-        visitor = scene.run()
-        scene.wait_until(
-            lambda visitor=visitor: re.search(rf"assigned .*{scene.topic}", visitor.output), "a share for it"
+        scenario.wait_more(200)
+        visitor = scenario.run()
+        scenario.wait_until(
+            lambda visitor=visitor: re.search(rf"assigned .*{scenario.topic}", visitor.output), "a share for it"
         )
-        scene.wait_more(200)
+        scenario.wait_more(200)
         if polite:
             assert visitor.terminate() == 0
         else:
             visitor.kill()
-    scene.wait_more()
-    scene.finish(process)
+    scenario.wait_more()
+    scenario.finish(process)
 
 
 @pytest.mark.long
-def test_the_poll_interval_is_exceeded(scene: Fed) -> None:
+def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
     """Row F4: the member is out while its thread is blocked, and joins again; what it held comes again."""
-    scene.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}
-    blocked = scene.run("poll.after=delay:7@20")
-    scene.wait_until(lambda: "failpoint poll.after: delay" in blocked.output, "the thread to be blocked")
-    scene.wait_members(0)
-    scene.wait_until(lambda: re.search(rf"lost .*{scene.topic}", blocked.output), "the member to know")
-    scene.wait_more()
-    scene.finish(blocked)
+    scenario.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}
+    blocked = scenario.run("poll.after=delay:7@20")
+    scenario.wait_until(lambda: "failpoint poll.after: delay" in blocked.output, "the thread to be blocked")
+    scenario.wait_members(0)
+    scenario.wait_until(lambda: re.search(rf"lost .*{scenario.topic}", blocked.output), "the member to know")
+    scenario.wait_more()
+    scenario.finish(blocked)
 
 
 @pytest.mark.long
-def test_partitions_move_while_their_deliveries_hang(scene: Fed) -> None:
+def test_partitions_move_while_their_deliveries_hang(scenario: Fed) -> None:
     """Row F3: a revoke waits for them up to its limit; what is answered later moves no commit of the new owner."""
-    scene.backend.answer = Answer(delay_seconds=600)
-    first = scene.run()
-    scene.wait_until(lambda: scene.written > 2000, "a backlog")
-    second = scene.run()
-    scene.wait_until(lambda: re.search(rf"assigned .*{scene.topic}", second.output), "a share for the second one")
-    scene.backend.answer = Answer()
-    scene.backend.release()
-    scene.wait_more()
-    scene.finish(first, second)
+    scenario.backend.answer = Answer(delay_seconds=600)
+    first = scenario.run()
+    scenario.wait_until(lambda: scenario.written > 2000, "a backlog")
+    second = scenario.run()
+    scenario.wait_until(lambda: re.search(rf"assigned .*{scenario.topic}", second.output), "a share for the second one")
+    scenario.backend.answer = Answer()
+    scenario.backend.release()
+    scenario.wait_more()
+    scenario.finish(first, second)
 
 
-def test_partitions_are_added_under_load(kafka_three: Any, scene: Fed) -> None:
+def test_partitions_are_added_under_load(kafka_three: Any, scenario: Fed) -> None:
     """Row B9: what is written to the new ones from their first moment is delivered too."""
-    scene.properties["topic.metadata.refresh.interval.ms"] = 1000
-    process = scene.run()
-    scene.wait_more()
-    for created in scene.client.create_partitions([NewPartitions(scene.topic, 6)]).values():
+    scenario.properties["topic.metadata.refresh.interval.ms"] = 1000
+    process = scenario.run()
+    scenario.wait_more()
+    for created in scenario.client.create_partitions([NewPartitions(scenario.topic, 6)]).values():
         created.result(60)
-    scene.wait_until(lambda: len(ends := scene.ends()) == 6 and min(ends) > 20, "6 partitions in use")
-    scene.finish(process)
+    scenario.wait_until(lambda: len(ends := scenario.ends()) == 6 and min(ends) > 20, "6 partitions in use")
+    scenario.finish(process)
 
 
 def pushing(ledger: Ledger, name: str, url: str, **settings: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Records are pushed while our own processes crash and stop and the backend misbehaves; the ledger judges.
 
-The backend's journal, the topics and the group's commits are the evidence, nothing of what Headrace says of itself.
+The backend's journal, the topics and the group's commits are the recording, nothing of what Headrace says of itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.testing import Answer, Fault, Received, RecordingBackend
-from tests.faults.push_scene import SAME_MEMBER, SHORT_SESSION, Hostile, PushScene
+from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
 DELEGATED = ("redrive.", "replay.", "seek.", "batch.")
@@ -30,41 +30,41 @@ AT_ONCE = 6
 
 
 @pytest.mark.timeout(500)
-def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scene: PushScene) -> None:
+def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scenario: PushScenario) -> None:
     """Three times kill -9 (row A1): nothing lost or skipped, order by key, no repeat of what a commit had ended."""
-    scene.settings["consumer"] = SAME_MEMBER
-    scene.backend.answer = Hostile(seed=1)
-    process = scene.run()
+    scenario.settings["consumer"] = SAME_MEMBER
+    scenario.backend.answer = Hostile(seed=1)
+    process = scenario.run()
     for _ in range(3):
-        had = scene.backend.accepted_records
-        scene.fill(600)
-        scene.wait_handled(had + 250)
-        with scene.fault():
+        had = scenario.backend.accepted_records
+        scenario.fill(600)
+        scenario.wait_handled(had + 250)
+        with scenario.fault():
             process.kill()
-            process = scene.run()
-    scene.wait_done()
-    assert scene.check() == []
+            process = scenario.run()
+    scenario.wait_done()
+    assert scenario.check() == []
     assert process.terminate() == 0
 
 
-def fail_at(scene: PushScene, point: str, action: str) -> Callable[[], None]:
+def fail_at(scenario: PushScenario, point: str, action: str) -> Callable[[], None]:
     """Start a process that is to fail at a point; return what leads it there and waits for its end."""
     begin = time.time()
-    process = scene.run(f"{point}={action}", wait=False)
+    process = scenario.run(f"{point}={action}", wait=False)
 
     def lead() -> None:
         if point.startswith(("revoke", "drain")):
-            scene.wait_until(lambda: scene.committed(scene.group), "a commit, so there is something to revoke")
+            scenario.wait_until(lambda: scenario.committed(scenario.group), "a commit, so there is something to revoke")
             process.server.signal(signal.SIGTERM)
         elif point.startswith("lost"):
-            scene.wait_until(lambda: scene.committed(scene.group), "a commit, so there is something to lose")
+            scenario.wait_until(lambda: scenario.committed(scenario.group), "a commit, so there is something to lose")
             process.server.signal(signal.SIGSTOP)
-            scene.wait_members(0)
+            scenario.wait_members(0)
             process.server.signal(signal.SIGCONT)
         if action == "crash":
-            scene.crashed(process, point)
+            scenario.crashed(process, point)
         else:
-            scene.raised(process, point, begin)
+            scenario.raised(process, point, begin)
 
     return lead
 
@@ -86,24 +86,24 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
 
     backend.answer = answer
     backend.start()
-    scenes: dict[str, PushScene] = {}
+    scenarios: dict[str, PushScenario] = {}
     for point in POINTS:
-        scenes[point] = PushScene(kafka, headrace, tmp_path, backend=backend, partitions=1)
-        scenes[point].settings.update(batch={"max_records": 4}, ordering="partition", consumer=SHORT_SESSION)
-        scenes[point].settings["retry"] = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
-    scenes[POINTS[0]].write("", *(record for scene in scenes.values() for record in scene.new(12)))
+        scenarios[point] = PushScenario(kafka, headrace, tmp_path, backend=backend, partitions=1)
+        scenarios[point].settings.update(batch={"max_records": 4}, ordering="partition", consumer=SHORT_SESSION)
+        scenarios[point].settings["retry"] = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1}
+    scenarios[POINTS[0]].write("", *(record for scenario in scenarios.values() for record in scenario.new(12)))
     for first in range(0, len(POINTS), AT_ONCE):
-        for lead in [fail_at(scenes[point], point, action) for point in POINTS[first : first + AT_ONCE]]:
+        for lead in [fail_at(scenarios[point], point, action) for point in POINTS[first : first + AT_ONCE]]:
             lead()
-    consumers = {f"push{number}": scene.consumer for number, scene in enumerate(scenes.values())}
-    last = headrace({**scenes[POINTS[0]].config, "reactive_consumers": consumers})
-    for scene in scenes.values():
-        scene.wait_done()
-    commits = scenes[POINTS[0]].read_commits()
-    for point, scene in scenes.items():
-        scene.commits = commits
-        assert scene.check() == [], point
-        assert scene.dead_letters in ((2,) if (point, action) == ("dead_letter.after", "crash") else (1, 2)), point
+    consumers = {f"push{number}": scenario.consumer for number, scenario in enumerate(scenarios.values())}
+    last = headrace({**scenarios[POINTS[0]].config, "reactive_consumers": consumers})
+    for scenario in scenarios.values():
+        scenario.wait_done()
+    commits = scenarios[POINTS[0]].read_commits()
+    for point, scenario in scenarios.items():
+        scenario.commits = commits
+        assert scenario.check() == [], point
+        assert scenario.dead_letters in ((2,) if (point, action) == ("dead_letter.after", "crash") else (1, 2)), point
     assert last.terminate() == 0
     backend.stop()
 
@@ -117,21 +117,21 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
         pytest.param("delivery.after", marks=pytest.mark.long),
     ],
 )
-def test_a_frozen_process_comes_back_as_nobody(scene: PushScene, point: str) -> None:
+def test_a_frozen_process_comes_back_as_nobody(scenario: PushScenario, point: str) -> None:
     """It stands still beyond its session and a peer takes over (row A7); what it then still says counts for nothing."""
-    scene.settings["consumer"] = SHORT_SESSION
-    scene.backend.answer = Hostile(seed=2)
-    scene.fill(400)
-    frozen = scene.run(f"{point}=stop", wait=False)
-    scene.wait_until(lambda: f"failpoint {point}: stop" in frozen.output, "the stop")
+    scenario.settings["consumer"] = SHORT_SESSION
+    scenario.backend.answer = Hostile(seed=2)
+    scenario.fill(400)
+    frozen = scenario.run(f"{point}=stop", wait=False)
+    scenario.wait_until(lambda: f"failpoint {point}: stop" in frozen.output, "the stop")
     begin = frozen.server.log.stat().st_mtime
-    scene.wait_members(0)
-    peer = scene.run()
-    scene.wait_done()
+    scenario.wait_members(0)
+    peer = scenario.run()
+    scenario.wait_done()
     frozen.server.signal(signal.SIGCONT)
-    scene.wait_members(2)
-    scene.fill(400)
-    scene.wait_done()
-    scene.faults.append(Fault(begin, time.time()))
-    assert scene.check() == []
+    scenario.wait_members(2)
+    scenario.fill(400)
+    scenario.wait_done()
+    scenario.faults.append(Fault(begin, time.time()))
+    assert scenario.check() == []
     assert (frozen.terminate(), peer.terminate()) == (0, 0)

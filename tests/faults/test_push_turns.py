@@ -9,34 +9,34 @@ from typing import Any
 
 import pytest
 
-from tests.faults.push_scene import SHORT_SESSION, Feeder, Hostile, PushScene
+from tests.faults.push_scenario import SHORT_SESSION, Feeder, Hostile, PushScenario
 
 
-def take_turns(scene: PushScene, changes: int, per_second: int, pause: Callable[[], None]) -> None:
+def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Callable[[], None]) -> None:
     """Two processes of one group; again and again one of them is ended, by SIGTERM or SIGKILL, and started again.
 
     The backend is, too, each third time.
     """
-    processes = [scene.run(), scene.run()]
+    processes = [scenario.run(), scenario.run()]
     chance = random.Random(11)
-    with Feeder(scene, per_second):
+    with Feeder(scenario, per_second):
         for change in range(changes):
             pause()
-            with scene.fault():
+            with scenario.fault():
                 one = processes[change % 2]
                 if chance.random() < 0.5:
                     one.kill()
                 else:
                     assert one.terminate() == 0
                 if change % 3 == 2:
-                    scene.backend.stop()
-                    scene.backend.start()
+                    scenario.backend.stop()
+                    scenario.backend.start()
                 one.start()
                 one.wait_ready()
-                scene.wait_members(2)
+                scenario.wait_members(2)
         pause()
-    scene.wait_done()
-    assert scene.check() == []
+    scenario.wait_done()
+    assert scenario.check() == []
     assert [process.terminate() for process in processes] == [0, 0]
 
 
@@ -56,17 +56,19 @@ def take_turns(scene: PushScene, changes: int, per_second: int, pause: Callable[
     ],
     ids=["short", "cooperative", "eager", "kip-848"],
 )
-def test_two_processes_take_turns(scene: PushScene, changes: int, ordering: str, membership: dict[str, Any]) -> None:
+def test_two_processes_take_turns(
+    scenario: PushScenario, changes: int, ordering: str, membership: dict[str, Any]
+) -> None:
     """Changes at up to 2,000 records a second: nothing lost or skipped, order kept, no commit too early or back."""
-    scene.settings.update(ordering=ordering, consumer=membership)
-    scene.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
-    take_turns(scene, changes, 500 if changes == 2 else 2000, lambda: scene.wait_more(1000))
+    scenario.settings.update(ordering=ordering, consumer=membership)
+    scenario.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
+    take_turns(scenario, changes, 500 if changes == 2 else 2000, lambda: scenario.wait_more(1000))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_two_processes_take_turns_for_ten_minutes(scene: PushScene) -> None:
+def test_two_processes_take_turns_for_ten_minutes(scenario: PushScenario) -> None:
     """The same for ten minutes, with a change every 20 seconds."""
-    scene.settings["consumer"] = SHORT_SESSION
-    scene.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
-    take_turns(scene, 28, 2000, lambda: time.sleep(20))
+    scenario.settings["consumer"] = SHORT_SESSION
+    scenario.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
+    take_turns(scenario, 28, 2000, lambda: time.sleep(20))

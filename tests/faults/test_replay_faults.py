@@ -12,7 +12,7 @@ import pytest
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess, RecordingBackend
-from tests.faults.push_scene import PushScene
+from tests.faults.push_scenario import PushScenario
 
 PARTITIONS, RECORDS = 3, 600
 BOUND = 40
@@ -20,7 +20,7 @@ BOUND = 40
 Start = Callable[..., HeadraceProcess]
 
 
-class Replayed(PushScene):
+class Replayed(PushScenario):
     """A topic that a group has read, processes of one deployment, and a replay."""
 
     def __init__(self, cluster: Any, start: Start, folder: Path, to: str = "consumer") -> None:
@@ -71,18 +71,18 @@ class Replayed(PushScene):
         self.backend.stop()
 
 
-def die_and_go_on(scenes: Mapping[str, Replayed]) -> None:
-    """Let a process of each scene die at its point, side by side, and start another one that goes on."""
-    for scene in scenes.values():
-        scene.read_by_the_group()
-    first = {point: scene.run(point) for point, scene in scenes.items()}
-    jobs = {point: scene.begin(first[point]) for point, scene in scenes.items()}
+def die_and_go_on(scenarios: Mapping[str, Replayed]) -> None:
+    """Let a process of each scenario die at its point, side by side, and start another one that goes on."""
+    for scenario in scenarios.values():
+        scenario.read_by_the_group()
+    first = {point: scenario.run(point) for point, scenario in scenarios.items()}
+    jobs = {point: scenario.begin(first[point]) for point, scenario in scenarios.items()}
     for point, process in first.items():
-        scenes[point].wait_until(lambda process=process: process.exit_code is not None, f"the crash at {point}")
-    second = {point: scene.run(wait=False) for point, scene in scenes.items()}
-    for point, scene in scenes.items():
+        scenarios[point].wait_until(lambda process=process: process.exit_code is not None, f"the crash at {point}")
+    second = {point: scenario.run(wait=False) for point, scenario in scenarios.items()}
+    for point, scenario in scenarios.items():
         second[point].wait_ready()
-        scene.check_job(second[point], jobs[point], 1)
+        scenario.check_job(second[point], jobs[point], 1)
 
 
 @pytest.mark.timeout(900)
@@ -107,12 +107,12 @@ def test_a_replay_goes_on_wherever_its_process_dies(kafka: Any, headrace: Start,
 @pytest.mark.timeout(500)
 def test_another_process_takes_a_replay_over(kafka: Any, headrace: Start, tmp_path: Path) -> None:
     """It was there all the time; the one that was asked dies between a delivery and the word that it ended."""
-    scene = Replayed(kafka, headrace, tmp_path)
-    scene.read_by_the_group()
-    peer, asked = scene.run(), scene.run("delivery.after=crash@50")
-    job = scene.begin(asked)
-    scene.wait_until(lambda: asked.exit_code is not None, "the crash")
-    scene.check_job(peer, job, 1)
+    scenario = Replayed(kafka, headrace, tmp_path)
+    scenario.read_by_the_group()
+    peer, asked = scenario.run(), scenario.run("delivery.after=crash@50")
+    job = scenario.begin(asked)
+    scenario.wait_until(lambda: asked.exit_code is not None, "the crash")
+    scenario.check_job(peer, job, 1)
     assert f"job {job} runs here" in peer.output
 
 
@@ -121,14 +121,14 @@ def test_another_process_takes_a_replay_over(kafka: Any, headrace: Start, tmp_pa
 @pytest.mark.parametrize("seed", range(5))
 def test_a_replay_is_killed_four_times_at_random(kafka: Any, headrace: Start, tmp_path: Path, seed: int) -> None:
     """With kill -9, when so many records have come as a die says; it ends, and every group is as it was."""
-    scene = Replayed(kafka, headrace, tmp_path)
-    scene.read_by_the_group()
+    scenario = Replayed(kafka, headrace, tmp_path)
+    scenario.read_by_the_group()
     dice = random.Random(seed)
-    process = scene.run()
-    job = scene.begin(process)
+    process = scenario.run()
+    job = scenario.begin(process)
     for kill in range(4):
         enough = (kill * RECORDS + dice.randrange(1, RECORDS)) // 4
-        scene.wait_until(lambda enough=enough: len(scene.arrived(job)) >= enough, f"{enough} records")
+        scenario.wait_until(lambda enough=enough: len(scenario.arrived(job)) >= enough, f"{enough} records")
         process.kill()
-        process = scene.run()
-    scene.check_job(process, job, 4)
+        process = scenario.run()
+    scenario.check_job(process, job, 4)

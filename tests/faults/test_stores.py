@@ -19,7 +19,7 @@ from yaml_table import table
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord, TopicPartition
 from tests.faults.ledger import Ledger
-from tests.faults.push_scene import SHORT_SESSION
+from tests.faults.push_scenario import SHORT_SESSION
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 CRASHING = table(__file__, "crashing")

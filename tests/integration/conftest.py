@@ -12,7 +12,7 @@ import pytest
 
 from headrace.devcluster.ports import free_ports
 from headrace.testing import Answer, HeadraceProcess, RecordingBackend
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import FunctionCalls, function_file
 from tests.function_workers import Running, running_function, write_function
@@ -28,7 +28,7 @@ def running() -> Callable[..., AbstractAsyncContextManager[Running]]:
 
 
 @pytest.fixture
-def function(site: Scene, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+def function(site: Scenario, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
     """Run a handler on a topic, in the group of its name and `-work`: `function(source, code, **attributes)`.
 
     `spec` and `trigger` are further keys of the file, `more` are parts of headrace.yaml.
@@ -57,7 +57,7 @@ def function(site: Scene, headrace: Any, tmp_path: Path) -> Callable[..., Headra
 
 
 @pytest.fixture
-def calls(site: Scene, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
+def calls(site: Scenario, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
     """Make a function that writes its calls, on a topic of so many partitions."""
     return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
 
@@ -82,7 +82,7 @@ def backend(registrations: dict[str, Any]) -> Iterator[RecordingBackend]:
 
 @pytest.fixture
 def push(
-    site: Scene, backend: RecordingBackend, headrace: Any, module_headrace: Any, registrations: dict[str, Any]
+    site: Scenario, backend: RecordingBackend, headrace: Any, module_headrace: Any, registrations: dict[str, Any]
 ) -> Iterator[Callable[..., HeadraceProcess]]:
     """Push a topic to the backend: `push(topic, **settings of the consumer)`, by the process of the module.
 

@@ -65,7 +65,7 @@ class Commit(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """The evidence of one partition when its group is idle."""
+    """The recording of one partition when its group is idle."""
 
     log: Sequence[Record]
     """From the start of the group."""
@@ -80,7 +80,7 @@ class Pushed(NamedTuple):
 Operation = Seek | Skip | PauseSpan
 
 
-class Era(NamedTuple):
+class Phase(NamedTuple):
     """The history between two seeks; only the last one is complete."""
 
     run: Pushed
@@ -89,7 +89,7 @@ class Era(NamedTuple):
     is_last: bool
 
 
-def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) -> Iterator[Era]:
+def phases(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) -> Iterator[Phase]:
     """Cut a history where a seek was committed; the part after the cut is compared with the log from there on.
 
     A commit belongs to a seek if it has its time and offset, and no map. No other jump is explained.
@@ -101,7 +101,7 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
     cuts = [
         number
         for number, commit in enumerate(run.commits)
-        # The same commit repeated, before any other commit, starts no new era.
+        # The same commit repeated, before any other commit, starts no new phase.
         if plain[number] != before[number]
         and any(
             seek.offset == plain[number] and seek.begin - TICK_SECONDS <= commit.at <= seek.end + TICK_SECONDS
@@ -109,17 +109,19 @@ def eras(run: Pushed, faults: Sequence[Fault], operations: Sequence[Operation]) 
         )
     ]
     times = [run.commits[number].at + TICK_SECONDS for number in cuts]
-    era_of_attempt = [bisect_right(times, attempt.at) for attempt in run.attempts]
-    era_of_dead_letter = [bisect_right(times, record.timestamp_ms / 1000) for record in run.dead_letters]
+    phase_of_attempt = [bisect_right(times, attempt.at) for attempt in run.attempts]
+    phase_of_dead_letter = [bisect_right(times, record.timestamp_ms / 1000) for record in run.dead_letters]
     edges = [0, *cuts, len(run.commits)]
     for number in range(len(cuts) + 1):
         first = run.commits[cuts[number - 1]].offset if number else -math.inf
         begins, ends = (times[number - 1] if number else -math.inf), [*times, math.inf][number]
         part = run._replace(
             log=[record for record in run.log if record.offset >= first],
-            attempts=[a for a, era in zip(run.attempts, era_of_attempt, strict=True) if era == number],
-            dead_letters=[one for one, era in zip(run.dead_letters, era_of_dead_letter, strict=True) if era == number],
+            attempts=[a for a, phase in zip(run.attempts, phase_of_attempt, strict=True) if phase == number],
+            dead_letters=[
+                one for one, phase in zip(run.dead_letters, phase_of_dead_letter, strict=True) if phase == number
+            ],
             commits=run.commits[edges[number] : edges[number + 1]],
         )
         relevant = [skip for skip in skips if skip.end >= begins and skip.begin <= ends]
-        yield Era(part, [*faults, *(Fault(seek.begin, seek.end) for seek in seeks)], relevant, number == len(cuts))
+        yield Phase(part, [*faults, *(Fault(seek.begin, seek.end) for seek in seeks)], relevant, number == len(cuts))

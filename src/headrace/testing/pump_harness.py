@@ -30,7 +30,7 @@ def kind_of(reply: Reply) -> str:
     return "failure" if reply.reached else "not taken"
 
 
-class Bed:
+class Harness:
     """A pump with a source, a destination and a dead letter topic around it, all of them this one."""
 
     def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
@@ -144,10 +144,10 @@ class Bed:
 
 
 @contextlib.asynccontextmanager
-async def running(bed: Bed) -> AsyncIterator[Bed]:
-    """Give a bed whose pump has two partitions; the pump must be whole at the end."""
-    await bed.pump.start()
-    bed.pump.on_assigned({P0: 1, P1: 2}, {})
-    yield bed
-    assert bed.pump.death is None
-    await bed.pump.stop()
+async def running(harness: Harness) -> AsyncIterator[Harness]:
+    """Give a harness whose pump has two partitions; the pump must be whole at the end."""
+    await harness.pump.start()
+    harness.pump.on_assigned({P0: 1, P1: 2}, {})
+    yield harness
+    assert harness.pump.death is None
+    await harness.pump.stop()

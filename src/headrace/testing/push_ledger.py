@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.delivery.dead_letter import Origin, origin_of
 from headrace.delivery.offset_map import decode
 from headrace.records import Record
-from headrace.testing.history import NEVER, TICK_SECONDS, Operation, PauseSpan, Pushed, Skip, eras
+from headrace.testing.history import NEVER, TICK_SECONDS, Operation, PauseSpan, Pushed, Skip, phases
 from headrace.testing.ledger import Fault, sentences
 
 if TYPE_CHECKING:  # the pytest plugin is loaded in every test run where Headrace is installed
@@ -34,21 +34,21 @@ def check_pushed(
     delivered after it was skipped; `paused`: delivered while its partition was.
 
     Args:
-        run: The evidence.
+        run: The recording.
         ordering: The promised order.
         faults: Faults that explain repeats of records that no commit had ended when the fault began.
         operations: Operator actions. A seek explains that the group resumes at its offset, a skip that this one
             record is never handled. They explain nothing else.
     """
     found = [*_phantoms(run), *_during_pauses(run, operations)]
-    for era in eras(run, faults, operations):
-        ends, claims = _ends(era.run, era.skips), _claims(era.run)
-        found += _unfinished(era.run, ends, claims)
-        found += _behind(era.run) if era.is_last else ()
-        found += _commits(era.run, ends, claims)
-        found += _disorder(era.run, ordering, ends)
-        found += _repeats(era.run, claims, era.faults, era.skips)
-        found += _unwanted(era.run, claims, era.faults, era.skips)
+    for phase in phases(run, faults, operations):
+        ends, claims = _ends(phase.run, phase.skips), _claims(phase.run)
+        found += _unfinished(phase.run, ends, claims)
+        found += _behind(phase.run) if phase.is_last else ()
+        found += _commits(phase.run, ends, claims)
+        found += _disorder(phase.run, ordering, ends)
+        found += _repeats(phase.run, claims, phase.faults, phase.skips)
+        found += _unwanted(phase.run, claims, phase.faults, phase.skips)
     return sentences(found)
 
 

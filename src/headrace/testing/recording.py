@@ -1,4 +1,4 @@
-"""Evidence for the ledgers: generated records, the backend's journal, and the commits of the group.
+"""Recording for the ledgers: generated records, the backend's journal, and the commits of the group.
 
 None of it comes from Headrace: the journal is the backend's, topics and `__consumer_offsets` are the broker's.
 """

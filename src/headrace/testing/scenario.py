@@ -35,7 +35,7 @@ class JsonAnswer(NamedTuple):
     seconds: float
 
 
-class Scene:
+class Scenario:
     """A cluster and the Headrace processes on it, used through their public interfaces."""
 
     def __init__(self, bootstrap_servers: str, folder: Path) -> None:

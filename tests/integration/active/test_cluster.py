@@ -25,7 +25,7 @@ from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
 from headrace.runtime import LoopThread
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 SECRET = "a secret that is long enough to sign with"
 TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}
@@ -130,12 +130,12 @@ class Processes:
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scene:
-    return Scene(kafka.bootstrap_servers, tmp_path)
+def site(kafka: Any, tmp_path: Path) -> Scenario:
+    return Scenario(kafka.bootstrap_servers, tmp_path)
 
 
 @pytest.fixture
-def three(site: Scene, headrace: Callable[..., HeadraceProcess]) -> Processes:
+def three(site: Scenario, headrace: Callable[..., HeadraceProcess]) -> Processes:
     return Processes(headrace, {**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
 
 
@@ -151,7 +151,7 @@ def group() -> str:
     return f"group-{uuid.uuid4().hex[:12]}"
 
 
-def write(site: Scene, topic: str, first: int, end: int, size: int = 10) -> None:
+def write(site: Scenario, topic: str, first: int, end: int, size: int = 10) -> None:
     values = [json.dumps({"n": n, "text": "x" * size}).encode() for n in range(first, end)]
     site.write(topic, *(OutgoingRecord(topic, None, value, None, 0) for value in values))
 
@@ -178,7 +178,7 @@ def numbers(url: str, count: int, query: str = "") -> list[int]:
 
 
 def test_every_operation_through_any_process(
-    site: Scene, three: Processes, balancer: RoundRobin, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, balancer: RoundRobin, topic: Callable[..., str], group: str
 ) -> None:
     name = topic()
     write(site, name, 0, 20)
@@ -203,7 +203,7 @@ def test_every_operation_through_any_process(
 
 
 def test_a_commit_right_after_a_read_counts_what_was_read(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
 ) -> None:
     name = topic()
     write(site, name, 0, 300)
@@ -215,7 +215,7 @@ def test_a_commit_right_after_a_read_counts_what_was_read(
 
 
 def test_a_transaction_with_offsets_through_another_process(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
 ) -> None:
     """It is written once and commits the offset; the same key is answered as before, through any process."""
     name, target = topic(), topic()
@@ -239,7 +239,7 @@ def test_a_transaction_with_offsets_through_another_process(
 
 
 def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
 ) -> None:
     name = topic()
     write(site, name, 0, 10)
@@ -310,7 +310,7 @@ def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callab
 
 
 def test_an_instance_exists_for_its_principal_only(
-    site: Scene, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
+    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
 ) -> None:
     principals = {name: {"token": f"${{env:{name.upper()}}}", "scopes": ["kafka:r", "kafka:w"]} for name in TOKENS}
     config = {**site.config, "security": {"mode": "token", "principals": principals}}
@@ -328,7 +328,7 @@ def test_an_instance_exists_for_its_principal_only(
 
 
 def test_requests_between_processes_are_over_tls(
-    site: Scene, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str, tmp_path: Path
+    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     """Each process shows a certificate and requires one; a peer without it, or with other authorities, gets nothing."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
@@ -382,7 +382,7 @@ def receive_until(connection: socket.socket, text: bytes) -> bytes:
     return received
 
 
-def begin_read(site: Scene, url: str, path: str, other_url: str) -> socket.socket:
+def begin_read(site: Scenario, url: str, path: str, other_url: str) -> socket.socket:
     """Return the connection of a read that waits for records."""
     found: list[socket.socket] = []
 
@@ -400,7 +400,7 @@ def begin_read(site: Scene, url: str, path: str, other_url: str) -> socket.socke
 
 
 def test_a_client_that_leaves_while_its_read_waits(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
 ) -> None:
     name = topic()
     first, second, third = three.urls
@@ -413,7 +413,7 @@ def test_a_client_that_leaves_while_its_read_waits(
 
 @pytest.mark.parametrize("many", [1200, 10], ids=["not-written", "written"])
 def test_a_client_that_leaves_before_it_has_its_answer_gets_the_records_again(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str, many: int
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str, many: int
 ) -> None:
     """The answer is larger than what the systems buffer of a connection, or than what the client's does."""
     name = topic()
@@ -437,7 +437,9 @@ def test_a_client_that_leaves_before_it_has_its_answer_gets_the_records_again(
     assert found == list(range(many))
 
 
-def test_a_stream_through_another_process(site: Scene, three: Processes, topic: Callable[..., str], group: str) -> None:
+def test_a_stream_through_another_process(
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
+) -> None:
     name = topic()
     first, second, third = three.urls
     path = create(first, group, name)
@@ -459,7 +461,7 @@ def test_a_stream_through_another_process(site: Scene, three: Processes, topic: 
 
 
 def test_a_slow_client_of_a_stream_slows_down_the_process_that_has_the_instance(
-    site: Scene, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: Callable[..., str], group: str
 ) -> None:
     name, many = topic(), 4000
     site.write(name, *(OutgoingRecord(name, None, b"\x01" * 1000, None, 0) for _ in range(many)))

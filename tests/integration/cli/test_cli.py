@@ -19,7 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
@@ -31,7 +31,7 @@ def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def headrace(site: Scene) -> Callable[..., subprocess.CompletedProcess[str]]:
+def headrace(site: Scenario) -> Callable[..., subprocess.CompletedProcess[str]]:
     return site.cli
 
 

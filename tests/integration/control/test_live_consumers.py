@@ -68,18 +68,18 @@ class Handler:
 class Member:
     """A process, as far as its pump and its consumer are one."""
 
-    def __init__(self, scene: Scene, **policy: Any) -> None:
-        config = DeliveryConfig(ordering=scene.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
-        self.pump = Pump("member", scene.group, scene.handler, None, delivery=config, clock=CLOCK)
+    def __init__(self, scenario: Scenario, **policy: Any) -> None:
+        config = DeliveryConfig(ordering=scenario.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
+        self.pump = Pump("member", scenario.group, scenario.handler, None, delivery=config, clock=CLOCK)
         self.consumer = Consumer(
-            scene.admin,
+            scenario.admin,
             name="member",
-            group=scene.group,
-            topics=[scene.topic],
+            group=scenario.group,
+            topics=[scenario.topic],
             listener=self.pump,
             flow=FlowControl(),
             clock=CLOCK,
-            policy=ReadPolicy(member=ConsumerConfig(properties=scene.membership), **policy),
+            policy=ReadPolicy(member=ConsumerConfig(properties=scenario.membership), **policy),
         )
         self.pump.connect(self.consumer, self.consumer)
 
@@ -95,7 +95,7 @@ class Member:
         assert (self.consumer.death, self.pump.death) == (None, None)
 
 
-class Scene:
+class Scenario:
     """A topic with records, a group, and what people do to it."""
 
     def __init__(self, kafka: Any, topic: str, folder: Path) -> None:
@@ -150,81 +150,81 @@ class Scene:
 
 
 @pytest.fixture
-def scene(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(kafka, topic(3), tmp_path)
+def scenario(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[Scenario]:
+    made = Scenario(kafka, topic(3), tmp_path)
     yield made
     made.handler.journal.close()
 
 
 @PROTOCOLS
-async def test_seeks_under_load_are_exact(scene: Scene, membership: dict[str, Any]) -> None:
+async def test_seeks_under_load_are_exact(scenario: Scenario, membership: dict[str, Any]) -> None:
     """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
-    scene.membership = membership
-    first, second, third = scene.places
-    await scene.write(RECORDS)
-    async with Member(scene) as member:
-        await until(lambda: scene.handler.handled > 60, "some deliveries")
+    scenario.membership = membership
+    first, second, third = scenario.places
+    await scenario.write(RECORDS)
+    async with Member(scenario) as member:
+        await until(lambda: scenario.handler.handled > 60, "some deliveries")
         await asyncio.gather(
-            scene.seek([member], first, 3),
-            scene.seek([member], second, RECORDS - 20),
-            scene.seek([member], third, 90),
-            scene.seek([member], third, 7),
+            scenario.seek([member], first, 3),
+            scenario.seek([member], second, RECORDS - 20),
+            scenario.seek([member], third, 90),
+            scenario.seek([member], third, 7),
         )
-        committed = await scene.admin.committed(scene.group)
+        committed = await scenario.admin.committed(scenario.group)
         assert committed[second] >= RECORDS - 20
-        await scene.done()
-        await scene.seek([member], first, RECORDS - 5)
-        await scene.write(5)
-        await scene.done()
+        await scenario.done()
+        await scenario.seek([member], first, RECORDS - 5)
+        await scenario.write(5)
+        await scenario.done()
         assert not [status.why for status in member.pump.status().partitions.values() if status.why]
-    await scene.check()
+    await scenario.check()
 
 
-async def test_a_held_partition_stands_still_through_rebalances(scene: Scene) -> None:
+async def test_a_held_partition_stands_still_through_rebalances(scenario: Scenario) -> None:
     """Nothing of it comes while others go on; with its release everything does, and nobody is left paused."""
-    scene.ordering = "key"
-    held, *others = scene.places
-    await scene.write(RECORDS)
-    async with Member(scene) as stays:
-        await until(lambda: scene.handler.handled > 60, "some deliveries")
+    scenario.ordering = "key"
+    held, *others = scenario.places
+    await scenario.write(RECORDS)
+    async with Member(scenario) as stays:
+        await until(lambda: scenario.handler.handled > 60, "some deliveries")
         members = [stays]
         stays.pump.pause([held], "it is paused")
         await until(lambda: not stays.pump.status().partitions[held].in_flight, "what is in flight to end")
         begin = time.time()
-        async with Member(scene) as comes:
+        async with Member(scenario) as comes:
             comes.pump.pause([held], "it is paused")
             members.append(comes)
             await until(lambda: comes.pump.lanes, "a partition of its own")
         await until(lambda: len(stays.pump.lanes) == 3, "all partitions again")
         assert stays.pump.status().partitions[held].why == "it is paused"
-        await scene.write(50)
+        await scenario.write(50)
         await until(
-            lambda: all(stays.pump.status().partitions[p].committed == scene.written for p in others), "the others"
+            lambda: all(stays.pump.status().partitions[p].committed == scenario.written for p in others), "the others"
         )
-        scene.operations[held].append(PauseSpan(begin, time.time()))
+        scenario.operations[held].append(PauseSpan(begin, time.time()))
         stays.pump.resume([held])
-        await scene.done()
-    await scene.check()
+        await scenario.done()
+    await scenario.check()
 
 
 @pytest.mark.parametrize("ordering", [pytest.param("partition", marks=pytest.mark.long), "key"])
-async def test_a_record_that_hangs_is_skipped(scene: Scene, ordering: Ordering) -> None:
+async def test_a_record_that_hangs_is_skipped(scenario: Scenario, ordering: Ordering) -> None:
     """In flight with others: these come again, it does not, and what waited behind it goes on; one is not there yet."""
-    scene.ordering = ordering
-    place = scene.places[2]
-    scene.handler.hangs_at = (place, 42)
-    await scene.write(RECORDS)
-    async with Member(scene) as member:
+    scenario.ordering = ordering
+    place = scenario.places[2]
+    scenario.handler.hangs_at = (place, 42)
+    await scenario.write(RECORDS)
+    async with Member(scenario) as member:
         for offset in (42, RECORDS + 2):
             begin = time.time()
             if offset == 42:
                 await until(lambda: 42 in hangs(member, place), "the record to hang")
             assert await member.pump.moves.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
-            scene.operations[place].append(Skip(begin, time.time(), offset))
-        await scene.write(10)
-        await scene.done()
+            scenario.operations[place].append(Skip(begin, time.time(), offset))
+        await scenario.write(10)
+        await scenario.done()
         assert member.pump.numbers()["skipped_by_hand"] == 2
-    await scene.check()
+    await scenario.check()
 
 
 def hangs(member: Member, place: TopicPartition) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 
 CODE = """
@@ -93,26 +93,26 @@ def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
     source, target = f"function-{way}", f"function-{way}-out"
     for name in (source, target):
         kafka_secured.cluster.create_topic(name)
-    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    scene.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad", b"b")))
+    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    scenario.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad", b"b")))
     file = write_function(tmp_path, source, trigger_of(kafka_secured, way, tmp_path), outputTopic=target)
     secrets = {"functions_secrets_dir": str(tmp_path / "secrets")} if way == "secret" else {}
-    process = headrace({**scene.config, **secrets, "functions": [str(file)]})
-    scene.wait_committed(f"{source}-work", source, 3)
-    assert [json.loads(record.value or b"") for record in scene.records(target)] == [{"was": "a"}, {"was": "b"}]
-    assert [record.value for record in scene.records(f"{source}.dlq")] == [b"bad"]
+    process = headrace({**scenario.config, **secrets, "functions": [str(file)]})
+    scenario.wait_committed(f"{source}-work", source, 3)
+    assert [json.loads(record.value or b"") for record in scenario.records(target)] == [{"was": "a"}, {"was": "b"}]
+    assert [record.value for record in scenario.records(f"{source}.dlq")] == [b"bad"]
     assert process.terminate() == 0
     assert kafka_secured.security.passwords["app"] not in process.output
     assert process.output.count("Traceback") == 1, "the handler's"
 
 
 def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
-    kafka_secured: SecuredCluster, site: Scene, topic: Any, headrace: Callable[..., Any], tmp_path: Path
+    kafka_secured: SecuredCluster, site: Scenario, topic: Any, headrace: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Its topic is there alone; dead letters are written to the cluster of headrace.yaml, and are created there."""
     source, target = "function-elsewhere", topic()
     kafka_secured.cluster.create_topic(source, 3)
-    other = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    other = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     other.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad")))
     file = write_function(tmp_path, source, trigger_of(kafka_secured, "attributes", tmp_path), outputTopic=target)
     (tmp_path / "work.py").write_text(CODE.replace('{"was"', '{"of": event.num_shards, "was"'))
@@ -137,9 +137,9 @@ def test_wrong_settings_end_the_start_with_file_and_line(
     write_function(tmp_path, "t", (attributes, {}, []))
     config = {"kafka": kafka_secured.login(), "functions": ["function.yaml"]}
     (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
-    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     for command in (["run"], ["config", "check"]):
-        failed = scene.cli(*command, "-c", "headrace.yaml", code=78)
+        failed = scenario.cli(*command, "-c", "headrace.yaml", code=78)
         assert problem in failed.stderr
         assert f"{tmp_path}/function.yaml:" in failed.stderr
         assert "canary" not in failed.stderr

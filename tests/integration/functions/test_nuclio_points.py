@@ -14,7 +14,7 @@ from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 HANGS = table(__file__, "hangs")
@@ -55,7 +55,7 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
     kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
 ) -> None:
     """One after the other, and is back after each; liveness tells of a loop that is stuck, and of nothing else."""
-    site, source = Scene(kafka_three.bootstrap_servers, tmp_path), f"ready-{uuid.uuid4().hex[:8]}"
+    site, source = Scenario(kafka_three.bootstrap_servers, tmp_path), f"ready-{uuid.uuid4().hex[:8]}"
     set_up, stuck = tmp_path / "set-up", tmp_path / "stuck"
     kafka_three.create_topic(source, 1, {})
     code = (

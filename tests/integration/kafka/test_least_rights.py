@@ -271,22 +271,22 @@ def wait(feature: Feature, number: int, condition: Callable[[], bool], what: str
 )
 def test_each_right_is_enough_and_needed(kind: type[Feature], world: Callable[[type[Feature]], World]) -> None:
     """All rights are enough; without one of them the sentence names it, and with it again nothing is lost."""
-    feature = kind(scene := world(kind))
-    assert scene.rows
+    feature = kind(scenario := world(kind))
+    assert scenario.rows
     feature.start()
     feature.trigger(0)
     wait(feature, 0, lambda: feature.done(0), "the first use")
-    for number, row in enumerate(scene.rows, 1):
-        sentence = row.sentence(scene.user, scene.key)
+    for number, row in enumerate(scenario.rows, 1):
+        sentence = row.sentence(scenario.user, scenario.key)
         assert sentence not in feature.texts()
-        scene.take(row)
+        scenario.take(row)
         if row.at_start:
             feature.restart()
         feature.trigger(number)
         wait(feature, number, lambda words=sentence: words in feature.texts(), f"{row}: {sentence}")
-        scene.give(row)
+        scenario.give(row)
         wait(feature, number, lambda number=number: feature.done(number), f"use {number} after {row} was given back")
-    known = tuple(row.sentence(scene.user, scene.key) for row in (*scene.rows, *rows_of("Active consumers")))
-    named_rights = set(re.findall(rf"User:{scene.user} has no right [^:;\"(]+?(?=[:;])", feature.texts()))
+    known = tuple(row.sentence(scenario.user, scenario.key) for row in (*scenario.rows, *rows_of("Active consumers")))
+    named_rights = set(re.findall(rf"User:{scenario.user} has no right [^:;\"(]+?(?=[:;])", feature.texts()))
     others = {one for one in named_rights if not one.startswith(known) and "DescribeConfigs" not in one}
     assert others == set()

@@ -22,7 +22,7 @@ SOON_SECONDS = 3.0
 LATE_SECONDS = 60.0
 
 
-class Scene:
+class Scenario:
     """A cluster of its own with one broker, and a process with a consumer and a function on it."""
 
     def __init__(self, cluster: Cluster, folder: Path, site: Any, headrace: Any, backend: Any) -> None:
@@ -75,10 +75,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Scene]:
+def scenario(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Scenario]:
     with Cluster(tmp_path / "kafka") as cluster:
         cluster.create_topic("orders")
-        made = Scene(cluster, tmp_path, site, headrace, backend)
+        made = Scenario(cluster, tmp_path, site, headrace, backend)
         assert made.produce().status == 200
         site.wait_until(made.is_well, "all to be well")
         yield made
@@ -95,19 +95,21 @@ def scene(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Sc
     ids=["killed", "hanging"],
 )
 def test_all_say_the_same_in_an_outage(
-    scene: Scene,
+    scenario: Scenario,
     break_it: Callable[[Cluster, int], None],
     mend: Callable[[Cluster, int], None],
     why: str,
     limit_seconds: float,
 ) -> None:
     """List, status, top, readiness and metrics, of a consumer and of a function; and the log has a line at each end."""
-    break_it(scene.cluster, 1)
+    break_it(scenario.cluster, 1)
     began = time.monotonic()
-    scene.site.wait_until(lambda: scene.site.ask(f"{scene.process.url}/health/readiness").status != 200, "no 200")
+    scenario.site.wait_until(
+        lambda: scenario.site.ask(f"{scenario.process.url}/health/readiness").status != 200, "no 200"
+    )
     assert time.monotonic() - began < 2 * limit_seconds, "with room for a machine that is busy"
-    says = scene.says()
-    sentence = re.compile(rf"Kafka at {scene.cluster.bootstrap_servers} has not answered for \d+ s: {why}")
+    says = scenario.says()
+    sentence = re.compile(rf"Kafka at {scenario.cluster.bootstrap_servers} has not answered for \d+ s: {why}")
     for told in (says["readiness"], *says["list"], *says["top"]):
         assert sentence.match(told), says
     for told in says["status"]:
@@ -115,25 +117,25 @@ def test_all_say_the_same_in_an_outage(
     assert says["metric"] == ["0.0", "0.0"]
     assert (says["lag metric"], says["lag"]) == (False, [None, None])
     assert says["text"].count("no Kafka") == 2
-    scene.site.wait_until(lambda: scene.produce().status == 503, "a request to be refused")
+    scenario.site.wait_until(lambda: scenario.produce().status == 503, "a request to be refused")
     for path, body in (("/producers/orders", RECORD), ("/transactions", {"topics": [{"topic": "orders", **RECORD}]})):
         asked_at = time.monotonic()
-        refused = scene.produce(path, body)
+        refused = scenario.produce(path, body)
         assert (refused.status, refused.headers["retry-after"]) == (503, "2")
         assert time.monotonic() - asked_at < SOON_SECONDS
         assert "nothing of this request was sent" in refused.body["description"]
         assert refused.body["metadata"]["retriable"] is True
         assert "requestStatus" not in refused.body
-    mend(scene.cluster, 1)
-    scene.site.wait_until(scene.is_well, "all to be well again", LATE_SECONDS)
-    assert scene.produce().status == 200
-    lines = [line for line in scene.process.output.splitlines() if "answer" in line]
+    mend(scenario.cluster, 1)
+    scenario.site.wait_until(scenario.is_well, "all to be well again", LATE_SECONDS)
+    assert scenario.produce().status == 200
+    lines = [line for line in scenario.process.output.splitlines() if "answer" in line]
     assert len([line for line in lines if "has not answered for" in line]) <= 4
     assert len([line for line in lines if "answers again after" in line]) == 1
     assert len([line for line in lines if "are answered 503 until" in line]) == 1
-    assert "no broker answers" not in scene.process.output
-    assert "Connection refused" not in scene.process.output, "no line of the client as it is"
-    assert scene.process.terminate() == 0
+    assert "no broker answers" not in scenario.process.output
+    assert "Connection refused" not in scenario.process.output, "no line of the client as it is"
+    assert scenario.process.terminate() == 0
 
 
 def test_following_a_topic_says_that_kafka_is_away_and_back(site: Any, tmp_path: Path) -> None:

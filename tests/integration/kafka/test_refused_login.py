@@ -19,7 +19,7 @@ from headrace.devcluster.certificates import write_file
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.testing import RecordingBackend
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 
 LIMIT_SECONDS = 60
@@ -86,14 +86,14 @@ def assert_one_line(process: Any, before: int) -> None:
 
 def assert_refused(process: Any, topic: str) -> None:
     """Readiness and every way to write name the fix, and nothing is handed over."""
-    assert REFUSED in Scene.ask(f"{process.url}/health/readiness").body["services"]["kafka"]["reason"]
+    assert REFUSED in Scenario.ask(f"{process.url}/health/readiness").body["services"]["kafka"]["reason"]
     record = {"value": "refused"}
     for path, body in (
         (f"/producers/{topic}", {"records": [record]}),
         (f"/producers/{topic}", {"records": [record] * 100}),
         ("/transactions", {"topics": [{"topic": topic, "records": [record]}]}),
     ):
-        answer = Scene.ask(process.url + path, body)
+        answer = Scenario.ask(process.url + path, body)
         assert (answer.status, answer.body["code"]) == (503, "ERR40012")
         assert REFUSED in answer.body["description"]
         assert "retry-after" in answer.headers
@@ -103,7 +103,7 @@ def test_a_refused_login_heals(
     short_logins: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """At the start and later: one line in the log, nothing is written, and consumers resume without a restart."""
-    scene = Scene(short_logins.cluster.bootstrap_servers, tmp_path)
+    scenario = Scenario(short_logins.cluster.bootstrap_servers, tmp_path)
     topic = f"heals-{uuid.uuid4().hex[:8]}"
     short_logins.cluster.create_topic(topic)
     consumers = {
@@ -123,15 +123,15 @@ def test_a_refused_login_heals(
     for turn in (1, 2):
         before = 0 if turn == 1 else len(warnings(process))
         set_password(short_logins, "another")
-        scene.wait_until(lambda: REFUSED in scene.ask(ready).body["services"]["kafka"]["reason"], "the refusal")
+        scenario.wait_until(lambda: REFUSED in scenario.ask(ready).body["services"]["kafka"]["reason"], "the refusal")
         assert_refused(process, topic)
         assert_one_line(process, before)
         set_password(short_logins, short_logins.security.passwords["app"])
-        scene.wait_until(lambda: scene.ask(ready).status == 200, "an accepted login")
-        answer = scene.ask(f"{process.url}/producers/{topic}", {"records": [{"value": turn}]})
+        scenario.wait_until(lambda: scenario.ask(ready).status == 200, "an accepted login")
+        answer = scenario.ask(f"{process.url}/producers/{topic}", {"records": [{"value": turn}]})
         assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": turn - 1}])
-        scene.wait_until(lambda turn=turn: backend.accepted_records >= CONSUMERS * turn, "every consumer")
-    assert [record.value for record in scene.records(topic)] == [b"1", b"2"]
+        scenario.wait_until(lambda turn=turn: backend.accepted_records >= CONSUMERS * turn, "every consumer")
+    assert [record.value for record in scenario.records(topic)] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_commands_end_with_the_fix(short_logins: SecuredCluster, tmp_path: Path,
     section = {**short_logins.login("PLAIN"), "request_timeout_seconds": 3600}
     section["security"]["sasl"]["password"] = WRONG
     write_file(tmp_path / "headrace.yaml", json.dumps({"kafka": section}).encode(), 0o600)
-    scene = Scene(short_logins.cluster.bootstrap_servers, tmp_path)
-    done = scene.cli(*words.split(), given="v\n", code=1)
+    scenario = Scenario(short_logins.cluster.bootstrap_servers, tmp_path)
+    done = scenario.cli(*words.split(), given="v\n", code=1)
     text = " ".join((done.stdout + done.stderr).split())
     assert REFUSED.replace("SCRAM-SHA-512", "PLAIN") in text or words == "doctor"
     assert "user app or its password is wrong" in text

@@ -12,7 +12,7 @@ import yaml
 
 from headrace.devcluster import Registry
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import send
 
@@ -58,25 +58,25 @@ def test_the_command_line_reads_with_the_registry_of_the_file(
     process = headrace(config)
     assert send("POST", f"{process.url}/producers/registry-cli", BODY).status == 200
     (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
-    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    shown = scene.cli("consume", "registry-cli", "-c", "headrace.yaml", "--format", "avro", "--max", "1")
+    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    shown = scenario.cli("consume", "registry-cli", "-c", "headrace.yaml", "--format", "avro", "--max", "1")
     assert shown.stdout == "1\n"
     config["schema_registry"] = {**front, "password": "canary"}
     (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "headrace.yaml").chmod(0o600)
-    report = scene.cli("doctor", "-c", "headrace.yaml", code=1).stdout
+    report = scenario.cli("doctor", "-c", "headrace.yaml", code=1).stdout
     assert "refuses the login (HTTP 401)" in report
     assert "canary" not in report
 
 
-def wait_for_reason(scene: Scene, url: str, text: str) -> None:
+def wait_for_reason(scenario: Scenario, url: str, text: str) -> None:
     """Wait until only the registry is missing, for a reason with this text."""
 
     def found() -> bool:
-        reasons = scene.reasons(url)
+        reasons = scenario.reasons(url)
         return set(reasons) == {"schema registry"} and text in reasons["schema registry"]
 
-    scene.wait_until(found, f"readiness to say {text}")
+    scenario.wait_until(found, f"readiness to say {text}")
 
 
 def test_a_password_that_changes_on_disk_is_taken_up(
@@ -89,8 +89,8 @@ def test_a_password_that_changes_on_disk_is_taken_up(
     password.write_text("old")
     config = {**front, "password": f"${{file:{password}}}"}
     process = headrace({"kafka": kafka_secured.login(), "schema_registry": config}, wait=False)
-    scene = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    wait_for_reason(scene, process.url, "Correct schema_registry.username and password")
+    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    wait_for_reason(scenario, process.url, "Correct schema_registry.username and password")
     password.write_text(kafka_secured.security.passwords["app"])
     assert send("POST", f"{process.url}/producers/registry-password", BODY).status == 200
 
@@ -103,13 +103,13 @@ def test_an_authority_that_changes_on_disk_is_taken_up(
     authority = tmp_path / "authority.pem"
     shutil.copy(kafka_secured.security.folder / "other-ca.pem", authority)
     config = {"kafka": kafka_secured.login(), "schema_registry": {**front, "tls": {"ca": str(authority)}}}
-    process, scene = headrace(config, wait=False), Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    scene.wait_until(lambda: scene.ask(f"{process.url}/health/liveness").status == 200, "the listener")
-    wait_for_reason(scene, process.url, "name its authority in schema_registry.tls.ca")
+    process, scenario = headrace(config, wait=False), Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    scenario.wait_until(lambda: scenario.ask(f"{process.url}/health/liveness").status == 200, "the listener")
+    wait_for_reason(scenario, process.url, "name its authority in schema_registry.tls.ca")
     answer = send("POST", f"{process.url}/producers/registry-rotation", BODY)
     assert (answer.status, "schema_registry.tls.ca" in answer.body["description"]) == (503, True)
     shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")
     (tmp_path / "new.pem").replace(authority)
     url = f"{process.url}/producers/registry-rotation"
-    Scene.wait_until(lambda: send("POST", url, BODY).status == 200, "the new authority")
+    Scenario.wait_until(lambda: send("POST", url, BODY).status == 200, "the new authority")
     assert "certificates of schema_registry.tls were read again" in process.output

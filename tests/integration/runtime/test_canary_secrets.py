@@ -26,7 +26,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.devcluster.token_server import TokenServer
 from headrace.testing import Answer
 from headrace.testing.forked import ForkedCommand
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance
 
@@ -258,7 +258,7 @@ def test_no_secret_is_seen_anywhere(
     name, seen, records = "canary", Seen(), json.dumps(RECORDS).encode()
     for topic in (name, f"{name}-avro", f"{name}-more"):
         kafka_secured.cluster.create_topic(topic)
-    site = Scene(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    site = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     backend.answer = Answer(fails=lambda record: record["offset"] == 2)
     configs = _configs(_logins(kafka_secured, secrets), secrets, name, backend.url)
     started = {way: headrace(config, wait=False, env=secrets.variables) for way, config in configs.items()}
@@ -300,7 +300,7 @@ def test_no_secret_is_seen_anywhere(
 
 
 @pytest.mark.parametrize("section", ["kafka", "producer"])
-def test_the_clients_debug_log_which_shows_secrets_is_refused(site: Scene, tmp_path: Path, section: str) -> None:
+def test_the_clients_debug_log_which_shows_secrets_is_refused(site: Scenario, tmp_path: Path, section: str) -> None:
     """The client would log requests of a login as they are."""
     (tmp_path / "headrace.yaml").write_text(yaml.safe_dump({section: {"properties": {"debug": "security"}}}))
     refused = site.cli("config", "check", "-c", "headrace.yaml", code=78).stderr

@@ -38,7 +38,7 @@ PHRASES = {
     r"of ours|ours": "of Headrace",
     r"go(?:es)? on|going on": "continues, resumes",
     r"in vain": "and gave up",
-    r"lodgers?|witness|steer(?:s|ed|ing)?|objections?|take-back": "service, audit, control, conflict, cancel",
+    r"lodgers?|observer|steer(?:s|ed|ing)?|objections?|take-back": "service, audit, control, conflict, cancel",
     r"meant|wanted|told|asked|noted": "required, requested, reported, audited",
     r"rooms?|house|doors?|the seed|ways? in": "capacity, package, rules, endpoint",
     r"stands? still|is held": "stalls, is paused",

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
-from headrace.testing.pump_harness import P0, RETRY, Bed, running
+from headrace.testing.pump_harness import P0, RETRY, Harness, running
 
 Answer = Callable[[Delivery], Sequence[Reply]]
 
 
-class Answering(Bed):
-    """A bed whose destination answers for a delivery as a whole."""
+class Answering(Harness):
+    """A harness whose destination answers for a delivery as a whole."""
 
     def __init__(self, answer: Answer, **given: Any) -> None:
         super().__init__(**{"max_records": 100, **given})
@@ -59,12 +59,12 @@ def stopping(failures: dict[int, int], begun: list[int]) -> Answer:
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
 async def test_one_bad_record_costs_its_hundred_neighbours_nothing(ordering: str) -> None:
     """Two deliveries for each time the hundred can be halved; then its attempts are its own."""
-    async with running(Answering(status(500, 70), ordering=ordering)) as bed:
-        bed.feed(*range(100))
-        await bed.clock.advance(300)
-        assert (bed.letters, bed.commits[P0], bed.pump.numbers()["delivered"]) == ([70], Committed(100), 99)
-        assert [d.attempt for d in bed.deliveries if d.records[0].offset == 70][-3:] == [1, 2, 3]
-        assert len(bed.deliveries) <= 1 + 2 * 7 + 2
+    async with running(Answering(status(500, 70), ordering=ordering)) as harness:
+        harness.feed(*range(100))
+        await harness.clock.advance(300)
+        assert (harness.letters, harness.commits[P0], harness.pump.numbers()["delivered"]) == ([70], Committed(100), 99)
+        assert [d.attempt for d in harness.deliveries if d.records[0].offset == 70][-3:] == [1, 2, 3]
+        assert len(harness.deliveries) <= 1 + 2 * 7 + 2
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.dictionaries(st.integers(0, 39), st.integers(1, 4), max_size=6))
@@ -75,14 +75,14 @@ def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
     begun: list[int] = []
 
     async def test() -> None:
-        async with running(Answering(stopping(failures, begun), max_records=size)) as bed:
-            bed.feed(*range(records))
-            await bed.clock.advance(300)
+        async with running(Answering(stopping(failures, begun), max_records=size)) as harness:
+            harness.feed(*range(records))
+            await harness.clock.advance(300)
             calls = [min(3, failures.get(offset, 0) + 1) for offset in range(records)]
             assert begun == [offset for offset, count in enumerate(calls) for _ in range(count)]
-            assert bed.letters == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
-            assert bed.commits[P0] == Committed(records)
-            assert bed.pump.numbers()["redeliveries"] == sum(calls) - records
+            assert harness.letters == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
+            assert harness.commits[P0] == Committed(records)
+            assert harness.pump.numbers()["redeliveries"] == sum(calls) - records
 
     asyncio.run(test())
 
@@ -90,19 +90,21 @@ def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
 async def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
     """Ten failures in a hundred records a second take their ten pauses, and not ten seconds."""
     answer = stopping(dict.fromkeys(range(0, 100, 10), 1), [])
-    async with running(Answering(answer, retry={"first_delay_seconds": 0.01})) as bed:
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=100))
-        bed.feed(*range(100))
-        await bed.clock.advance(3)
-        assert bed.commits[P0] == Committed(100)
+    async with running(Answering(answer, retry={"first_delay_seconds": 0.01})) as harness:
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=100))
+        harness.feed(*range(100))
+        await harness.clock.advance(3)
+        assert harness.commits[P0] == Committed(100)
 
 
 async def test_halves_of_other_orders_do_not_wait_for_each_other() -> None:
     """Only the bad record waits for its retries."""
-    async with running(Answering(status(500, 1), max_records=4, ordering="none")) as bed:
-        bed.feed(0, 1, 2, 3)
-        await bed.clock.advance(60)
-        assert bed.delivered.index([2, 3]) < [n for n, offsets in enumerate(bed.delivered) if offsets == [1]][-1]
+    async with running(Answering(status(500, 1), max_records=4, ordering="none")) as harness:
+        harness.feed(0, 1, 2, 3)
+        await harness.clock.advance(60)
+        assert (
+            harness.delivered.index([2, 3]) < [n for n, offsets in enumerate(harness.delivered) if offsets == [1]][-1]
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,11 @@ async def test_what_ends_without_a_letter_is_said(
 ) -> None:
     """Nothing else holds it then; the log names the record and the policy."""
     caplog.set_level("INFO")
-    async with running(Bed(max_records=1, retry=retry)) as bed:
-        bed.answers = {1: reply}
-        bed.feed(0, 1, 2)
-        await bed.clock.advance(60)
-        assert (bed.letters, bed.pump.numbers()["delivered"]) == ([], 2)
+    async with running(Harness(max_records=1, retry=retry)) as harness:
+        harness.answers = {1: reply}
+        harness.feed(0, 1, 2)
+        await harness.clock.advance(60)
+        assert (harness.letters, harness.pump.numbers()["delivered"]) == ([], 2)
     assert any(said in message for message in caplog.messages)
 
 
@@ -136,48 +138,48 @@ async def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attem
         async def write(self, letters: Sequence[DeadLetter]) -> None:
             written.extend(letters)
 
-    async with running(Keeping(answer, attempts=2)) as bed:
-        bed.feed(0)
-        await bed.clock.advance(100)
+    async with running(Keeping(answer, attempts=2)) as harness:
+        harness.feed(0)
+        await harness.clock.advance(100)
         assert [letter.attempts for letter in written] == [4]
 
 
 async def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.LogCaptureFixture) -> None:
     """Kafka may hold a write for minutes; the log and readiness say what the partition waits for within seconds."""
-    async with running(Bed(attempts=1)) as bed:
-        bed.answers = {0: RETRY}
-        bed.writing.clear()
-        bed.feed(0)
-        await bed.clock.advance(4)
-        assert (bed.pump.readiness().ready, caplog.messages) == (True, [])
-        await bed.clock.advance(2)
+    async with running(Harness(attempts=1)) as harness:
+        harness.answers = {0: RETRY}
+        harness.writing.clear()
+        harness.feed(0)
+        await harness.clock.advance(4)
+        assert (harness.pump.readiness().ready, caplog.messages) == (True, [])
+        await harness.clock.advance(2)
         why = "dead letters=1 from offset 0 on are not acknowledged"
-        assert bed.pump.readiness().reason == f"t-0 is stalled: {why}"
+        assert harness.pump.readiness().reason == f"t-0 is stalled: {why}"
         assert caplog.messages == [f"group g, t-0 waits, {why} yet"]
-        bed.writing.set()
-        await bed.clock.advance(1)
-        assert (bed.letters, bed.commits[P0], bed.pump.readiness().ready) == ([0], Committed(1), True)
+        harness.writing.set()
+        await harness.clock.advance(1)
+        assert (harness.letters, harness.commits[P0], harness.pump.readiness().ready) == ([0], Committed(1), True)
 
 
 async def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not with every try; and what was written beside it is not written again."""
-    async with running(Bed(attempts=1, max_records=3)) as bed:
-        bed.answers = dict.fromkeys(range(3), RETRY)
+    async with running(Harness(attempts=1, max_records=3)) as harness:
+        harness.answers = dict.fromkeys(range(3), RETRY)
         failing = [[0, 2]]
 
         async def write(letters: Any) -> None:
             if not failing:
                 raise DeadLetterFailed("no room", missing=[0])
-            bed.letters += failing.pop()
+            harness.letters += failing.pop()
             raise DeadLetterFailed("no room", missing=[1])
 
-        whole, bed.write = bed.write, write  # type: ignore[method-assign]
-        bed.feed(0, 1, 2)
-        await bed.clock.settle()
-        await bed.clock.advance(60)
+        whole, harness.write = harness.write, write  # type: ignore[method-assign]
+        harness.feed(0, 1, 2)
+        await harness.clock.settle()
+        await harness.clock.advance(60)
         said = [message for message in caplog.messages if "no room" in message]
         assert said == ["group g, t-0 waits, so that no record is lost: no room", "group g, t-0 is stalled: no room"]
-        assert bed.commits[P0].offset == 1
-        bed.write = whole  # type: ignore[method-assign]
-        await bed.clock.advance(10)
-        assert (bed.letters, bed.commits[P0]) == ([0, 2, 1], Committed(3))
+        assert harness.commits[P0].offset == 1
+        harness.write = whole  # type: ignore[method-assign]
+        await harness.clock.advance(10)
+        assert (harness.letters, harness.commits[P0]) == ([0, 2, 1], Committed(3))

@@ -22,7 +22,7 @@ from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import P0, P1, Bed
+from headrace.testing.pump_harness import P0, P1, Harness
 
 PARTITIONS = [P0, P1]
 PLANS = [0, 0, 0, 0, 0, 1, 2, 99]
@@ -38,7 +38,7 @@ def _no_time_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.delivery.seeks_and_skips.DRAIN_SECONDS", 0)
 
 
-class World(Bed):
+class World(Harness):
     """Kafka, a destination and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, max_in_flight: int) -> None:

@@ -18,7 +18,7 @@ from headrace.delivery.outcomes import ACK, HELD, DeadLetter, Delivery, Reply
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Bed
+from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness
 
 SPAN = 12
 """Offsets of an offset map here, so that few records reach beyond it."""
@@ -89,7 +89,7 @@ class Partition:
         return max(behind, min(end, self.acked_to)) if window else end
 
 
-class AckModel(Bed):
+class AckModel(Harness):
     """Says what may be committed, what must not be delivered again, and which acknowledgements are refused."""
 
     def __init__(self, *, ordering: str, up_to: bool, window: int, stubborn: bool) -> None:
@@ -306,44 +306,44 @@ def test_no_commit_passes_an_open_record_and_all_that_is_acknowledged_is_committ
         asyncio.run(_run(AckModel(ordering=ordering, up_to=up_to, window=window, stubborn=stubborn), actions))
 
 
-async def _run(bed: AckModel, actions: list[tuple[Any, ...]]) -> None:
+async def _run(harness: AckModel, actions: list[tuple[Any, ...]]) -> None:
     try:
-        await _act(bed, actions)
+        await _act(harness, actions)
     finally:  # a stubborn delivery would survive the end of the event loop
-        bed.stubborn = False
-        bed.free.set()
+        harness.stubborn = False
+        harness.free.set()
 
 
-async def _act(bed: AckModel, actions: list[tuple[Any, ...]]) -> None:
-    await bed.pump.start()
-    for at in bed.parts:
-        bed.assign(at)
-        bed.write_records(at, 4, 0)
+async def _act(harness: AckModel, actions: list[tuple[Any, ...]]) -> None:
+    await harness.pump.start()
+    for at in harness.parts:
+        harness.assign(at)
+        harness.write_records(at, 4, 0)
     for what, *given_ in actions:
-        await bed.clock.settle()
-        bed.check()
+        await harness.clock.settle()
+        harness.check()
         if what == "write":
-            bed.write_records(*given_)
+            harness.write_records(*given_)
         elif what == "ack":
-            bed.acknowledge(given_[0], bed.offset_of(*given_))
+            harness.acknowledge(given_[0], harness.offset_of(*given_))
         elif what == "ack begun":
-            bed.acknowledge_begun(*given_)
+            harness.acknowledge_begun(*given_)
         elif what == "plan":
-            bed.plan(*given_)
+            harness.plan(*given_)
         elif what == "hang":
-            (bed.free.clear if given_[0] else bed.free.set)()
+            (harness.free.clear if given_[0] else harness.free.set)()
         elif what == "time":
-            await bed.clock.advance(given_[0])
-            for at in bed.pump.lanes if given_[0] >= 1 else ():
-                bed.check_commit(at)
+            await harness.clock.advance(given_[0])
+            for at in harness.pump.lanes if given_[0] >= 1 else ():
+                harness.check_commit(at)
         elif what == "give up":
-            await bed.give_up(*given_)
+            await harness.give_up(*given_)
         elif what == "lose":
-            bed.pump.on_lost(given_)
+            harness.pump.on_lost(given_)
         elif what == "elsewhere":
-            bed.end_elsewhere(*given_)
-        elif given_[0] not in bed.pump.lanes:
-            bed.assign(given_[0])
-    await bed.end()
-    assert (bed.wrong, bed.pump.death) == ([], None)
-    await bed.pump.stop()
+            harness.end_elsewhere(*given_)
+        elif given_[0] not in harness.pump.lanes:
+            harness.assign(given_[0])
+    await harness.end()
+    assert (harness.wrong, harness.pump.death) == ([], None)
+    await harness.pump.stop()

@@ -17,7 +17,7 @@ from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Bed, running
+from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 # Hold ----------------------------------------------------------------------------------------------------------------
 
@@ -26,50 +26,50 @@ RETRIES = PumpHooks(delayed=DelayedRecord)
 
 async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
     """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
-    async with running(Bed()) as bed:
+    async with running(Harness()) as harness:
         tiers = Pump(
             "tiers",
             "g.retry",
-            bed,
-            bed,
+            harness,
+            harness,
             delivery=DeliveryConfig(),
-            clock=bed.clock,
-            shares_with=bed.pump,
+            clock=harness.clock,
+            shares_with=harness.pump,
             hooks=RETRIES,
         )
         tiers.on_assigned({P0: 1}, {})
-        bed.pump.pause(None, "nothing is known yet")
-        bed.pump.pause([P1], "it is paused")
-        bed.pump.on_lost([P0, P1])
-        bed.pump.on_assigned({P0: 3, P1: 4}, {})
-        bed.feed(0)
-        bed.feed(0, partition=P1)
+        harness.pump.pause(None, "nothing is known yet")
+        harness.pump.pause([P1], "it is paused")
+        harness.pump.on_lost([P0, P1])
+        harness.pump.on_assigned({P0: 3, P1: 4}, {})
+        harness.feed(0)
+        harness.feed(0, partition=P1)
         tiers.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
-        await bed.clock.advance(60)
-        assert bed.delivered == []
-        assert bed.pump.readiness().ready
-        bed.pump.resume(None)
-        await bed.clock.advance(1)
-        assert bed.delivered == [[0], [0]]
-        assert (bed.why(), bed.why(P1)) == ("", "it is paused")
+        await harness.clock.advance(60)
+        assert harness.delivered == []
+        assert harness.pump.readiness().ready
+        harness.pump.resume(None)
+        await harness.clock.advance(1)
+        assert harness.delivered == [[0], [0]]
+        assert (harness.why(), harness.why(P1)) == ("", "it is paused")
         await tiers.stop()
 
 
 async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
     """A record in its pause is not tried, and a letter that could not be written is not written, until the end."""
-    async with running(Bed()) as bed:
-        bed.letters_down, bed.answers[0] = True, BURY
-        bed.answers[5] = RETRY
-        bed.feed(0)
-        bed.feed(5, partition=P1)
-        await bed.clock.settle()
-        bed.pump.pause([P0, P1], "paused")
-        bed.letters_down = False
-        await bed.clock.advance(60)
-        assert (bed.delivered, bed.letters) == ([[0], [5]], [])
-        bed.pump.resume([P0, P1])
-        await bed.clock.advance(60)
-        assert bed.letters == [0, 5]
+    async with running(Harness()) as harness:
+        harness.letters_down, harness.answers[0] = True, BURY
+        harness.answers[5] = RETRY
+        harness.feed(0)
+        harness.feed(5, partition=P1)
+        await harness.clock.settle()
+        harness.pump.pause([P0, P1], "paused")
+        harness.letters_down = False
+        await harness.clock.advance(60)
+        assert (harness.delivered, harness.letters) == ([[0], [5]], [])
+        harness.pump.resume([P0, P1])
+        await harness.clock.advance(60)
+        assert harness.letters == [0, 5]
 
 
 # Seek ----------------------------------------------------------------------------------------------------------------
@@ -77,56 +77,56 @@ async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
 
 async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
     """Nothing new begins meanwhile; the new offset is committed without a map, and what was taken comes again."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(10, 11, 12, 13)
-        await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.moves.seek(P0, 5))
-        await bed.clock.settle()
-        assert bed.why() == "a seek to offset 5 waits for what is in flight"
-        bed.free.set()
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(10, 11, 12, 13)
+        await harness.clock.settle()
+        seek = asyncio.create_task(harness.pump.moves.seek(P0, 5))
+        await harness.clock.settle()
+        assert harness.why() == "a seek to offset 5 waits for what is in flight"
+        harness.free.set()
         assert await seek
-        assert (bed.delivered, bed.seeks) == ([[10, 11]], [(P0, 1, 5)])
-        bed.feed(5, 6)
-        await bed.clock.advance(1)
-        assert bed.delivered == [[10, 11], [5, 6]]
-        assert bed.deliveries[1].epoch == 3
-        assert bed.commits[P0] == Committed(7)
+        assert (harness.delivered, harness.seeks) == ([[10, 11]], [(P0, 1, 5)])
+        harness.feed(5, 6)
+        await harness.clock.advance(1)
+        assert harness.delivered == [[10, 11], [5, 6]]
+        assert harness.deliveries[1].epoch == 3
+        assert harness.commits[P0] == Committed(7)
 
 
 async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone() -> None:
     """Two at once both happen, the last one last; and who gives up leaves no partition that goes on nowhere."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0)
-        await bed.clock.settle()
-        first, second = (asyncio.create_task(bed.pump.moves.seek(P0, offset)) for offset in (5, 6))
-        await bed.clock.settle()
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0)
+        await harness.clock.settle()
+        first, second = (asyncio.create_task(harness.pump.moves.seek(P0, offset)) for offset in (5, 6))
+        await harness.clock.settle()
         first.cancel()
-        bed.free.set()
+        harness.free.set()
         assert await second
-        assert [offset for _, _, offset in bed.seeks] == [5, 6]
-        assert bed.why() == ""
+        assert [offset for _, _, offset in harness.seeks] == [5, 6]
+        assert harness.why() == ""
 
 
 async def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
     """The refusal changes nothing: the partition goes on."""
-    async with running(Bed()) as bed:
-        bed.keeps_offsets_elsewhere = True
+    async with running(Harness()) as harness:
+        harness.keeps_offsets_elsewhere = True
         with pytest.raises(OffsetsKeptElsewhere):
-            await bed.pump.moves.seek(P0, 5)
-        bed.feed(0)
-        await bed.clock.settle()
-        assert bed.delivered == [[0]]
+            await harness.pump.moves.seek(P0, 5)
+        harness.feed(0)
+        await harness.clock.settle()
+        assert harness.delivered == [[0]]
 
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
 async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
     """Whoever wrote it wherever: the client would end of it, and with it whoever has the partition next."""
-    async with running(Bed()) as bed:
+    async with running(Harness()) as harness:
         with pytest.raises(InvalidRequest, match="no offset"):
-            await bed.pump.moves.seek(P0, offset)
-        assert (bed.seeks, bed.why()) == ([], "")
+            await harness.pump.moves.seek(P0, offset)
+        assert (harness.seeks, harness.why()) == ([], "")
 
 
 # Change --------------------------------------------------------------------------------------------------------------
@@ -134,31 +134,40 @@ async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
 
 async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
     """Ten a second over all partitions, in portions of a second at most; without it all goes at once."""
-    async with running(Bed()) as bed:
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=10, max_records=100))
-        bed.feed(*range(500))
-        bed.feed(*range(500), partition=P1)
-        await bed.clock.advance(60)
-        assert 580 <= sum(len(offsets) for offsets in bed.delivered) <= 620
-        assert max(len(offsets) for offsets in bed.delivered) == 10
-        assert {bed.why(), bed.why(P1)} == {"deliveries are limited to 10 records a second"}
-        assert bed.pump.settings == SettingsInForce(10, 100, 102_400, 0, 64)
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=None))
-        await bed.clock.advance(1)
-        assert bed.pump.numbers()["delivered"] == 1000
+    async with running(Harness()) as harness:
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=100))
+        harness.feed(*range(500))
+        harness.feed(*range(500), partition=P1)
+        await harness.clock.advance(60)
+        assert 580 <= sum(len(offsets) for offsets in harness.delivered) <= 620
+        assert max(len(offsets) for offsets in harness.delivered) == 10
+        assert {harness.why(), harness.why(P1)} == {"deliveries are limited to 10 records a second"}
+        assert harness.pump.settings == SettingsInForce(10, 100, 102_400, 0, 64)
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=None))
+        await harness.clock.advance(1)
+        assert harness.pump.numbers()["delivered"] == 1000
 
 
 async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
     """Ten a second of both, and neither waits for ever while the other has something."""
-    async with running(Bed()) as bed:
+    async with running(Harness()) as harness:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
-        tiers = Pump("tiers", "g.retry", bed, bed, delivery=one, clock=bed.clock, shares_with=bed.pump, hooks=RETRIES)
+        tiers = Pump(
+            "tiers",
+            "g.retry",
+            harness,
+            harness,
+            delivery=one,
+            clock=harness.clock,
+            shares_with=harness.pump,
+            hooks=RETRIES,
+        )
         tiers.on_assigned({P0: 1}, {})
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=10, max_records=1))
-        bed.feed(*range(1000))
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=1))
+        harness.feed(*range(1000))
         tiers.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
-        await bed.clock.advance(60)
-        own, others = bed.pump.numbers()["delivered"], tiers.numbers()["delivered"]
+        await harness.clock.advance(60)
+        own, others = harness.pump.numbers()["delivered"], tiers.numbers()["delivered"]
         assert 580 <= own + others <= 620
         assert min(own, others) > 100
         await tiers.stop()
@@ -166,59 +175,59 @@ async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
 
 async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:
     """Records and bytes; also how long a delivery waits to fill up, though records wait already."""
-    async with running(Bed()) as bed:
-        bed.feed(*range(4))
-        await bed.clock.settle()
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_records=3, linger_seconds=5))
-        bed.feed(4, 5)
-        await bed.clock.advance(1)
-        assert bed.delivered == [[0, 1], [2, 3]]
-        bed.feed(6)
-        await bed.clock.settle()
-        assert bed.delivered[2:] == [[4, 5, 6]]
-        bed.feed(7, 8)
-        await bed.clock.settle()
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, linger_seconds=0, max_bytes=1))
-        await bed.clock.settle()
-        assert bed.delivered[3:] == [[7], [8]]
+    async with running(Harness()) as harness:
+        harness.feed(*range(4))
+        await harness.clock.settle()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_records=3, linger_seconds=5))
+        harness.feed(4, 5)
+        await harness.clock.advance(1)
+        assert harness.delivered == [[0, 1], [2, 3]]
+        harness.feed(6)
+        await harness.clock.settle()
+        assert harness.delivered[2:] == [[4, 5, 6]]
+        harness.feed(7, 8)
+        await harness.clock.settle()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, linger_seconds=0, max_bytes=1))
+        await harness.clock.settle()
+        assert harness.delivered[3:] == [[7], [8]]
 
 
 async def test_what_is_changed_at_once_holds_at_once() -> None:
     """A rate that is taken back begins no more deliveries than the bound that comes with it allows."""
-    async with running(Bed(ordering="none", max_records=1)) as bed:
-        bed.pump.on_lost([P1])
-        bed.free.clear()
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=1, max_in_flight=2))
-        bed.feed(0, 1, 2)
-        await bed.clock.settle()
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, rate_records=None, max_in_flight=1))
-        await bed.clock.settle()
-        assert bed.delivered == [[0]]
+    async with running(Harness(ordering="none", max_records=1)) as harness:
+        harness.pump.on_lost([P1])
+        harness.free.clear()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=1, max_in_flight=2))
+        harness.feed(0, 1, 2)
+        await harness.clock.settle()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=None, max_in_flight=1))
+        await harness.clock.settle()
+        assert harness.delivered == [[0]]
 
 
 async def test_more_or_fewer_deliveries_are_under_way() -> None:
     """Fewer: what is under way ends, and nothing begins before there is room. More: at once."""
-    async with running(Bed(ordering="none", max_records=1, max_in_flight=4)) as bed:
-        bed.pump.on_lost([P1])
-        bed.free.clear()
-        bed.feed(*range(20))
-        await bed.clock.settle()
-        assert len(bed.deliveries) == 4
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_in_flight=6))
-        await bed.clock.settle()
-        assert len(bed.deliveries) == 6
-        bed.pump.change(msgspec.structs.replace(bed.pump.settings, max_in_flight=1))
-        await bed.clock.settle()
-        assert (len(bed.deliveries), bed.pump.settings.max_in_flight) == (6, 1)
-        bed.free.set()
-        await bed.clock.settle()
-        bed.free.clear()
-        bed.feed(*range(20, 30))
-        bed.pump.on_assigned({P1: 3}, {})
-        bed.feed(0, partition=P1)
-        await bed.clock.settle()
-        assert bed.pump.breaker.limit.in_flight == 1
-        assert bed.why(P1) == "all 1 deliveries that may be in flight at a time are those of other partitions"
+    async with running(Harness(ordering="none", max_records=1, max_in_flight=4)) as harness:
+        harness.pump.on_lost([P1])
+        harness.free.clear()
+        harness.feed(*range(20))
+        await harness.clock.settle()
+        assert len(harness.deliveries) == 4
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=6))
+        await harness.clock.settle()
+        assert len(harness.deliveries) == 6
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=1))
+        await harness.clock.settle()
+        assert (len(harness.deliveries), harness.pump.settings.max_in_flight) == (6, 1)
+        harness.free.set()
+        await harness.clock.settle()
+        harness.free.clear()
+        harness.feed(*range(20, 30))
+        harness.pump.on_assigned({P1: 3}, {})
+        harness.feed(0, partition=P1)
+        await harness.clock.settle()
+        assert harness.pump.breaker.limit.in_flight == 1
+        assert harness.why(P1) == "all 1 deliveries that may be in flight at a time are those of other partitions"
 
 
 # Status --------------------------------------------------------------------------------------------------------------
@@ -226,42 +235,42 @@ async def test_more_or_fewer_deliveries_are_under_way() -> None:
 
 async def test_the_status_says_where_a_partition_stands() -> None:
     """Position, what is committed, what is open and in flight, and the first record with its age and attempts."""
-    async with running(Bed()) as bed:
-        bed.answers[2] = RETRY
-        bed.feed(0, 1, 2, 3, 4)
-        await bed.clock.settle()
-        stands = bed.pump.status().partitions[P0]
+    async with running(Harness()) as harness:
+        harness.answers[2] = RETRY
+        harness.feed(0, 1, 2, 3, 4)
+        await harness.clock.settle()
+        stands = harness.pump.status().partitions[P0]
         assert stands[:5] == (1, 5, 2, 2, 0)
         assert stands.head == (2, 1002, 1, 1_000_000.0)
         assert stands.why == "offset 2 failed 1 of 3 times, a retry is due at 13:46:40 UTC"
-        assert bed.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
-        assert bed.pump.status().breaker == ("closed", None, "")
+        assert harness.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
+        assert harness.pump.status().breaker == ("closed", None, "")
 
 
 async def test_the_status_blames_whoever_is_to_blame() -> None:
     """A slow handler, a backend that is down, letters that are not acknowledged, what the consumer says."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0)
-        await bed.clock.advance(4)
-        assert bed.why() == ""
-        await bed.clock.advance(3)
-        assert bed.why().startswith("the handler is slow: offset 0 is in flight for 7 s, attempt 1")
-        bed.down = True
-        bed.free.set()
-        await bed.clock.settle()
-        assert bed.why().startswith("the breaker of pump is open until")
-        assert bed.why().endswith("connection refused")
-        assert bed.pump.status().breaker.state == "open"
-        bed.down = False
-        await bed.clock.advance(60)
-        assert bed.why() == ""
-        bed.paused = "the bounds of flow are reached"
-        assert bed.why() == "the bounds of flow are reached"
-        bed.says = "offsets 3 to 5 are gone"
-        assert bed.why() == "offsets 3 to 5 are gone"
-        bed.pump.pause([P0], "paused")
-        assert bed.why() == "paused"
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0)
+        await harness.clock.advance(4)
+        assert harness.why() == ""
+        await harness.clock.advance(3)
+        assert harness.why().startswith("the handler is slow: offset 0 is in flight for 7 s, attempt 1")
+        harness.down = True
+        harness.free.set()
+        await harness.clock.settle()
+        assert harness.why().startswith("the breaker of pump is open until")
+        assert harness.why().endswith("connection refused")
+        assert harness.pump.status().breaker.state == "open"
+        harness.down = False
+        await harness.clock.advance(60)
+        assert harness.why() == ""
+        harness.paused = "the bounds of flow are reached"
+        assert harness.why() == "the bounds of flow are reached"
+        harness.says = "offsets 3 to 5 are gone"
+        assert harness.why() == "offsets 3 to 5 are gone"
+        harness.pump.pause([P0], "paused")
+        assert harness.why() == "paused"
 
 
 async def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first(
@@ -275,40 +284,40 @@ async def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first
         seen += 1
         return Record(*fields)
 
-    async with running(Bed()) as bed:
+    async with running(Harness()) as harness:
         places = [TopicPartition("t", number) for number in range(1000)]
-        bed.pump.pause(None, "paused")
-        bed.pump.on_assigned(dict.fromkeys(places, 1), {})
+        harness.pump.pause(None, "paused")
+        harness.pump.on_assigned(dict.fromkeys(places, 1), {})
         for place in places:
-            bed.pump.on_records(place, 1, [Record(*place, offset, 0, None, None) for offset in range(20)])
+            harness.pump.on_records(place, 1, [Record(*place, offset, 0, None, None) for offset in range(20)])
         monkeypatch.setattr(records, "Record", counted)
-        assert len(bed.pump.status().partitions) == 1000
+        assert len(harness.pump.status().partitions) == 1000
         assert seen == 1000
 
 
 async def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
     """The revoke drains and commits what has ended; the seek says that the partition is not ours."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1)
-        await bed.clock.settle()
-        seek = asyncio.create_task(bed.pump.moves.seek(P0, 9))
-        await bed.clock.settle()
-        revoke = asyncio.create_task(bed.pump.on_revoked([P0], Deadline(bed.clock, 60)))
-        await bed.clock.settle()
-        bed.free.set()
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0, 1)
+        await harness.clock.settle()
+        seek = asyncio.create_task(harness.pump.moves.seek(P0, 9))
+        await harness.clock.settle()
+        revoke = asyncio.create_task(harness.pump.on_revoked([P0], Deadline(harness.clock, 60)))
+        await harness.clock.settle()
+        harness.free.set()
         assert await revoke == {P0: Committed(2)}
         assert not await seek
-        assert not await bed.pump.moves.seek(P0, 9)
+        assert not await harness.pump.moves.seek(P0, 9)
 
 
 async def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_record_has_ended() -> None:
     """A topic created anew is committed at 0, and may start higher; a crash would have to take that for a gap."""
-    async with running(Bed()) as bed:
-        bed.pump.on_lost([P0])
-        bed.pump.on_assigned({P0: 3}, {P0: Committed(0)})
-        bed.free.clear()
-        bed.feed(100, 101)
-        await bed.clock.advance(1)
-        assert (bed.commits, len(bed.deliveries)) == ({P0: Committed(100)}, 1)
-        bed.free.set()
+    async with running(Harness()) as harness:
+        harness.pump.on_lost([P0])
+        harness.pump.on_assigned({P0: 3}, {P0: Committed(0)})
+        harness.free.clear()
+        harness.feed(100, 101)
+        await harness.clock.advance(1)
+        assert (harness.commits, len(harness.deliveries)) == ({P0: Committed(100)}, 1)
+        harness.free.set()

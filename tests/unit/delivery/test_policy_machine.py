@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, Bed
+from headrace.testing.pump_harness import P0, Harness
 
 ATTEMPTS = 3
 WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}
@@ -29,7 +29,7 @@ PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]
 LETTERS, SKIPS = {"poison", "refused", "fails", "bad"}, {"conflict", "gone"}
 
 
-class World(Bed):
+class World(Harness):
     """A source, a backend and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:

@@ -13,48 +13,48 @@ from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
-from headrace.testing.pump_harness import BURY, P0, P1, Bed, running
+from headrace.testing.pump_harness import BURY, P0, P1, Harness, running
 
 
 async def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
     """Records count as open from the source's hand until they have ended; the gauge goes with the pump."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        bed.feed(9, partition=P1)
-        assert (bed.pump.counts.taken, bed.pump.numbers()["open"]) == (4, 4)
-        bed.free.set()
-        await bed.clock.advance(1)
-        assert (bed.pump.numbers()["delivered"], bed.pump.numbers()["open"], bed.released) == (4, 0, 4)
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0, 1, 2)
+        harness.feed(9, partition=P1)
+        assert (harness.pump.counts.taken, harness.pump.numbers()["open"]) == (4, 4)
+        harness.free.set()
+        await harness.clock.advance(1)
+        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["open"], harness.released) == (4, 0, 4)
 
 
 async def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None:
     """Nothing is passed over, and the other partition goes on."""
-    async with running(Bed(without_letters=True)) as bed:
-        bed.answers[0] = BURY
-        bed.feed(0)
-        bed.feed(1, partition=P1)
-        await bed.clock.advance(30)
-        assert (bed.commits.get(P0, Committed(0)), bed.commits[P1]) == (Committed(0), Committed(2))
-        assert "dead letters are off" in bed.why()
+    async with running(Harness(without_letters=True)) as harness:
+        harness.answers[0] = BURY
+        harness.feed(0)
+        harness.feed(1, partition=P1)
+        await harness.clock.advance(30)
+        assert (harness.commits.get(P0, Committed(0)), harness.commits[P1]) == (Committed(0), Committed(2))
+        assert "dead letters are off" in harness.why()
 
 
 async def test_who_stands_still_is_said_without_being_asked_before(caplog: pytest.LogCaptureFixture) -> None:
     """Readiness counts from the first refusal, not from the first look; the log says it once, and when it is over."""
     caplog.set_level("INFO")
-    async with running(Bed()) as bed:
-        bed.down = True
-        bed.feed(0)
-        await bed.clock.advance(3)
-        assert (bed.pump.readiness().ready, caplog.messages) == (True, [])
-        await bed.clock.advance(20)
-        ready, why = bed.pump.readiness()
+    async with running(Harness()) as harness:
+        harness.down = True
+        harness.feed(0)
+        await harness.clock.advance(3)
+        assert (harness.pump.readiness().ready, caplog.messages) == (True, [])
+        await harness.clock.advance(20)
+        ready, why = harness.pump.readiness()
         assert not ready
         failures = r"after \d failures: connection refused"
         assert re.fullmatch(rf"t-0 is stalled: the breaker of pump is .+ {failures}", why)
-        bed.down = False
-        await bed.clock.advance(10)
-        assert bed.pump.readiness().ready
+        harness.down = False
+        await harness.clock.advance(10)
+        assert harness.pump.readiness().ready
         opened, closed = caplog.messages
         assert re.fullmatch(rf"the breaker of pump is open until 13:4\d:\d\d UTC {failures}", opened)
         assert closed == "the breaker of pump is closed again"
@@ -62,24 +62,24 @@ async def test_who_stands_still_is_said_without_being_asked_before(caplog: pytes
 
 async def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """How many, from where and why, without keys and values."""
-    async with running(Bed()) as bed:
-        bed.answers = {4: BURY, 5: BURY}
-        bed.feed(4, 5)
-        await bed.clock.advance(1)
+    async with running(Harness()) as harness:
+        harness.answers = {4: BURY, 5: BURY}
+        harness.feed(4, 5)
+        await harness.clock.advance(1)
     assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
 
 
 async def test_a_slow_partition_does_not_hold_the_others() -> None:
     """Partitions are lanes of their own."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0)
-        await bed.clock.settle()
-        free, bed.free = bed.free, type(bed.free)()
-        bed.free.set()
-        bed.feed(0, partition=P1)
-        await bed.clock.advance(1)
-        assert (bed.commits.get(P0, Committed(0)), bed.commits[P1]) == (Committed(0), Committed(1))
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0)
+        await harness.clock.settle()
+        free, harness.free = harness.free, type(harness.free)()
+        harness.free.set()
+        harness.feed(0, partition=P1)
+        await harness.clock.advance(1)
+        assert (harness.commits.get(P0, Committed(0)), harness.commits[P1]) == (Committed(0), Committed(1))
         free.set()
 
 
@@ -89,17 +89,17 @@ async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
 
     class Listener(PartitionListener):
         async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-            told.append((deadline.remaining_seconds, P0 in bed.pump.lanes))
+            told.append((deadline.remaining_seconds, P0 in harness.pump.lanes))
 
-    async with running(Bed(hooks={"partitions": Listener()})) as bed:
-        bed.feed(0, 1)
-        await bed.clock.settle()
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {P0: Committed(2)}
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 10)) == {}
+    async with running(Harness(hooks={"partitions": Listener()})) as harness:
+        harness.feed(0, 1)
+        await harness.clock.settle()
+        assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 10)) == {P0: Committed(2)}
+        assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 10)) == {}
         assert told == [(10, True), (10, False)]  # without a lane too: its events may be at work still
-        bed.pump.on_assigned({P0: 2}, {})
-        bed.pump.on_lost([P0])
-        await bed.clock.settle()
+        harness.pump.on_assigned({P0: 2}, {})
+        harness.pump.on_lost([P0])
+        await harness.clock.settle()
         assert told[2:] == [(DRAIN_SECONDS, False)]
 
 
@@ -109,53 +109,53 @@ async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None
 
     class Listener(PartitionListener):
         async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-            given_up.append(bed.pump.lanes[P0].is_fenced)
-            bed.pump.acknowledge(P0, 0, up_to=False)
+            given_up.append(harness.pump.lanes[P0].is_fenced)
+            harness.pump.acknowledge(P0, 0, up_to=False)
 
-    async with running(Bed(hooks={"partitions": Listener()})) as bed:
-        bed.answers = {0: HELD}
-        bed.feed(0)
-        await bed.clock.settle()
-        bed.free.clear()
-        bed.feed(1)
-        await bed.clock.settle()
-        assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0.05)) == {P0: Committed(1)}
+    async with running(Harness(hooks={"partitions": Listener()})) as harness:
+        harness.answers = {0: HELD}
+        harness.feed(0)
+        await harness.clock.settle()
+        harness.free.clear()
+        harness.feed(1)
+        await harness.clock.settle()
+        assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 0.05)) == {P0: Committed(1)}
         assert given_up == [False]
 
 
 @pytest.mark.parametrize("way", ["revoked", "stopped"])
 async def test_what_is_abandoned_is_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """A destination that does not answer cannot hold a rebalance; whoever stops reads how many repeats to expect."""
-    async with running(Bed()) as bed:
-        bed.free.clear()
-        bed.feed(0, 1, 2)
-        await bed.clock.settle()
+    async with running(Harness()) as harness:
+        harness.free.clear()
+        harness.feed(0, 1, 2)
+        await harness.clock.settle()
         if way == "revoked":
-            assert await bed.pump.on_revoked([P0], Deadline(bed.clock, 0)) == {P0: Committed(0)}
+            assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 0)) == {P0: Committed(0)}
         else:
-            await bed.pump.stop()
+            await harness.pump.stop()
             assert "abandoned=2" in caplog.text
-        assert bed.pump.counts.abandoned == 2
+        assert harness.pump.counts.abandoned == 2
 
 
 async def test_an_assignment_without_a_revoke_before_ends_the_one_before() -> None:
     """Two lanes would deliver the records of a partition in any order."""
-    async with running(Bed(max_records=1)) as bed:
-        bed.hold(0)
-        bed.feed(0, 1)
-        await bed.clock.settle()
-        bed.pump.on_assigned({P0: 3}, {})
-        bed.held[0].set()
-        await bed.clock.advance(1)
-        assert bed.delivered == [[0]]
+    async with running(Harness(max_records=1)) as harness:
+        harness.hold(0)
+        harness.feed(0, 1)
+        await harness.clock.settle()
+        harness.pump.on_assigned({P0: 3}, {})
+        harness.held[0].set()
+        await harness.clock.advance(1)
+        assert harness.delivered == [[0]]
 
 
 async def test_records_of_an_older_assignment_are_ignored() -> None:
     """A batch that was under way while the partition moved away and back is not delivered twice."""
-    async with running(Bed()) as bed:
-        bed.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])
-        await bed.clock.advance(1)
-        assert not bed.deliveries
+    async with running(Harness()) as harness:
+        harness.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])
+        await harness.clock.advance(1)
+        assert not harness.deliveries
 
 
 class Slow(ManualClock):
@@ -170,24 +170,24 @@ class Slow(ManualClock):
 async def test_commits_of_many_partitions_leave_turns_to_others(steady: bool) -> None:
     """Each may take milliseconds: some are told at a time, and each once per round though there is always more."""
     places, told = [TopicPartition("t", number) for number in range(40)], list[Mapping[TopicPartition, Any]]()
-    bed = Bed(clock=Slow())
+    harness = Harness(clock=Slow())
 
     def commit(offsets: Mapping[TopicPartition, Committed]) -> None:
         told.append(dict(offsets))
         for partition in places if steady and len(told) < 1000 else ():
-            bed.pump._mark(partition)
+            harness.pump._mark(partition)
 
-    bed.commit = commit  # type: ignore[method-assign]
-    await bed.pump.start()
-    bed.pump.on_assigned(dict.fromkeys(places, 1), {place: Committed(0) for place in places})
+    harness.commit = commit  # type: ignore[method-assign]
+    await harness.pump.start()
+    harness.pump.on_assigned(dict.fromkeys(places, 1), {place: Committed(0) for place in places})
     for partition in places:
-        bed.pump.on_records(partition, 1, [Record(*partition, 0, 0, None, b"v")])
-    await bed.clock.advance(1)
+        harness.pump.on_records(partition, 1, [Record(*partition, 0, 0, None, b"v")])
+    await harness.clock.advance(1)
     each = [partition for offsets in told for partition in offsets]
     assert {*each} == {*places}
     assert max(each.count(partition) for partition in places) <= 6
     assert max(len(offsets) for offsets in told) <= 10
-    bed.pump._dirty.update(dict.fromkeys(places))
-    bed.pump.commit_now()
+    harness.pump._dirty.update(dict.fromkeys(places))
+    harness.pump.commit_now()
     assert len(told[-1]) == 40
-    await bed.pump.stop()
+    await harness.pump.stop()

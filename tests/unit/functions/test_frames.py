@@ -16,7 +16,7 @@ from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.functions.frames import FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
-from headrace.testing.pump_harness import Bed, running
+from headrace.testing.pump_harness import Harness, running
 
 P = TopicPartition("t", 0)
 
@@ -122,7 +122,7 @@ def test_frames_grow_while_the_handler_is_fast_and_shrink_when_it_is_slow() -> N
 async def test_a_delivery_holds_no_more_records_than_its_destination_takes() -> None:
     """And never more than the settings allow."""
     sizes: Any = iter([1, 3, 1000])
-    async with running(Bed(max_records=4, hooks={"most_records": lambda: next(sizes)})) as bed:
-        bed.feed(*range(8))
-        await bed.clock.advance(1)
-        assert [len(offsets) for offsets in bed.delivered] == [1, 3, 4]
+    async with running(Harness(max_records=4, hooks={"most_records": lambda: next(sizes)})) as harness:
+        harness.feed(*range(8))
+        await harness.clock.advance(1)
+        assert [len(offsets) for offsets in harness.delivered] == [1, 3, 4]

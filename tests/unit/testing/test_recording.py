@@ -1,4 +1,4 @@
-"""Evidence is read as it was written: seeded records, the backend's journal, the broker's record of a commit."""
+"""Recording is read as it was written: seeded records, the backend's journal, the broker's record of a commit."""
 
 from __future__ import annotations
 

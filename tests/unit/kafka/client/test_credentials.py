@@ -33,7 +33,7 @@ class Client:
         self.logins.append((username, password))
 
 
-class Bed:
+class Harness:
     """Files, a process that looks at them, and brokers that accept what `accepts` says."""
 
     def __init__(self, folder: Path, **security: Any) -> None:
@@ -78,122 +78,122 @@ def certificates(folder: Path, authority: str = "ca") -> None:
     Authority(folder, authority).issue("client")
 
 
-def tls_bed(folder: Path) -> Bed:
+def tls_bed(folder: Path) -> Harness:
     certificates(folder)
-    return Bed(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
+    return Harness(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
 
 
 def test_a_password_that_a_broker_accepts_is_given_to_the_living_client(tmp_path: Path) -> None:
     """Nothing is tried while nothing changes, and the client is not replaced."""
-    bed = Bed(tmp_path, sasl={"username": "app"})
-    assert not bed.look()
-    bed.write("password", "new\n")
-    assert bed.look()
-    assert bed.owner.replacement(bed.client) is None
-    assert bed.client.logins == [("app", "new")]
-    assert bed.owner.replacement(bed.client) is None
-    assert not bed.look()
-    assert (bed.attempts, bed.client.logins) == (1, [("app", "new")])
+    harness = Harness(tmp_path, sasl={"username": "app"})
+    assert not harness.look()
+    harness.write("password", "new\n")
+    assert harness.look()
+    assert harness.owner.replacement(harness.client) is None
+    assert harness.client.logins == [("app", "new")]
+    assert harness.owner.replacement(harness.client) is None
+    assert not harness.look()
+    assert (harness.attempts, harness.client.logins) == (1, [("app", "new")])
 
 
 def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The broker may learn the password after the file; until then the old one stays in use."""
-    bed = Bed(tmp_path, sasl={"username": "app"})
-    bed.accepts = False
-    bed.write("password", "canary-new")
+    harness = Harness(tmp_path, sasl={"username": "app"})
+    harness.accepts = False
+    harness.write("password", "canary-new")
     with caplog.at_level(logging.WARNING):
-        assert not any(bed.look() for _ in range(3))
-    assert bed.attempts == 3
-    assert bed.owner.replacement(bed.client) is None
-    assert bed.client.logins == []
+        assert not any(harness.look() for _ in range(3))
+    assert harness.attempts == 3
+    assert harness.owner.replacement(harness.client) is None
+    assert harness.client.logins == []
     assert len(caplog.records) == 1
     assert "login refused" in caplog.text
     assert "canary" not in caplog.text
-    bed.accepts = True
-    assert bed.look()
+    harness.accepts = True
+    assert harness.look()
 
 
 def test_while_the_login_is_refused_a_change_is_found_at_once(tmp_path: Path) -> None:
     """What is refused as well is tried again only when it is due."""
-    bed = Bed(tmp_path, sasl={"username": "app"})
-    bed.accepts = False
-    bed.write("password", "wrong")
-    assert [bed.look_again() for _ in range(5)] == [False] * 5
-    assert bed.attempts == 1
-    bed.accepts = True
-    bed.write("password", "new-password")
-    assert bed.look_again()
-    assert bed.security.after_refusal
+    harness = Harness(tmp_path, sasl={"username": "app"})
+    harness.accepts = False
+    harness.write("password", "wrong")
+    assert [harness.look_again() for _ in range(5)] == [False] * 5
+    assert harness.attempts == 1
+    harness.accepts = True
+    harness.write("password", "new-password")
+    assert harness.look_again()
+    assert harness.security.after_refusal
 
 
 def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Certificate and key are written one after the other, the first of them in two parts."""
-    bed = tls_bed(tmp_path)
+    harness = tls_bed(tmp_path)
     (tmp_path / "next").mkdir()
     files = Authority(tmp_path / "next", "ca").issue("client")
     certificate = files.certificate.read_text()
     for part in (certificate[:10], "", certificate[:200], certificate):
-        bed.write("client.pem", part)
-        assert not bed.look()
+        harness.write("client.pem", part)
+        assert not harness.look()
     assert len(caplog.records) == 4, "a warning for each state of the files"
-    assert bed.owner.replacement(bed.client) is None
-    bed.write("client.key", files.key.read_text())
-    assert bed.look()
-    assert bed.owner.replacement(bed.client) is not None
-    assert bed.owner.replacement(bed.client) is None
+    assert harness.owner.replacement(harness.client) is None
+    harness.write("client.key", files.key.read_text())
+    assert harness.look()
+    assert harness.owner.replacement(harness.client) is not None
+    assert harness.owner.replacement(harness.client) is None
 
 
 def test_a_store_that_is_half_written_changes_nothing(tmp_path: Path) -> None:
     """Also not a client that is made meanwhile; the whole store is taken up, and the same again is no change."""
     certificates(tmp_path)
-    bed = Bed(tmp_path, tls={"ca": "ca.pem", "keystore": "client.p12", "keystore_password": STORE_PASSWORD})
-    before = client_properties(bed.kafka, "x")
+    harness = Harness(tmp_path, tls={"ca": "ca.pem", "keystore": "client.p12", "keystore_password": STORE_PASSWORD})
+    before = client_properties(harness.kafka, "x")
     certificates(tmp_path)
     whole = (tmp_path / "client.p12").read_bytes()
     for size in (0, 100, len(whole) // 2):
-        bed.write("client.p12", whole[:size])
-        assert not bed.look()
-        confluent_kafka.Producer({**(now := client_properties(bed.kafka, "x")), "log_level": 0})
+        harness.write("client.p12", whole[:size])
+        assert not harness.look()
+        confluent_kafka.Producer({**(now := client_properties(harness.kafka, "x")), "log_level": 0})
         assert now == before
-    bed.write("client.p12", whole)
-    assert bed.look()
-    assert bed.owner.replacement(bed.client) is not None
-    bed.write("client.p12", whole)
-    assert not bed.look()
+    harness.write("client.p12", whole)
+    assert harness.look()
+    assert harness.owner.replacement(harness.client) is not None
+    harness.write("client.p12", whole)
+    assert not harness.look()
 
 
 def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> None:
     """A new client gets what was read before; the same content again is no change."""
-    bed = tls_bed(tmp_path)
+    harness = tls_bed(tmp_path)
     before = (tmp_path / "ca.pem").read_text()
     (tmp_path / "ca.pem").unlink()
-    assert not bed.look()
-    assert client_properties(bed.kafka, "x")["ssl.ca.pem"] == before
-    bed.write("ca.pem", before)
-    assert not bed.look()
-    assert bed.attempts == 0
-    assert bed.owner.replacement(bed.client) is None
+    assert not harness.look()
+    assert client_properties(harness.kafka, "x")["ssl.ca.pem"] == before
+    harness.write("ca.pem", before)
+    assert not harness.look()
+    assert harness.attempts == 0
+    assert harness.owner.replacement(harness.client) is None
 
 
 def test_an_empty_authority_is_never_the_authorities_of_the_system(tmp_path: Path) -> None:
     """Nothing falls back to a weaker way."""
-    bed = tls_bed(tmp_path)
-    bed.write("ca.pem", "")
-    assert not bed.look()
-    assert "BEGIN" in client_properties(bed.kafka, "x")["ssl.ca.pem"]
+    harness = tls_bed(tmp_path)
+    harness.write("ca.pem", "")
+    assert not harness.look()
+    assert "BEGIN" in client_properties(harness.kafka, "x")["ssl.ca.pem"]
 
 
 def test_a_client_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log has a warning, and the owner continues."""
-    bed = tls_bed(tmp_path)
+    harness = tls_bed(tmp_path)
 
     def fail() -> Client:
         raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG))
 
-    owner = ClientSecurity(bed.security, fail)
+    owner = ClientSecurity(harness.security, fail)
     certificates(tmp_path)
-    assert bed.look()
-    assert owner.replacement(bed.client) is None
+    assert harness.look()
+    assert owner.replacement(harness.client) is None
     assert "keeps what it was made with" in caplog.text
 
 

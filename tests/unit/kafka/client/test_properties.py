@@ -15,7 +15,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.devcluster.certificates import SERVER_NAME, Authority
 from headrace.kafka.client.properties import client_log, client_properties
-from headrace.testing.scenario import Scene
+from headrace.testing.scenario import Scenario
 
 
 def test_allowed_properties_reach_the_client() -> None:
@@ -76,7 +76,7 @@ def test_token_servers_are_checked_with_the_authorities_of_the_system(
     own = {"log_level": 0, "error_cb": lambda error: errors.append(error.str())}
     try:
         client = confluent_kafka.Producer({**client_properties(kafka, "test"), **own})
-        Scene.wait_until(lambda: client.poll(0.1) >= 0 and errors, "an error", 30)
+        Scenario.wait_until(lambda: client.poll(0.1) >= 0 and errors, "an error", 30)
     finally:
         server.shutdown()
         thread.join()

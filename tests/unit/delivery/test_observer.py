@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Record
-from headrace.testing.pump_harness import P0, Bed, running
+from headrace.testing.pump_harness import P0, Harness, running
 
 RETRY, DEAD = Reply("E"), Reply("Bad", permanent=True)
 SKIPPED, TOGETHER = Reply("HTTP 404", "", 404), Reply("HTTP 500", "", 500)
@@ -21,7 +21,7 @@ SCRIPTS = st.lists(
 )
 
 
-class Told(Bed):
+class Told(Harness):
     """Each record has its script, and is taken behind its end; a retry topic takes each fifth letter."""
 
     def __init__(self, scripts: Sequence[Sequence[Reply | None]], ordering: str, **retry: Any) -> None:
@@ -62,16 +62,16 @@ class Told(Bed):
 @given(SCRIPTS, st.sampled_from(["partition", "key", "none"]), st.booleans())
 def test_each_end_is_told_once(scripts: list[list[Reply | None]], ordering: str, last_retry: bool) -> None:
     """Whatever the destination says; what waits in a tier or was no delivery is told by others."""
-    bed = Told(scripts, ordering, last_retry=last_retry)
-    asyncio.run(bed.play())
-    counts = bed.pump.numbers()
-    hows = [how for _, how in bed.told]
-    assert len({offset for offset, _ in bed.told}) == len(bed.told)
-    assert bed.sizes == len(bed.told)
+    harness = Told(scripts, ordering, last_retry=last_retry)
+    asyncio.run(harness.play())
+    counts = harness.pump.numbers()
+    hows = [how for _, how in harness.told]
+    assert len({offset for offset, _ in harness.told}) == len(harness.told)
+    assert harness.sizes == len(harness.told)
     assert {how: hows.count(how) for how in ("dead letter", "skipped", "given up")} == {
         "dead letter": counts["dead_letters"],
         "skipped": counts["skipped"],
         "given up": counts["given_up"],
     }
-    assert (hows.count("delivered"), bed.elsewhere) == (counts["delivered"], counts["delegated"])
-    assert len(bed.told) == len(scripts) - counts["delayed"] - bed.elsewhere
+    assert (hows.count("delivered"), harness.elsewhere) == (counts["delivered"], counts["delegated"])
+    assert len(harness.told) == len(scripts) - counts["delayed"] - harness.elsewhere

@@ -1,6 +1,6 @@
 """What the tests of pushing under faults share: a hostile backend, and a topic with processes of one group.
 
-The backend's journal, the topics and the group's commits are the evidence, nothing of what Headrace reports of itself.
+The backend's journal, the topics and the group's commits are the recording, nothing of what Headrace reports of itself.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Hostile:
         return number < self._poison or (number < self._poison + self._flaky and record["attempt"] == 1)
 
 
-class PushScene(Ledger):
+class PushScenario(Ledger):
     """A topic, its dead letter topic, a backend with a journal, and Headrace processes of one group."""
 
     def __init__(self, cluster: Any, start: Any, folder: Path, **given: Any) -> None:
-        """Create the topics; scenes may share a backend and its journal."""
+        """Create the topics; scenarios may share a backend and its journal."""
         super().__init__(cluster, folder)
         self._start = start
         self.partitions = given.get("partitions", PARTITIONS)
@@ -89,7 +89,7 @@ class PushScene(Ledger):
         self.written = self.dead_letters = 0
         self.faults: list[Fault] = []
         self.commits: Sequence[GroupCommit] = ()
-        """All commits of the cluster, if scenes share them."""
+        """All commits of the cluster, if scenarios share them."""
         self.properties: dict[str, Any] = {}
         """Properties of the clients of the processes."""
         self.settings: dict[str, Any] = {
@@ -179,13 +179,13 @@ class PushScene(Ledger):
         """Return all commits of the cluster."""
         return asyncio.run(group_commits(self.kafka, self.admin))
 
-    def evidence(self) -> list[Pushed]:
+    def recording(self) -> list[Pushed]:
         """Return all that is known, partition by partition."""
         return asyncio.run(gather(self.kafka, self.admin, self.group, self.topic, self.journal, self.commits))
 
     def check(self, but: str = "") -> list[str]:
         """Return what the ledger has to say of every partition, but for sentences of one kind."""
-        found = self.evidence()
+        found = self.recording()
         self.dead_letters = sum(len(run.dead_letters) for run in found)
         assert sum(len(run.log) for run in found) == self.written
         said = [text for run in found for text in check_pushed(run, self.settings["ordering"], self.faults)]
@@ -195,8 +195,8 @@ class PushScene(Ledger):
 class Feeder:
     """Writes unique records at a rate, in a thread, until it ends."""
 
-    def __init__(self, scene: PushScene, per_second: int) -> None:
-        self._scene, self._per_second = scene, per_second
+    def __init__(self, scenario: PushScenario, per_second: int) -> None:
+        self._scenario, self._per_second = scenario, per_second
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
@@ -216,16 +216,16 @@ class Feeder:
     async def _run(self) -> None:
         # New partitions are to be used soon, and an outage of brokers is to be outlived.
         properties = {"topic.metadata.refresh.interval.ms": 500}
-        kafka = KafkaConfig(bootstrap_servers=self._scene.kafka.bootstrap_servers, properties=properties)
+        kafka = KafkaConfig(bootstrap_servers=self._scenario.kafka.bootstrap_servers, properties=properties)
         producer = Producer(kafka, ProducerConfig(properties={"delivery.timeout.ms": 200_000}))
         await producer.start()
         # A billion keys: the most frequent one has three of a hundred records, and they wait for each other.
-        records = unique_records(self._scene.topic, seed=7, keys=10**9)
-        begin, first = time.monotonic(), self._scene.written
+        records = unique_records(self._scenario.topic, seed=7, keys=10**9)
+        begin, first = time.monotonic(), self._scenario.written
         while not self._stop.is_set():
-            due = int((time.monotonic() - begin) * self._per_second) - self._scene.written + first
+            due = int((time.monotonic() - begin) * self._per_second) - self._scenario.written + first
             results = await producer.produce(list(itertools.islice(records, min(max(due, 1), 1000))))
             assert not [result for result in results if isinstance(result, Exception)]
-            self._scene.written += len(results)
+            self._scenario.written += len(results)
             await asyncio.sleep(0.1)
         await producer.stop()

@@ -1,6 +1,6 @@
 """A function that keeps a journal of its calls, and the processes that run it; the ledger of pushes judges it.
 
-The journal, the topics and the group's commits are the evidence, nothing of what Headrace reports of itself.
+The journal, the topics and the group's commits are the recording, nothing of what Headrace reports of itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing import Fault, HeadraceProcess, RecordingBackend
-from tests.faults.push_scene import PushScene
+from tests.faults.push_scenario import PushScenario
 
 JOURNAL = table(__file__, "journal")
 QUICK = "def act(context, event): pass\n"
 SLOW = "def act(context, event): time.sleep(0.002)\n"
 
 
-class FunctionScene(PushScene):
+class FunctionScenario(PushScenario):
     """A topic, its dead letter topic, a function with a journal, and Headrace processes of its group."""
 
     def __init__(self, cluster: Any, start: Any, folder: Path, code: str = QUICK, **given: Any) -> None:

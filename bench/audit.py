@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.environment import Bench, metrics, pid
 from bench.load import Target
-from bench.measured import HEAD, Measured, audit_notes, cells, median_of, pending_notes, table
+from bench.measured import HEAD, Measured, audit_events, cells, median_of, pending_events, table
 from bench.produce import produce
 from bench.push import Sink, consumer
 from headrace.devcluster import HeadraceProcess
@@ -25,13 +25,13 @@ class AuditTable:
     """Measures, and prints the results."""
 
     title = "Audit"
-    text = "Medians in turns: without an audit section, with the default of a target, and with a note per record."
+    text = "Medians in turns: without an audit section, with the default of a target, and with an event per record."
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.topic = bench.topic("audited")
         self.runs: dict[tuple[str, str], list[Measured]] = {}
-        self.notes: dict[tuple[str, str], list[dict[str, float]]] = {}
+        self.events: dict[tuple[str, str], list[dict[str, float]]] = {}
 
     def measure(self) -> None:
         """Run every row, in turns."""
@@ -59,11 +59,11 @@ class AuditTable:
         return got
 
     def ended(self, row: str, audit: str, process: HeadraceProcess) -> None:
-        """Wait until every note is written, and count."""
+        """Wait until every event is written, and count."""
         while AUDITS[audit]:
             text = metrics(process)
-            if not pending_notes(text):
-                self.notes.setdefault((row, audit), []).append(audit_notes(text))
+            if not pending_events(text):
+                self.events.setdefault((row, audit), []).append(audit_events(text))
                 break
             time.sleep(0.05)
         process.terminate()
@@ -75,14 +75,14 @@ class AuditTable:
             without, *audits = AUDITS
             rows.append(f"{title}, {without} | {cells(self.runs[row, without])} | | | ")
             for audit in audits:
-                notes = self.notes[row, audit]
-                missing = sum(counts.get("dropped", 0) + counts.get("lost", 0) for counts in notes)
-                share = missing / (missing + sum(counts.get("written", 0) for counts in notes))
+                events = self.events[row, audit]
+                missing = sum(counts.get("dropped", 0) + counts.get("lost", 0) for counts in events)
+                share = missing / (missing + sum(counts.get("written", 0) for counts in events))
                 rate, cpu = (
                     median_of(field, self.runs[row, audit]) / median_of(field, self.runs[row, without])
                     for field in ("rate", "cpu_us")
                 )
                 target = "<= 10 %" if "records" not in AUDITS[audit] else ""
-                figures = f"**{1 - rate:.0%}** ({cpu - 1:+.0%}) | {share:.0%} of notes | {target}"
+                figures = f"**{1 - rate:.0%}** ({cpu - 1:+.0%}) | {share:.0%} of events | {target}"
                 rows.append(f"{title}, {audit} | {cells(self.runs[row, audit])} | {figures}")
         return table(f"workload | {HEAD} | costs (processor time) | dropped | target", rows)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 ENDED = re.compile(
     r'^headrace_(?:delivery|ended)_records_total\{(?:[^}]*,)?outcome="delivered"(?:,[^}]*)?\} (\S+)$', re.MULTILINE
 )
-PENDING_NOTES = re.compile(
-    r'^headrace_(?:depth\{name="audit_notes"\}|audit_pending_notes(?:\{[^}]*\})?) (\S+)$', re.MULTILINE
+PENDING_EVENTS = re.compile(
+    r'^headrace_(?:depth\{name="audit_events"\}|audit_pending_events(?:\{[^}]*\})?) (\S+)$', re.MULTILINE
 )
-AUDIT_NOTES = re.compile(r'^headrace_audit_notes_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+AUDIT_EVENTS = re.compile(r'^headrace_audit_events_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 class Measured(NamedTuple):
@@ -73,11 +73,11 @@ def delivered_records(metrics: str) -> float:
     return sum(map(float, ENDED.findall(metrics)))
 
 
-def pending_notes(metrics: str) -> float:
-    """Return the audit's notes that are not written yet."""
-    return sum(map(float, PENDING_NOTES.findall(metrics)))
+def pending_events(metrics: str) -> float:
+    """Return the audit's events that are not written yet."""
+    return sum(map(float, PENDING_EVENTS.findall(metrics)))
 
 
-def audit_notes(metrics: str) -> dict[str, float]:
-    """Return the audit's notes by outcome."""
-    return {outcome: float(count) for outcome, count in AUDIT_NOTES.findall(metrics)}
+def audit_events(metrics: str) -> dict[str, float]:
+    """Return the audit's events by outcome."""
+    return {outcome: float(count) for outcome, count in AUDIT_EVENTS.findall(metrics)}

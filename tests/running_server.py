@@ -302,7 +302,7 @@ class RunningServer:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
         self.tls: TlsFiles | None = None
         self.dead_letters: Any = None
-        self.notes: Any = None
+        self.events: Any = None
         self.streams: Any = None
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -349,8 +349,8 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
     kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
-    notes = audit_of(kafka)
-    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, notes, config.max_records)
+    events = audit_of(kafka)
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, events, config.max_records)
     transactions = Transactions(ProducerConfig(), produce, kafka)
     idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
     writing = Writing(transactions, idempotency, metrics)
@@ -375,7 +375,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         TransactionRoute(writing, config),
         HealthEndpoints(lambda: services, "t", metrics),
         DocumentEndpoints(),
-        AuditEndpoints(notes, config.max_records),
+        AuditEndpoints(events, config.max_records),
         DeadLetterEndpoints(dead_letters, dead_letters),
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
@@ -389,14 +389,14 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
         TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name, None),
     ]
-    application = Application(config, families, metrics, authenticator, notes)
+    application = Application(config, families, metrics, authenticator, events)
     fast_path = FastPath(config, produce, metrics, application.gate, application.checks, authenticator)
     streams, context = produce_route.stream, tls.context if tls else None
     web = WebService(config, application, fast_path, streams, tls=context)
     await idempotency.start()
     await web.start()
     server = RunningServer(web, kafka, metrics, services)
-    server.tls, server.dead_letters, server.notes, server.streams = tls, dead_letters, notes, streams
+    server.tls, server.dead_letters, server.events, server.streams = tls, dead_letters, events, streams
     try:
         yield server
     finally:

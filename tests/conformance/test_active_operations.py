@@ -175,18 +175,20 @@ def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headr
 
     assert len(part(url, source, offset=5).body["records"]) == 2
 
-    def notes() -> list[Any]:
+    def events() -> list[Any]:
         found = [json.loads(record.value or b"") for record in site.records("_audit-active")]
-        return [note for note in found if note.get("topic") == source and note["auditType"] == "ACTIVE_CONSUMER"]
+        return [event for event in found if event.get("topic") == source and event["auditType"] == "ACTIVE_CONSUMER"]
 
-    site.wait_until(lambda: sum(note.get("count", 1) for note in notes()) == 7, "the audit of the reads")
-    assert {(note["action"], note.get("group"), note["auditStatus"]) for note in notes()} == {
+    site.wait_until(lambda: sum(event.get("count", 1) for event in events()) == 7, "the audit of the reads")
+    assert {(event["action"], event.get("group"), event["auditStatus"]) for event in events()} == {
         ("read", source, "SUCCESS"),
         ("read", None, "SUCCESS"),
     }
     control = [json.loads(record.value or b"") for record in site.records("_audit-active")]
-    assert [note["action"] for note in control if note.get("target") == f"active consumer {source}/one"] == ["create"]
-    assert min(note["offset"] for note in notes()) == 0 and max(note["lastOffset"] for note in notes()) == 6
+    assert [event["action"] for event in control if event.get("target") == f"active consumer {source}/one"] == [
+        "create"
+    ]
+    assert min(event["offset"] for event in events()) == 0 and max(event["lastOffset"] for event in events()) == 6
 
 
 def test_operators_see_what_they_may(site: Scenario, headrace: Callable[..., Any], source: str) -> None:

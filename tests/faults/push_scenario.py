@@ -135,7 +135,7 @@ class PushScenario(Ledger):
         return [offsets[partition][1] for partition in sorted(offsets)]
 
     def crashed(self, process: HeadraceProcess, point: str) -> None:
-        """Wait until a process has met its failpoint and note the fault; it began when the process said its last."""
+        """Wait until a process has met its failpoint and record the fault; it began when the process said its last."""
         self.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
         assert (process.exit_code, f"failpoint {point}: crash" in process.output) == (-signal.SIGKILL, True), point
         self.backend.settle()

@@ -1,4 +1,4 @@
-"""The audit counts what happened, whatever fails meanwhile: notes and told holes are as many as records that ended."""
+"""The audit counts what happened, whatever fails meanwhile: events and told holes are as many as records that ended."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Numbers:
 
     @property
     def counted(self) -> int:
-        return sum(self.of("audit_notes", outcome) for outcome in ("written", "dropped", "lost"))
+        return sum(self.of("audit_events", outcome) for outcome in ("written", "dropped", "lost"))
 
     @property
     def is_quiet(self) -> bool:
-        return not self.of("audit_pending_notes")
+        return not self.of("audit_pending_events")
 
 
 class Audited(Ledger):
-    """A topic that a process writes and pushes, with notes of all of it."""
+    """A topic that a process writes and pushes, with events of all of it."""
 
     def __init__(self, cluster: Any, folder: Path, headrace: Any, url: str, change: str = "") -> None:
         super().__init__(cluster, folder)
@@ -74,20 +74,20 @@ class Audited(Ledger):
     def settled(self) -> Numbers:
         """Return the numbers of the process once everything has ended and is noted, and let it drain."""
         self.wait_committed_all(self.topic, self.topic)
-        self.wait_until(lambda: Numbers(self.process.url).is_quiet, "the last notes")
+        self.wait_until(lambda: Numbers(self.process.url).is_quiet, "the last events")
         numbers = Numbers(self.process.url)
         assert self.process.terminate() == 0
         return numbers
 
-    def notes(self) -> tuple[list[Any], int]:
-        """Return the notes, and how many they say are missing."""
-        notes = [json.loads(record.value or b"") for record in self.records(f"{self.topic}-audit")]
-        holes = sum(note["count"] for note in notes if note["auditType"] == "DROPPED")
-        return [note for note in notes if note["auditType"] != "DROPPED"], holes
+    def events(self) -> tuple[list[Any], int]:
+        """Return the events, and how many they say are missing."""
+        events = [json.loads(record.value or b"") for record in self.records(f"{self.topic}-audit")]
+        holes = sum(event["count"] for event in events if event["auditType"] == "DROPPED")
+        return [event for event in events if event["auditType"] != "DROPPED"], holes
 
 
 SMALL = "from headrace.config.audit import AuditConfig\n\nAuditConfig.max_pending_bytes = 3_000\n"
-"""Room for a dozen notes."""
+"""Room for a dozen events."""
 TROUBLE = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
 
 
@@ -95,21 +95,21 @@ TROUBLE = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, bod
 def test_notes_and_told_holes_are_as_many_as_records_that_ended(
     kafka: Any, headrace: Any, backend: Any, tmp_path: Path, change: str
 ) -> None:
-    """The backend breaks and some records are bad; with a budget for a dozen notes, holes say what is missing."""
+    """The backend breaks and some records are bad; with a budget for a dozen events, holes say what is missing."""
     backend.script += TROUBLE
     backend.answer = Answer(fails=lambda record: record["value"]["id"] % 50 == 7)
     scenario = Audited(kafka, tmp_path, headrace, backend.url, change)
     with Poster(scenario.process.url, scenario.topic) as poster:
         poster.wait_for_more(600)
     numbers = scenario.settled()
-    notes, holes = scenario.notes()
-    assert len(notes) + holes == numbers.due == numbers.counted
+    events, holes = scenario.events()
+    assert len(events) + holes == numbers.due == numbers.counted
     if not holes:
-        kinds = Counter((note["auditType"], note["auditStatus"]) for note in notes)
+        kinds = Counter((event["auditType"], event["auditStatus"]) for event in events)
         records, letters = scenario.records(scenario.topic), scenario.records(f"{scenario.topic}.dlq")
         assert kinds["PRODUCER", "SUCCESS"] == len(records) + len(letters)
         assert len(letters) == kinds["REACTIVE_CONSUMER", "FAILURE"] > 0
-        places = {(n["partition"], n["offset"]) for n in notes if n["auditType"] == "REACTIVE_CONSUMER"}
+        places = {(n["partition"], n["offset"]) for n in events if n["auditType"] == "REACTIVE_CONSUMER"}
         assert places == {(record.partition, record.offset) for record in records}
 
 
@@ -117,7 +117,7 @@ def test_notes_and_told_holes_are_as_many_as_records_that_ended(
 def test_a_broker_that_dies_costs_no_note_that_is_not_counted(
     kafka_three: Any, headrace: Any, backend: Any, tmp_path: Path
 ) -> None:
-    """Notes wait for the other brokers; what is lost all the same is counted."""
+    """Events wait for the other brokers; what is lost all the same is counted."""
     scenario = Audited(kafka_three, tmp_path, headrace, backend.url)
     with Poster(scenario.process.url, scenario.topic) as poster:
         poster.wait_for_more(300)
@@ -127,7 +127,7 @@ def test_a_broker_that_dies_costs_no_note_that_is_not_counted(
         kafka_three.wait_in_sync()
         poster.wait_for_more()
     numbers = scenario.settled()
-    notes, holes = scenario.notes()
-    lost = numbers.of("audit_notes", "lost")
+    events, holes = scenario.events()
+    lost = numbers.of("audit_events", "lost")
     assert numbers.counted == numbers.due
-    assert numbers.due - holes <= len(notes) <= numbers.due - holes + lost
+    assert numbers.due - holes <= len(events) <= numbers.due - holes + lost

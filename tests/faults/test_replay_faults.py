@@ -38,7 +38,7 @@ class Replayed(PushScenario):
         return {**super().config, "control": {"topic": f"_headrace-control-{self.topic}"}}
 
     def read_by_the_group(self) -> None:
-        """Let the group read everything, and note what every group has committed."""
+        """Let the group read everything, and record what every group has committed."""
         process = self.run()
         self.wait_done()
         assert process.terminate() == 0

@@ -34,7 +34,7 @@ def test_each_delivered_record_counts_once(metrics: str) -> None:
     assert measured.delivered_records(metrics) == 650
 
 
-@pytest.mark.parametrize("name", ['headrace_depth{name="audit_notes"}', "headrace_audit_pending_notes"])
+@pytest.mark.parametrize("name", ['headrace_depth{name="audit_events"}', "headrace_audit_pending_notes"])
 def test_notes_wait_until_they_are_written(name: str) -> None:
     """The queue of the audit is read under its name of before and of now."""
     assert measured.pending_notes(f'headrace_depth{{name="other"}} 3.0\n{name} 12.0\n') == 12

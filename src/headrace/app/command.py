@@ -24,13 +24,13 @@ from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
 
 _RUN_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
-"""For a run to end with what has ended saved; then for records and audit notes in flight."""
+"""For a run to end with what has ended saved; then for records and audit events in flight."""
 
 
 class CommandRuns:
     """Redrives, moves and drops dead letters.
 
-    Runs on dead letters exclude each other by the same lease as everywhere. Notes go to the audit topic of the
+    Runs on dead letters exclude each other by the same lease as everywhere. Events go to the audit topic of the
     configuration, if it has one.
     """
 

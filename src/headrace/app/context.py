@@ -14,7 +14,7 @@ from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.records import Produce, Record
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
 from headrace.runtime.telemetry.metrics import Metrics
 
@@ -40,7 +40,7 @@ class ProcessContext:
     codecs: Codecs
     audit: Audit | None
     audit_producer: Producer | None
-    """Writes the audit's topic, with a byte budget of its own: notes never take the budget of records."""
+    """Writes the audit's topic, with a byte budget of its own: events never take the budget of records."""
 
     @property
     def services(self) -> list[Service]:
@@ -49,7 +49,7 @@ class ProcessContext:
         return [each for each in dict.fromkeys([self.registry.tls, *clients, self.audit_producer, self.audit]) if each]
 
     def on_ended(self, audit_type: str, group: str) -> OnEnded | None:
-        """Return what writes audit notes of a group's ended records; None without an audit."""
+        """Return what writes audit events of a group's ended records; None without an audit."""
         if self.audit is None:
             return None
         consumed = self.audit.consumed
@@ -62,7 +62,7 @@ class ProcessContext:
         return on_ended
 
     def audited_produce(self, audit_type: str = "PRODUCER", *, in_order: bool = False) -> Produce:
-        """Return what writes records with the inner producer, and audit notes of them if there is an audit."""
+        """Return what writes records with the inner producer, and audit events of them if there is an audit."""
         produce = functools.partial(self.inner_producer.produce, in_order=in_order)
         return self.audit.audited(produce, audit_type) if self.audit else produce
 

@@ -13,7 +13,7 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
 from headrace.control.table.consumer_control import CommandAnswer, ConsumerControl
 from headrace.errors import NotFound
-from headrace.http.endpoint import CHANGE, KAFKA, SEE, Call, CallNote, Endpoint, Errors, caller_name, may_control
+from headrace.http.endpoint import CHANGE, KAFKA, SEE, Call, CallEvent, Endpoint, Errors, caller_name, may_control
 from headrace.http.messages import HttpResponse
 
 CONSUMERS: Final = "/adm/reactive-consumers"
@@ -150,7 +150,7 @@ class ControlEndpoints:
         reason = fields.pop("reason", "")
         given = {name: value for name, value in fields.items() if value is not None and value is not msgspec.UNSET}
         detail = msgspec.json.encode(given).decode() if given else detail
-        call.note = CallNote(f"{consumer.kind} {consumer.name}", reason, detail)
+        call.event = CallEvent(f"{consumer.kind} {consumer.name}", reason, detail)
         return consumer
 
 

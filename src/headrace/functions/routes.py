@@ -11,7 +11,7 @@ from headrace.control.health.lag import PartitionLag
 from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
 from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec
-from headrace.http.endpoint import ADMINISTER, SEE, Call, CallNote, Endpoint, may_control
+from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
 from headrace.records import TopicPartition
 
 
@@ -96,7 +96,7 @@ class FunctionEndpoints:
     )
     async def reload(self, call: Call[None, None]) -> Reloaded:
         name = call.parameters["name"]
-        call.note = CallNote(f"function {name}")
+        call.event = CallEvent(f"function {name}")
         if name not in self._reloads:
             raise NotFound(f"no function {name[:60]!r} runs here: there are {', '.join(self._reloads) or 'none'}")
         try:

@@ -85,7 +85,7 @@ class Application:
         except Exception as cause:  # boundary: the user sees one error body, never a stack trace
             error = error_of(scope, cause)
             if self._audit and not status:
-                self._note(self._audit, scope, error)
+                self._event(self._audit, scope, error)
             if status:  # the answer has begun; the server closes the connection
                 if isinstance(cause, HeadraceError):
                     log.warning("%s %s ends before its answer is complete: %s", scope["method"], scope["path"], cause)
@@ -146,8 +146,8 @@ class Application:
             caller.set(principal.name)
         return principal
 
-    def _note(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
-        """Note in the audit which request was denied, and which produce request was not sent."""
+    def _event(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
+        """Report in the audit which request was denied, and which produce request was not sent."""
         path = scope["path"]
         if error.status in _DENIED:
             client = scope.get("client")

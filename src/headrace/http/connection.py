@@ -104,7 +104,7 @@ class ConnectionLimit:
         return True
 
     def active(self, connection: ClientConnection) -> None:
-        """Note that a connection which is not admitted has sent a request."""
+        """Report that a connection that was not admitted has sent a request."""
         if self._others.pop(connection, None) is not None:
             self.opened(connection)
 

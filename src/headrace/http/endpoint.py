@@ -1,6 +1,6 @@
 """An HTTP endpoint: one declaration at its handler.
 
-The router, the access rule, the API document, the audit note and the clients of the command line are made from it.
+The router, the access rule, the API document, the audit event and the clients of the command line are made from it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Endpoint:
     effect: bool = False
     """Whether its GET changes state. Every other method does."""
     audited: str = ""
-    """Action of its audit note, which the handler completes in `Call.note`."""
+    """Action of its audit event, which the handler completes in `Call.event`."""
     decoded: bool = True
     """Whether body and query are decoded. If not, the handler takes the bytes of the body and reads the query."""
     strict: bool = True
@@ -173,8 +173,8 @@ def caller_name() -> str:
     return caller.get() or "anonymous"
 
 
-class CallNote(NamedTuple):
-    """What the audit notes of a request, in addition to the action of its endpoint."""
+class CallEvent(NamedTuple):
+    """What the audit says of a request, in addition to the action of its endpoint."""
 
     target: str
     """What is changed: `reactive orders`, `orders.dlq`."""
@@ -193,7 +193,7 @@ class Call(Generic[Body, Query]):
         self.body = body
         self.query = query
         self.parameters: dict[str, str] = scope["path_params"]
-        self.note: CallNote | None = None
+        self.event: CallEvent | None = None
         """Set by the handler once the request is allowed and understood; written when it has ended."""
 
 
@@ -225,16 +225,16 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
         try:
             answer = await handler(call)
         except HeadraceError as error:
-            if call.note:
-                note(call.note._replace(reason=call.note.reason or error.description, outcome="FAILURE"))
+            if call.event:
+                report(call.event._replace(reason=call.event.reason or error.description, outcome="FAILURE"))
             raise
-        if call.note:
-            note(call.note)
+        if call.event:
+            report(call.event)
         if answer is None:
             answer = HttpResponse(b"", 204)
         await (answer if isinstance(answer, HttpResponse) else HttpResponse(answer)).send(send)
 
-    def note(what: CallNote) -> None:
+    def report(what: CallEvent) -> None:
         if audit:
             action = f"{endpoint.audited} {what.detail}".rstrip()
             audit.control(action, what.target, reason=what.reason, outcome=what.outcome)

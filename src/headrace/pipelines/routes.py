@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import NotFound
-from headrace.http.endpoint import ADMINISTER, SEE, Call, CallNote, Endpoint, may_control
+from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.status import PipelineStatus
 
@@ -62,5 +62,5 @@ class PipelineEndpoints:
         return visible[name]
 
     def _audited_run(self, call: Call[Any, Any]) -> PipelineRun:
-        call.note = CallNote(f"pipeline {call.parameters['name']}")
+        call.event = CallEvent(f"pipeline {call.parameters['name']}")
         return self._run(call)

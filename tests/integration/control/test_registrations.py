@@ -191,8 +191,8 @@ def test_owners_are_apart(deployment: Deployment, topic: Any, tmp_path: Path) ->
     deployment.site.wait_committed(f"{name}-group", name, 1)
     assert process.terminate() == 0
     lines = (tmp_path / "headrace-0/.headrace/sidecar-audit.log").read_text().splitlines()
-    notes = [note for note in map(json.loads, lines) if note["auditType"] == "CONTROL"]
-    told = {(note["caller"], note["action"], note["target"], note["auditStatus"]) for note in notes}
+    events = [event for event in map(json.loads, lines) if event["auditType"] == "CONTROL"]
+    told = {(event["caller"], event["action"], event["target"], event["auditStatus"]) for event in events}
     assert told >= {
         ("ann", "register", "reactive x", "SUCCESS"),
         ("bob", "register", "reactive x", "FAILURE"),

@@ -156,7 +156,7 @@ class Control(Posted):
 class Audit(Posted):
     titles = ("Audit to a topic",)
     known = (-1, 0)
-    """The present use, and how many notes there were before it."""
+    """The present use, and how many events there were before it."""
 
     def start(self) -> None:
         self.world.run(audit={"to": "topic", "topic": self.world("sidecar-audit")})

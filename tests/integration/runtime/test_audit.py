@@ -1,4 +1,4 @@
-"""What the running process notes of who did what."""
+"""What the audit says of who did what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def produce(url: str, name: str) -> int:
 
 
 def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
-    """One note per record with its place, the correlation id as key; one per refusal; no value, no token."""
+    """One event per record with its place, the correlation id as key; one per refusal; no value, no token."""
     name, audit = topic(), f"{topic()}-audit"
     config = {**site.config, "security": {"mode": "token", "principals": PRINCIPALS}}
     env = {name: f"{name:->16}" for name in TOKENS}
@@ -28,35 +28,35 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     assert produce(f"{process.url}/producers/{name}", "reader") == 403
     assert produce(f"{process.url}/producers/{name}", "stranger") == 401
     process.terminate()
-    notes = site.records(audit)
-    found = {note.key: json.loads(note.value) for note in notes if b"PRODUCER" in note.value}
+    events = site.records(audit)
+    found = {event.key: json.loads(event.value) for event in events if b"PRODUCER" in event.value}
     assert sorted(found) == [b"c-0", b"c-1", b"c-2"]
     assert {(n["auditStatus"], n["caller"], n["topic"], n["correlationId"]) for n in found.values()} == {
         ("SUCCESS", "loader", name, f"c-{number}") for number in range(3)
     }
     assert [found[f"c-{number}".encode()]["offset"] for number in range(3)] == [0, 1, 2]
-    refused = [json.loads(note.value) for note in notes if b"ACCESS" in note.value]
+    refused = [json.loads(event.value) for event in events if b"ACCESS" in event.value]
     assert [(n.get("caller", ""), n["action"], n["auditStatus"], n["stacktrace"][:8]) for n in refused] == [
         ("reader", f"POST /producers/{name}", "DENIED", "ERR10005"),
         ("", f"POST /producers/{name}", "DENIED", "ERR10000"),
     ]
-    text = b"".join(note.value for note in notes)
+    text = b"".join(event.value for event in events)
     assert b"4111" not in text
     assert b"----" not in text
 
 
 def test_by_default_requests_and_deliveries_have_a_note_each(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """With partition, first and last offset and count; a record that failed has a note of its own."""
+    """With partition, first and last offset and count; a record that failed has an event of its own."""
     name, audit = topic(), f"{topic()}-audit"
     backend.answer = Answer(fails=lambda record: record["offset"] == 1)
     process = push(name, more={"audit": {"to": "topic", "topic": audit}}, retry={"attempts": 1})
     assert produce(f"{process.url}/producers/{name}", "loader") == 200
     site.wait_committed(f"{name}-push", name, 3)
     process.terminate()
-    notes = [json.loads(record.value) for record in site.records(audit)]
-    written = [n for n in notes if n["auditType"] == "PRODUCER" and n["topic"] == name]
+    events = [json.loads(record.value) for record in site.records(audit)]
+    written = [n for n in events if n["auditType"] == "PRODUCER" and n["topic"] == name]
     assert [(n["partition"], n["offset"], n["lastOffset"], n["count"]) for n in written] == [(0, 0, 2, 3)]
-    consumed = [n for n in notes if n["auditType"] == "REACTIVE_CONSUMER"]
+    consumed = [n for n in events if n["auditType"] == "REACTIVE_CONSUMER"]
     assert sum(n.get("count", 1) for n in consumed) == 3
     assert [(n["offset"], n["auditStatus"]) for n in consumed if "reason" in n] == [(1, "FAILURE")]
 
@@ -74,8 +74,8 @@ def test_without_settings_what_goes_wrong_is_noted_in_a_file(
     other = topic()
     assert produce(f"{process.url}/producers/{other}", "loader") == 200
     process.terminate()
-    notes = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in notes] == [
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in events] == [
         ("FAILURE", f"{name}-missing", "ERR40006"),
         *[("FAILURE", name, "ERR40017")] * 3,
     ]

@@ -1,4 +1,4 @@
-"""What the running process notes of what it consumed: a note for each record that ended, none for what did not."""
+"""What the audit says of what it consumed: an event for each record that ended, none for what did not."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def handler(context, event):
 
 
 def audited(topic: str) -> dict[str, Any]:
-    """Return the sections of a process that notes every record in a topic, named after the one that it consumes."""
+    """Return the sections of a process that audits every record in a topic, named after the one that it consumes."""
     audit = {"to": "topic", "records": "all", "topic": f"{topic}-audit"}
     return {"audit": audit, "control": {"topic": f"_headrace-control-{topic}"}}
 
 
-def notes(site: Any, topic: str, kind: str) -> list[Any]:
-    """Return the notes of one type."""
-    return [note for record in site.records(topic) if (note := json.loads(record.value))["auditType"] == kind]
+def events(site: Any, topic: str, kind: str) -> list[Any]:
+    """Return the events of one type."""
+    return [event for record in site.records(topic) if (event := json.loads(record.value))["auditType"] == kind]
 
 
 def judged(request: Any) -> Answer:
@@ -42,7 +42,7 @@ def judged(request: Any) -> Answer:
     )
 
 
-def test_each_record_that_ended_has_one_note(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_each_record_that_ended_has_one_event(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and the letter has one."""
     name = topic()
     own: list[Header] = [("X-Correlation-Id", b"c-1"), ("X-Traceability-Id", b"t-1")]
@@ -51,25 +51,25 @@ def test_each_record_that_ended_has_one_note(site: Any, topic: Any, push: Any, b
     given += [({"n": 3, "bad": True}, None), ({"n": 4, "bad": True}, own)]
     site.write(name, *(OutgoingRecord(name, b"k", json.dumps(v).encode(), h) for v, h in given))
     backend.answer = judged
-    # The first answer is a whole batch that fails: it is rolled back, and leaves no note.
+    # The first answer is a whole batch that fails: it is rolled back, and leaves no event.
     backend.script.append(Answer(fails=lambda record: True))
     process = push(name, more=audited(name), retry={"rollback_threshold_percent": 50})
     site.wait_committed(f"{name}-push", name, 5)
     assert process.terminate() == 0
-    found = sorted(notes(site, f"{name}-audit", "REACTIVE_CONSUMER"), key=lambda note: note["offset"])
-    assert [(note["offset"], note["auditStatus"], note["correlationId"]) for note in found] == [
+    found = sorted(events(site, f"{name}-audit", "REACTIVE_CONSUMER"), key=lambda event: event["offset"])
+    assert [(event["offset"], event["auditStatus"], event["correlationId"]) for event in found] == [
         (0, "SUCCESS", f"{name}-push:{name}:0:0"),
         (1, "SUCCESS", "c-1"),
         (2, "SUCCESS", f"{name}-push:{name}:0:77"),
         (3, "FAILURE", "r-1"),
         (4, "FAILURE", "c-1"),
     ]
-    assert {(note["group"], note["topic"], note["partition"]) for note in found} == {(f"{name}-push", name, 0)}
-    assert [note.get("traceabilityId") for note in found] == [None, "t-1", None, None, "t-1"]
+    assert {(event["group"], event["topic"], event["partition"]) for event in found} == {(f"{name}-push", name, 0)}
+    assert [event.get("traceabilityId") for event in found] == [None, "t-1", None, None, "t-1"]
     assert found[2]["redriveOf"] == f"{name}:0:77"
     assert found[3]["reason"] == "dead letter: ValueError"
-    letters = notes(site, f"{name}-audit", "PRODUCER")
-    assert [(note["topic"], note["offset"], note["auditStatus"]) for note in letters] == [
+    letters = events(site, f"{name}-audit", "PRODUCER")
+    assert [(event["topic"], event["offset"], event["auditStatus"]) for event in letters] == [
         (f"{name}.dlq", 0, "SUCCESS"),
         (f"{name}.dlq", 1, "SUCCESS"),
     ]
@@ -88,17 +88,17 @@ def test_records_that_wait_in_a_tier_are_noted_when_they_end(site: Any, topic: A
     backend.answer = answer
     retry = {"attempts": 1, "tiers": [1], "keep_key_order": True}
     process = push(name, more=audited(name), ordering="key", batch={"max_records": 1}, retry=retry)
-    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both notes")
+    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both events")
     assert process.terminate() == 0
-    found = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
-    assert sorted((note["topic"], note["offset"], note["auditStatus"]) for note in found) == [
+    found = events(site, f"{name}-audit", "REACTIVE_CONSUMER")
+    assert sorted((event["topic"], event["offset"], event["auditStatus"]) for event in found) == [
         (name, 0, "SUCCESS"),
         (name, 1, "SUCCESS"),
     ]
 
 
 def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
-    """What it consumed and what it wrote have notes of their own types."""
+    """What it consumed and what it wrote have events of their own types."""
     name, target = topic(), topic()
     site.write_json(name, 0, 1, 2)
     (tmp_path / "work.py").write_text(HANDLER)
@@ -109,15 +109,15 @@ def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: 
     process = headrace({**site.config, **audited(name), "functions": [str(tmp_path / "function.yaml")]})
     site.wait_committed(f"{name}-work", name, 3)
     assert process.terminate() == 0
-    consumed = notes(site, f"{name}-audit", "STREAMING_CONSUMER")
-    assert sorted((note["offset"], note["auditStatus"]) for note in consumed) == [
+    consumed = events(site, f"{name}-audit", "STREAMING_CONSUMER")
+    assert sorted((event["offset"], event["auditStatus"]) for event in consumed) == [
         (0, "SUCCESS"),
         (1, "FAILURE"),
         (2, "SUCCESS"),
     ]
-    written = notes(site, f"{name}-audit", "STREAMING_PRODUCER")
-    assert [(note["topic"], note["auditStatus"]) for note in written] == [(target, "SUCCESS")] * 2
-    assert [note["topic"] for note in notes(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq"]
+    written = events(site, f"{name}-audit", "STREAMING_PRODUCER")
+    assert [(event["topic"], event["auditStatus"]) for event in written] == [(target, "SUCCESS")] * 2
+    assert [event["topic"] for event in events(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq"]
 
 
 def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, push: Any, backend: Any) -> None:
@@ -130,12 +130,12 @@ def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, push: Any,
     assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/resume", {}).status == 200
     replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": name}}
     job = site.ask(f"{process.url}/adm/replays", replay).body["id"]
-    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 3, "the note of the replay")
+    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 3, "the event of the replay")
     assert process.terminate() == 0
-    found = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
-    assert sorted((note["offset"], note.get("replay", "")) for note in found) == [(0, ""), (0, job), (1, "")]
-    done = notes(site, f"{name}-audit", "CONTROL")
-    assert [note["action"] for note in done][:2] == ["pause", "resume"]
+    found = events(site, f"{name}-audit", "REACTIVE_CONSUMER")
+    assert sorted((event["offset"], event.get("replay", "")) for event in found) == [(0, ""), (0, job), (1, "")]
+    done = events(site, f"{name}-audit", "CONTROL")
+    assert [event["action"] for event in done][:2] == ["pause", "resume"]
     assert done[0]["reason"] == "ticket 12"
 
 
@@ -147,15 +147,15 @@ def test_a_redrive_over_http_is_noted(site: Any, topic: Any, push: Any, backend:
     process = push(name, more=audited(name), retry={"attempts": 1})
     site.wait_committed(f"{name}-push", name, 1)
     assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
-    site.wait_until(lambda: len(notes(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 2, "the second delivery")
+    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 2, "the second delivery")
     assert process.terminate() == 0
-    delivered = notes(site, f"{name}-audit", "REACTIVE_CONSUMER")
+    delivered = events(site, f"{name}-audit", "REACTIVE_CONSUMER")
     assert [(n["offset"], n["auditStatus"], n.get("redriveOf")) for n in delivered] == [
         (0, "FAILURE", None),
         (1, "SUCCESS", f"{name}:0:0"),
     ]
-    assert [n["topic"] for n in notes(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq", name]
-    assert [n["action"] for n in notes(site, f"{name}-audit", "CONTROL")] == ["redrive"]
+    assert [n["topic"] for n in events(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq", name]
+    assert [n["action"] for n in events(site, f"{name}-audit", "CONTROL")] == ["redrive"]
 
 
 @pytest.mark.parametrize("to", ["topic", "file"])
@@ -173,9 +173,9 @@ def test_a_client_reports_what_became_of_its_records(
     assert (refused.status, refused.body["code"], refused.body["metadata"]["index"]) == (400, "ERR30004", 3)
     assert process.terminate() == 0
     if to == "topic":
-        found = notes(site, name, "ACTIVE_CONSUMER")
+        found = events(site, name, "ACTIVE_CONSUMER")
     else:
         [file] = tmp_path.rglob("sidecar-audit.log")
         found = [json.loads(line) for line in file.read_text().splitlines()]
     assert found == answer.body
-    assert [note["auditStatus"] for note in found] == ["SUCCESS", "FAILURE", "FAILURE"]
+    assert [event["auditStatus"] for event in found] == ["SUCCESS", "FAILURE", "FAILURE"]

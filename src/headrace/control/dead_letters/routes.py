@@ -26,7 +26,7 @@ from headrace.http.endpoint import (
     KAFKA,
     RECORDS_BODY,
     Call,
-    CallNote,
+    CallEvent,
     Endpoint,
     Errors,
     Rule,
@@ -131,10 +131,10 @@ class DeadLetterEndpoints:
             require(call.scope, (WRITE,), "group", consumer.group)
             if consumer.owner and not may_control(call.scope, consumer.owner):
                 raise AuthTokenScopeMismatch(f"another owner's consumer reads {topic} too: name a group of your own")
-        call.note = CallNote(request.topic or "")
+        call.event = CallEvent(request.topic or "")
         done = await self._redelivery.run(request)
         outcome = "SUCCESS" if done.status == "processed" else "FAILURE"
-        call.note = CallNote(", ".join(done.topics), done.description, outcome=outcome) if done.records else None
+        call.event = CallEvent(", ".join(done.topics), done.description, outcome=outcome) if done.records else None
         return done
 
     redeliver_by_get = redeliver.at(

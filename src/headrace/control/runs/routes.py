@@ -9,7 +9,7 @@ from headrace.control.runs.dead_letter_jobs import DeadLetterJobRequest, DeadLet
 from headrace.control.runs.jobs import Jobs, JobView
 from headrace.control.runs.replay_requests import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
-from headrace.http.endpoint import ADMINISTER, JSON, KAFKA, Call, CallNote, Endpoint, Errors, caller_name
+from headrace.http.endpoint import ADMINISTER, JSON, KAFKA, Call, CallEvent, Endpoint, Errors, caller_name
 from headrace.http.messages import HttpResponse
 from headrace.records import Produced
 
@@ -69,7 +69,7 @@ class JobEndpoints:
         audited="replay",
     )
     async def replay(self, call: Call[ReplayRequest, None]) -> HttpResponse:
-        call.note = CallNote(call.body.topic)
+        call.event = CallEvent(call.body.topic)
         return _begun(call, await self._replays.begin(self._jobs, call.body, caller_name()))
 
     @Endpoint(
@@ -89,7 +89,7 @@ class JobEndpoints:
             metadata = msgspec.json.decode(call.body or b"{}", type=ReplayMetadata)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
-        call.note = CallNote(metadata.topic_name)
+        call.event = CallEvent(metadata.topic_name)
         job = await self._replays.begin_by_metadata(self._jobs, metadata, caller_name())
         assert isinstance(job, JobView), "a replay by metadata is never a dry run"
         _begun(call, job)
@@ -108,7 +108,7 @@ class JobEndpoints:
     )
     async def redrive(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
         topic, kind = call.parameters["topic"], call.scope["endpoint"].audited
-        call.note = CallNote(topic, call.body.reason)
+        call.event = CallEvent(topic, call.body.reason)
         return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
 
     drop = redrive.at(
@@ -138,7 +138,7 @@ class JobEndpoints:
     @Endpoint("POST", f"{JOB}/pause", "pauseJob", "Pause a job", ADMINISTER, errors=_CHANGE, audited="job pause")
     async def pause(self, call: Call[None, None]) -> JobView:
         job, desired = call.parameters["job"], call.scope["endpoint"].audited.removeprefix("job ")
-        call.note = CallNote(job)
+        call.event = CallEvent(job)
         return await self._jobs.change(job, desired, caller_name())
 
     resume = pause.at("POST", f"{JOB}/resume", "resumeJob", summary="Resume a paused job", audited="job run")
@@ -148,8 +148,8 @@ class JobEndpoints:
 def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:
     """Return the answer to a request for a job. A dry run is not audited."""
     if not isinstance(begun, JobView):
-        call.note = None
+        call.event = None
         return HttpResponse(begun)
-    assert call.note
-    call.note = call.note._replace(target=f"{call.note.target} as {begun.id}")
+    assert call.event
+    call.event = call.event._replace(target=f"{call.event.target} as {begun.id}")
     return HttpResponse(begun, 202)

@@ -11,7 +11,7 @@ from headrace.config.registered import check_size, shown
 from headrace.control.table.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN
-from headrace.http.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallNote, Endpoint, Rule, caller_name, principal_of
+from headrace.http.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallEvent, Endpoint, Rule, caller_name, principal_of
 from headrace.http.messages import HttpResponse
 from headrace.runtime import Readiness
 
@@ -93,7 +93,7 @@ class RegistrationEndpoints:
             config = msgspec.json.decode(call.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is not valid JSON: {str(cause)[:200]}") from cause
-        call.note = CallNote(f"reactive {name}")
+        call.event = CallEvent(f"reactive {name}")
         one, new = await self._registrations.put(caller_name(), principal_of(call.scope), name, config)
         return HttpResponse(self._details(one), 201 if new else 200)
 
@@ -108,7 +108,7 @@ class RegistrationEndpoints:
     )
     async def remove(self, call: Call[None, None]) -> Removed:
         name = call.parameters["name"]
-        call.note = CallNote(f"reactive {name}")
+        call.event = CallEvent(f"reactive {name}")
         await self._registrations.remove(_owner(call), name)
         return Removed(name)
 

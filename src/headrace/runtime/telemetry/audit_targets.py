@@ -12,16 +12,16 @@ from typing import Protocol
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, Produce
 from headrace.runtime import run_blocking
-from headrace.runtime.telemetry.audit_notes import Line
+from headrace.runtime.telemetry.audit_events import Line
 
 log = logging.getLogger(__name__)
 
 
 class AuditTarget(Protocol):
-    """Stores notes."""
+    """Stores events."""
 
     async def write(self, lines: Sequence[Line]) -> int:
-        """Write notes; return how many are lost, after the log has said why."""
+        """Write events; return how many are lost, after the log has said why."""
 
 
 class AuditFile:
@@ -38,7 +38,7 @@ class AuditFile:
         try:
             await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]).decode())
         except OSError as cause:
-            log.warning("audit: %d notes are lost, because %s: %s", len(lines), self._file, cause.strerror)
+            log.warning("audit: %d events are lost, because %s: %s", len(lines), self._file, cause.strerror)
             return len(lines)
         return 0
 
@@ -64,7 +64,7 @@ class AuditTopic:
         except HeadraceError as cause:
             results = [cause] * len(lines)
         if lost := [result for result in results if isinstance(result, HeadraceError)]:
-            log.warning("audit: %d notes are lost, because %s", len(lost), lost[-1].description)
+            log.warning("audit: %d events are lost, because %s", len(lost), lost[-1].description)
         return len(lost)
 
 

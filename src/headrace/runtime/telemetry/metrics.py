@@ -1,6 +1,6 @@
 """The metrics: their catalogue, and the numbers of one process.
 
-Requests and audit notes are counters and a histogram of the metrics library. Pumps, queues and flows have counts of
+Requests and audit events are counters and a histogram of the metrics library. Pumps, queues and flows have counts of
 their own, which are read when `/metrics` is read.
 """
 
@@ -84,8 +84,8 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._requested_records = self._acknowledged_records = 0  # plain numbers: a counter costs eight times as much
-        spec = BY_NAME["headrace_audit_notes_total"]
-        self._audit_notes = Counter(spec.name, spec.help, spec.labels, registry=None)
+        spec = BY_NAME["headrace_audit_events_total"]
+        self._audit_events = Counter(spec.name, spec.help, spec.labels, registry=None)
         spec = BY_NAME["headrace_http_request_seconds"]
         self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=BUCKET_SECONDS)
         self._requests_of = functools.cache(self._requests.labels)
@@ -101,9 +101,9 @@ class Metrics(Collector):
         self._requested_records += requested_records
         self._acknowledged_records += acknowledged_records
 
-    def audit_notes(self, outcome: str, notes: int) -> None:
-        """Count notes of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
-        self._audit_notes.labels(outcome).inc(notes)
+    def audit_events(self, outcome: str, events: int) -> None:
+        """Count events of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
+        self._audit_events.labels(outcome).inc(events)
 
     def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Show the counts of a pump or a flow, read for each `/metrics`; several of one consumer are added up."""
@@ -122,7 +122,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        families = {family.name: family for own in (self._audit_notes, self._requests) for family in own.collect()}
+        families = {family.name: family for own in (self._audit_events, self._requests) for family in own.collect()}
         samples = self._samples()
         for spec in CATALOGUE:
             name = spec.name.removesuffix("_total")

@@ -12,7 +12,7 @@ from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
 from headrace.http.request_checks import check_count
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import AuditNote, ClientReport
+from headrace.runtime.telemetry.audit_events import AuditEvent, ClientReport
 
 Id = Annotated[str, Meta(max_length=1000)]
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -48,7 +48,7 @@ _decode: Final = msgspec.json.Decoder(list[AuditedResult]).decode
 
 
 class AuditEndpoints:
-    """Notes in the audit how clients processed the records that they fetched."""
+    """Reports in the audit how clients processed the records that they fetched."""
 
     def __init__(self, audit: Audit | None, max_results: int) -> None:
         self._audit = audit
@@ -58,14 +58,14 @@ class AuditEndpoints:
         "POST",
         "/consumers/active/audit",
         "ConsumerActiveAudit",
-        "Note in the audit how fetched records were processed",
+        "Report in the audit how fetched records were processed",
         Rule((READ, WRITE), "consume"),
         request={JSON: list[AuditedResult]},
         example=[{"record": {"topic": "orders", "partition": 0, "offset": 7}, "processed": True, "key": "alice"}],
         errors=(*RECORDS_BODY, errors.AuditNotTaken, errors.ProducerQueueFull),
         decoded=False,
     )
-    async def report(self, call: Call[bytes, None]) -> list[AuditNote]:
+    async def report(self, call: Call[bytes, None]) -> list[AuditEvent]:
         results = _results(call.body)
         check_count(results, self._max_results)
         reported = [_reported(index, result) for index, result in enumerate(results)]

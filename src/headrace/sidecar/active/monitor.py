@@ -12,7 +12,7 @@ from headrace.kafka import Admin
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Clock, Service, next_slice
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.sidecar.active.instance import ActiveInstance
 
 _LAG_SECONDS: Final = 10.0

@@ -19,7 +19,7 @@ from headrace.http.arrival import Arrival
 from headrace.http.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON as JSON_TYPE
-from headrace.http.endpoint import KAFKA, Call, CallNote, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
+from headrace.http.endpoint import KAFKA, Call, CallEvent, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
 from headrace.http.messages import JSON, HttpResponse, decode_body, decode_query
 from headrace.http.request_checks import IDEMPOTENCY_KEY, check_key
 from headrace.kafka import Admin, ReadPolicy
@@ -111,7 +111,7 @@ class ActiveEndpoints:
         key = headers_of(call.scope).get(IDEMPOTENCY_KEY)
         named = "" if key is None else check_key(key).decode()
         spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.scope), named)
-        call.note = CallNote(f"active consumer {spec.group}/{spec.name}")
+        call.event = CallEvent(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
         answer = Created(instance.spec.name, uri, instance.spec.name, uri)
@@ -150,7 +150,7 @@ class ActiveEndpoints:
 
     @_changes("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", audited="close")
     async def delete(self, call: Call[None, None]) -> None:
-        instance, call.note = self._find(call.scope), _note(call)
+        instance, call.event = self._find(call.scope), _event(call)
         await self._instances.delete(instance)
 
     @_changes(
@@ -255,7 +255,7 @@ class ActiveEndpoints:
         audited="seek",
     )
     async def seek(self, call: Call[SeekPositions, None]) -> None:
-        instance, call.note = self._find(call.scope), _note(call)
+        instance, call.event = self._find(call.scope), _event(call)
         named = [one.processed(0) for one in call.body.offsets]
         targets = {one.partition: one.at.offset for one in named}
         times = {
@@ -275,7 +275,7 @@ class ActiveEndpoints:
         audited="seek to the start",
     )
     async def first(self, call: Call[Partitions, None]) -> None:
-        instance, call.note = self._find(call.scope), _note(call)
+        instance, call.event = self._find(call.scope), _event(call)
         is_last, partitions = call.scope["endpoint"].path.endswith("/last"), call.body.all
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
         targets = await offsets_of(partitions)  # what does not exist is refused before the wait for an assignment
@@ -346,8 +346,8 @@ class ActiveEndpoints:
         return self._instances.use(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
 
 
-def _note(call: Call[Any, Any]) -> CallNote:
-    return CallNote(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
+def _event(call: Call[Any, Any]) -> CallEvent:
+    return CallEvent(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
 
 
 async def send_read(

@@ -19,7 +19,7 @@ from headrace.kafka import Admin, read_slice, window
 from headrace.kafka.names import check_topic
 from headrace.records import Record, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import Consumption
+from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord

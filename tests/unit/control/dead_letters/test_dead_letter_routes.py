@@ -78,7 +78,7 @@ async def test_who_asked_for_it_is_noted(server: Any) -> None:
     """When dead letters were delivered, and when they could not be; a question that finds none is no deed."""
     for query in ("", "?timeout=3", "?group=away&topic=t"):
         await server.get(PATH + query)
-    assert server.notes.controls == [
+    assert server.events.controls == [
         ("redeliver", "t.dlq", "so many", "FAILURE"),
         ("redeliver", "t", "away", "FAILURE"),
     ]

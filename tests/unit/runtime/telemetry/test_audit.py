@@ -1,4 +1,4 @@
-"""What has a note, that callers never wait, and where notes go."""
+"""What has an event, that callers never wait, and where events go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.errors import (
 from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import AuditNote, Consumption, Line
+from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
 from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTopic
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
@@ -40,10 +40,10 @@ REASONS = [(None, "ERR40017"), (7, InternalError().code)]
 
 
 class Desk:
-    """An audit whose target this object is: it keeps notes, can be held back, and can lose what it is given."""
+    """An audit whose target this object is: it keeps events, can be held back, and can lose what it is given."""
 
     def __init__(self, **settings: Any) -> None:
-        self.notes: list[Any] = []
+        self.events: list[Any] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.loses = False
@@ -59,7 +59,7 @@ class Desk:
 
     async def write(self, lines: Sequence[Line]) -> int:
         await self.gate.wait()
-        self.notes += [] if self.loses else [json.loads(line) for _, line in lines]
+        self.events += [] if self.loses else [json.loads(line) for _, line in lines]
         return len(lines) if self.loses else 0
 
     async def drain(self, seconds: float = 1) -> None:
@@ -68,18 +68,18 @@ class Desk:
     @property
     def counted(self) -> dict[str, float]:
         lines = self.metrics.render().decode().splitlines()
-        found = [line for line in lines if line.startswith("headrace_audit_notes_total")]
+        found = [line for line in lines if line.startswith("headrace_audit_events_total")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in found}
 
 
 def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], dict[str, float]]:
-    """Return what is noted when something is done, and how many notes are counted."""
+    """Return what is noted when something is done, and how many events are counted."""
 
     async def main() -> tuple[list[Any], dict[str, float]]:
         async with Desk(**settings) as desk:
             act(desk.audit)
             await desk.drain()
-        return desk.notes, desk.counted
+        return desk.events, desk.counted
 
     return asyncio.run(main())
 
@@ -91,8 +91,8 @@ def produce(audit: Audit) -> None:
 
 def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -> None:
     """Success, failure and unknown are told apart; a key only as its hash, a value never."""
-    notes, counted = audited(produce, to="file", records="all", service_id="billing")
-    first, *rest = notes
+    events, counted = audited(produce, to="file", records="all", service_id="billing")
+    first, *rest = events
     assert len(first.pop("id")) == 22
     assert first == {
         "serviceId": "billing",
@@ -107,12 +107,12 @@ def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -
         "correlationId": "c-1",
         "traceabilityId": "t-1",
     }
-    assert [(note["auditStatus"], note["partition"], note["offset"], note["stacktrace"]) for note in rest] == [
+    assert [(event["auditStatus"], event["partition"], event["offset"], event["stacktrace"]) for event in rest] == [
         ("FAILURE", 0, 0, "ERR40017 RECORD_TOO_LARGE: too large"),
         ("UNKNOWN", 0, 0, "ERR40013 KAFKA_TIMEOUT: no answer"),
     ]
-    assert len({note["id"] for note in rest}) == 2
-    assert "secret" not in json.dumps(notes)
+    assert len({event["id"] for event in rest}) == 2
+    assert "secret" not in json.dumps(events)
     assert counted == {"written": 3, "lost": 0}
 
 
@@ -126,7 +126,7 @@ def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -
         ({"to": "file", "records": "none"}, []),
     ],
 )
-def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
+def test_which_records_have_events(settings: Any, statuses: list[str]) -> None:
     """Those that went well only once a target is in the file; before that, those that failed."""
 
     def act(audit: Audit) -> None:
@@ -134,14 +134,14 @@ def test_which_records_have_notes(settings: Any, statuses: list[str]) -> None:
         audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
         audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
 
-    notes, _ = audited(act, **settings)
-    assert [note["auditStatus"] for note in notes] == statuses
+    events, _ = audited(act, **settings)
+    assert [event["auditStatus"] for event in events] == statuses
 
 
 def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
     """First and last offset and count of each partition, and the correlation id if it is the same in all records.
 
-    What failed has notes of its own, without anything of those that were written.
+    What failed has events of its own, without anything of those that were written.
     """
     results = [Produced(2, 8), Produced(1, 40), RecordTooLarge("too large"), Produced(2, 9), Produced(2, 7)]
 
@@ -151,30 +151,32 @@ def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
             [*RECORDS[:1], OutgoingRecord("orders", None, b"v", [("X-Correlation-Id", b"c-2")])], results[::3]
         )
 
-    notes, counted = audited(act, to="file")
+    events, counted = audited(act, to="file")
     names = ("topic", "partition", "offset", "lastOffset", "count", "ranges", "correlationId")
     ranges = [
         {"topic": "orders", "partition": 2, "offset": 7, "lastOffset": 9, "count": 3},
         {"topic": "orders", "partition": 1, "offset": 40, "lastOffset": 40, "count": 1},
     ]
-    assert [tuple(note.get(name) for name in names) for note in notes] == [
+    assert [tuple(event.get(name) for name in names) for event in events] == [
         (None, None, None, None, 4, ranges, "c-1"),
         ("orders", 0, 0, None, None, None, "c-1"),
         ("orders", 2, 8, 9, 2, None, None),
     ]
-    assert [note["auditStatus"] for note in notes] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    assert [event["auditStatus"] for event in events] == ["SUCCESS", "FAILURE", "SUCCESS"]
     assert counted == {"written": 3, "lost": 0}
 
 
 def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_record() -> None:
-    """A hundred ranges in each; the last range alone has the fields of a note for one partition."""
-    notes, _ = audited(lambda audit: audit.produced(RECORDS[:1] * 201, [Produced(n, n) for n in range(201)]), to="file")
-    assert [(len(note.get("ranges", ())), note["count"], note.get("partition")) for note in notes] == [
+    """A hundred ranges in each; the last range alone has the fields of an event for one partition."""
+    events, _ = audited(
+        lambda audit: audit.produced(RECORDS[:1] * 201, [Produced(n, n) for n in range(201)]), to="file"
+    )
+    assert [(len(event.get("ranges", ())), event["count"], event.get("partition")) for event in events] == [
         (100, 100, None),
         (100, 100, None),
         (0, 1, 200),
     ]
-    assert {one["partition"] for note in notes for one in note.get("ranges", ())} == set(range(200))
+    assert {one["partition"] for event in events for one in event.get("ranges", ())} == set(range(200))
 
 
 def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
@@ -186,8 +188,8 @@ def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
         audit.consumed(PUSHED, [taken(13, own), taken(14, own)], 10, "delivered", ())
         audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Said("HTTP 404")] * 2)
 
-    notes, _ = audited(act, to="topic")
-    about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in notes]
+    events, _ = audited(act, to="topic")
+    about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in events]
     assert about == [
         (7, 12, 3, None, "billing"),
         (13, 14, 2, "c-1", "billing"),
@@ -209,13 +211,13 @@ async def test_deliveries_that_follow_each_other_share_a_note_until_it_is_writte
                 records = [taken(4 * turn + offset, headers) for offset in offsets]
                 desk.audit.consumed(who, records, 10, "delivered", ())
             await desk.drain()
-    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in desk.notes]
+    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in desk.events]
     once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
     assert found == [(at + n, last and last + n, *how) for n in (0, 4) for at, last, *how in once]
 
 
 @pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
-def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
+def test_a_produce_request_that_was_not_sent_has_one_event(records: str) -> None:
     """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""
 
     def act(audit: Audit) -> None:
@@ -224,14 +226,14 @@ def test_a_produce_request_that_was_not_sent_has_one_note(records: str) -> None:
         audit.not_sent("orders", RecordTooLarge("too large"))
         audit.not_sent("orders", InternalError(), 7)
 
-    notes, _ = audited(act, to="file", records=records)
-    told = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in notes]
+    events, _ = audited(act, to="file", records=records)
+    told = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in events]
     assert told == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
-    assert [(n.get("count"), n["stacktrace"][:8]) for n in notes] == ([] if records == "none" else REASONS)
+    assert [(n.get("count"), n["stacktrace"][:8]) for n in events] == ([] if records == "none" else REASONS)
 
 
 @pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
-def test_refused_requests_and_control_operations_have_notes(settings: Any) -> None:
+def test_refused_requests_and_control_operations_have_events(settings: Any) -> None:
     """Who, what, to what, why and with which end, whichever records are noted."""
 
     def act(audit: Audit) -> None:
@@ -241,11 +243,11 @@ def test_refused_requests_and_control_operations_have_notes(settings: Any) -> No
         audit.control("skip", "reactive orders", reason="poison, ticket 12")
         audit.control("redrive", "orders.dlq", outcome="FAILURE")
 
-    notes, _ = audited(act, **settings)
-    assert [len(note.pop("id")) for note in notes] == [22, 22, 22]
+    events, _ = audited(act, **settings)
+    assert [len(event.pop("id")) for event in events] == [22, 22, 22]
     common = {"serviceId": "headrace", "timestamp": 1_000_000, "caller": "operator", "correlationId": "c-9"}
-    assert [{name: note[name] for name in common} for note in notes] == [common] * 3
-    assert [{name: value for name, value in note.items() if name not in common} for note in notes] == [
+    assert [{name: event[name] for name in common} for event in events] == [common] * 3
+    assert [{name: value for name, value in event.items() if name not in common} for event in events] == [
         {
             "auditType": "ACCESS",
             "auditStatus": "DENIED",
@@ -267,14 +269,14 @@ def test_refused_requests_and_control_operations_have_notes(settings: Any) -> No
 async def test_a_stalled_target_costs_notes_and_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above the budget notes are dropped; a note reports how many. When a drain ends, the log has what is left."""
+    """Above the budget events are dropped; an event reports how many. When a drain ends, the log has what is left."""
     monkeypatch.setattr(AuditConfig, "max_pending_bytes", 4000)
     async with Desk(to="file") as desk:
         desk.gate.clear()
         for _ in range(50):
             desk.audit.produced(RECORDS[:1], RESULTS[:1])
         assert desk.counted["dropped"] == 46
-        assert desk.audit.readiness() == (True, "46 notes are missing in the audit")
+        assert desk.audit.readiness() == (True, "46 events are missing in the audit")
         desk.gate.set()
         await desk.drain()
         desk.audit.produced(RECORDS[:1], RESULTS[:1])
@@ -283,15 +285,15 @@ async def test_a_stalled_target_costs_notes_and_nothing_else(
         desk.audit.produced(RECORDS[:1], RESULTS[:1])
         with pytest.raises(TimeoutError):
             await desk.drain(0)
-    noted = [(note["auditType"], note["auditStatus"], note.get("count")) for note in desk.notes]
+    noted = [(event["auditType"], event["auditStatus"], event.get("count")) for event in desk.events]
     assert noted == [("PRODUCER", "SUCCESS", None)] * 4 + [("DROPPED", "FAILURE", 46), ("PRODUCER", "SUCCESS", None)]
     assert desk.counted == {"dropped": 46, "lost": 0, "written": 5}
     assert len(caplog.records) == 2
-    assert "1 notes were not written when the process had to end" in caplog.text
+    assert "1 events were not written when the process had to end" in caplog.text
 
 
 async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With the number so far; what is lost is told with the next notes that are not."""
+    """With the number so far; what is lost is told with the next events that are not."""
     async with Desk(to="file") as desk:
         desk.loses = True
         for _ in range(130):
@@ -301,11 +303,11 @@ async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: 
         desk.loses = False
         desk.audit.control("pause", "reactive orders")
         await desk.drain()
-    assert [(note["auditType"], note.get("count")) for note in desk.notes] == [("CONTROL", None), ("DROPPED", 130)]
+    assert [(event["auditType"], event.get("count")) for event in desk.events] == [("CONTROL", None), ("DROPPED", 130)]
     assert [message.split()[1] for message in caplog.messages] == ["1", "61", "121"]
 
 
-async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> None:
+async def test_a_drain_reports_what_is_missing_also_without_further_events() -> None:
     """And a defect of the target does not end the audit."""
     async with Desk(to="file") as desk:
         for portion in (101, 3):
@@ -319,7 +321,7 @@ async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> N
         assert not draining.done(), "the target is slow"
         desk.gate.set()
         await draining
-        assert sum(note["count"] for note in desk.notes if note["auditType"] == "DROPPED") == 5
+        assert sum(event["count"] for event in desk.events if event["auditType"] == "DROPPED") == 5
         desk.write = None  # type: ignore[assignment, method-assign]
         desk.audit.control("pause", "reactive orders")
         await desk.drain()
@@ -329,8 +331,8 @@ async def test_a_drain_reports_what_is_missing_also_without_further_notes() -> N
 async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and what comes after it is noted."""
 
-    def fail() -> Iterator[AuditNote]:
-        yield desk.audit._note("CONTROL", "SUCCESS")
+    def fail() -> Iterator[AuditEvent]:
+        yield desk.audit._event("CONTROL", "SUCCESS")
         raise ValueError("a defect")
 
     async with Desk(to="file") as desk:
@@ -339,7 +341,7 @@ async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytes
         desk.audit.control("pause", "reactive orders")
         await desk.drain()
     assert desk.counted == {"written": 1, "lost": 3}
-    assert "a defect, for which 3 notes are lost" in caplog.text
+    assert "a defect, for which 3 events are lost" in caplog.text
 
 
 async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
     target = AuditFile(file, max_bytes=100, old_files=2)
 
     await target.write(())
-    assert file.read_bytes() == b"", "it is there before the first note"
+    assert file.read_bytes() == b"", "it is there before the first event"
     for number in range(20):
         assert await target.write([(b"c", f'{{"n":{number}}}'.encode())] * 2) == 0
 
@@ -365,7 +367,7 @@ def test_notes_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pyt
     (tmp_path / "log").write_text("a file where the folder should be")
     target = AuditFile(tmp_path / "log" / "audit.log")
     assert asyncio.run(target.write([(b"c", b"{}"), (b"c", b"{}")])) == 2
-    assert "2 notes are lost" in caplog.text
+    assert "2 events are lost" in caplog.text
 
 
 def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -385,7 +387,7 @@ def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixtu
         ("sidecar-audit", b"c-1", b"{}"),
         ("sidecar-audit", None, b"[]"),
     ]
-    assert "1 notes are lost, because no answer" in caplog.text
+    assert "1 events are lost, because no answer" in caplog.text
 
 
 class Said(NamedTuple):
@@ -404,18 +406,18 @@ PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
 def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), who: Consumption = PUSHED) -> Any:
-    """Return the notes of records that ended."""
+    """Return the events of records that ended."""
 
     def act(audit: Audit) -> None:
         audit.consumed(who, records, 100, how, said)
 
-    notes, _ = audited(act, to="file", records="all")
-    assert "secret" not in json.dumps(notes)
-    assert {len(note.pop("id")) for note in notes} == {22}
-    return notes
+    events, _ = audited(act, to="file", records="all")
+    assert "secret" not in json.dumps(events)
+    assert {len(event.pop("id")) for event in events} == {22}
+    return events
 
 
-def test_each_record_that_was_delivered_has_a_note() -> None:
+def test_each_record_that_was_delivered_has_a_event() -> None:
     """Ids come from its headers; without them its correlation id is that of the delivery."""
     headers: list[Header] = [("X-Correlation-Id", b'c"1\\'), ("X-Traceability-Id", b"t-1")]
     first, second = consume(taken(7), taken(8, headers, None))
@@ -446,19 +448,19 @@ def test_a_record_that_ended_otherwise_is_a_failure(
     how: str, headers: list[Header], said: Said | None, shown: tuple[Any, ...]
 ) -> None:
     """How it ended, the class of the failure, and ids of the result where the record has none."""
-    [note] = consume(taken(7, headers), how=how, said=[said] if said else [])
-    assert note["auditStatus"] == "FAILURE"
-    assert tuple(map(note.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
-    assert (note["topic"], note["partition"], note["offset"]) == ("orders", 2, 7)
+    [event] = consume(taken(7, headers), how=how, said=[said] if said else [])
+    assert event["auditStatus"] == "FAILURE"
+    assert tuple(map(event.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
+    assert (event["topic"], event["partition"], event["offset"]) == ("orders", 2, 7)
 
 
 def test_replays_and_redriven_records_are_told_apart() -> None:
     """By the job, and by the place the record had first, which its delivery is named after."""
     redriven: list[Header] = [("headrace.redrive.of", b"orders:0:3")]
     for how in ("delivered", "dead letter"):
-        [note] = consume(taken(7, redriven), how=how, who=Consumption("STREAMING_CONSUMER", "g", "job-1"))
-        assert (note["replay"], note["redriveOf"], note["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
-        assert note["auditType"] == "STREAMING_CONSUMER"
+        [event] = consume(taken(7, redriven), how=how, who=Consumption("STREAMING_CONSUMER", "g", "job-1"))
+        assert (event["replay"], event["redriveOf"], event["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
+        assert event["auditType"] == "STREAMING_CONSUMER"
 
 
 async def test_what_others_write_is_noted_with_its_outcome() -> None:
@@ -470,7 +472,7 @@ async def test_what_others_write_is_noted_with_its_outcome() -> None:
     async with Desk(to="file") as desk:
         assert await desk.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
         await desk.drain()
-    assert [(note["auditType"], note["auditStatus"]) for note in desk.notes] == [
+    assert [(event["auditType"], event["auditStatus"]) for event in desk.events] == [
         ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
     ]
 
@@ -488,9 +490,9 @@ def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Head
             said = [] if how == "delivered" else [Said("ValueError")]
             audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
 
-    notes, counted = audited(act, to="file", records="all")
-    assert [note["offset"] for note in notes] == list(range(len(ends)))
-    assert [note["auditStatus"] == "SUCCESS" for note in notes] == [how == "delivered" for _, _, how in ends]
-    assert all(note["correlationId"] for note in notes)
-    assert len({note["id"] for note in notes}) == len(ends)
+    events, counted = audited(act, to="file", records="all")
+    assert [event["offset"] for event in events] == list(range(len(ends)))
+    assert [event["auditStatus"] == "SUCCESS" for event in events] == [how == "delivered" for _, _, how in ends]
+    assert all(event["correlationId"] for event in events)
+    assert len({event["id"] for event in events}) == len(ends)
     assert counted.get("written", 0) == len(ends)

@@ -15,7 +15,7 @@ from headrace.errors import AuditNotTaken, HeadraceError, ProducerQueueFull, Too
 from headrace.http.endpoint import served
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_notes import Line
+from headrace.runtime.telemetry.audit_events import Line
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.testing import ManualClock
@@ -25,13 +25,13 @@ SETTINGS = HttpConfig()
 
 
 class Target:
-    """Keeps notes."""
+    """Keeps events."""
 
     def __init__(self) -> None:
-        self.notes: list[Any] = []
+        self.events: list[Any] = []
 
     async def write(self, lines: Sequence[Line]) -> int:
-        self.notes += [json.loads(line) for _, line in lines]
+        self.events += [json.loads(line) for _, line in lines]
         return 0
 
 
@@ -56,7 +56,7 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)
         await audit.drain(Deadline(clock, 1))
         await audit.stop()
-        return json.loads(sent[1]["body"]), target.notes
+        return json.loads(sent[1]["body"]), target.events
 
     return asyncio.run(main())
 
@@ -69,14 +69,14 @@ def test_each_result_has_a_note_and_all_are_answered(settings: Any, name: str) -
         {name: {**RECORD, "value": {"card": "4111"}, "more": 1}, "processed": True, "key": "k", "timestamp": 5},
         {name: RECORD, "processed": False, "stacktrace": "Traceback", "correlationId": "c-1", "more": [1]},
     ]
-    answered, notes = report(results, **settings)
-    assert notes == answered
-    assert [len(note.pop("id")) for note in notes] == [22, 22]
-    generated = notes[0].pop("correlationId")
+    answered, events = report(results, **settings)
+    assert events == answered
+    assert [len(event.pop("id")) for event in events] == [22, 22]
+    generated = events[0].pop("correlationId")
     assert len(generated) == 22
     usual = {"serviceId": "headrace", "auditType": "ACTIVE_CONSUMER", **RECORD}
     hashed = "8254c329a92850f6d539dd376f4816ee"
-    assert notes == [
+    assert events == [
         {**usual, "auditStatus": "SUCCESS", "timestamp": 5, "key": hashed},
         {**usual, "auditStatus": "FAILURE", "timestamp": 1_000_000, "correlationId": "c-1"},
     ]
@@ -86,9 +86,9 @@ def test_ids_come_from_the_record_first() -> None:
     """And from the result where the record has none."""
     headers = {"X-Correlation-Id": "c-1", "X-Traceability-Id": None}
     result = {"record": {**RECORD, "headers": headers}, "correlationId": "r-1", "traceabilityId": "s-1", "key": 5}
-    _, [note] = report([result])
-    assert (note["correlationId"], note["traceabilityId"]) == ("c-1", "s-1")
-    assert note["auditStatus"] == "FAILURE"
+    _, [event] = report([result])
+    assert (event["correlationId"], event["traceabilityId"]) == ("c-1", "s-1")
+    assert event["auditStatus"] == "FAILURE"
 
 
 def test_nothing_to_report_is_fine() -> None:
@@ -132,7 +132,7 @@ def test_a_report_that_is_not_as_it_should_be_is_refused(body: Any, index: int |
 def test_a_report_that_does_not_fit_is_refused(
     results: int, settings: Any, error: type[HeadraceError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many, no room for the notes, or nowhere to write them."""
+    """Too many, no room for the events, or nowhere to write them."""
     monkeypatch.setattr(AuditConfig, "max_pending_bytes", 2000)
     with pytest.raises(error):
         report([{"record": RECORD}] * results, **settings)

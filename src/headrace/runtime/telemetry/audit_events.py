@@ -1,4 +1,4 @@
-"""Notes of the audit: their fields, and how the notes of many records are made."""
+"""Events of the audit: their fields, and how the events of many records are made."""
 
 import hashlib
 from collections import defaultdict
@@ -13,19 +13,19 @@ from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRe
 from headrace.runtime.telemetry.correlation import new_correlation_id, new_correlation_ids
 
 Line = tuple[bytes, bytes]
-"""A note as it is written: its correlation id, and its JSON text."""
-"""Returns a record's key as the notes show it."""
+"""An event as it is written: its correlation id, and its JSON text."""
+"""Returns a record's key as the events show it."""
 
 _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
 _MOST_RANGES: Final = 100
-"""Ranges of one note: more could exceed the size of a record."""
+"""Ranges of one event: more could exceed the size of a record."""
 _NO_DETAILS: Final[Mapping[str, str]] = {}
 _encode_json = msgspec.json.Encoder().encode
 
 
-class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """One note, with the field names of the light-4j kafka-sidecar; empty fields are left out."""
+class AuditEvent(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """One event, with the field names of the light-4j kafka-sidecar; empty fields are left out."""
 
     id: str = ""
     service_id: str
@@ -51,7 +51,7 @@ class AuditNote(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True
 
     @property
     def line(self) -> Line:
-        """The note as it is written."""
+        """The event as it is written."""
         return self.correlation_id.encode(), _encode_json(self)
 
 
@@ -65,8 +65,8 @@ class OffsetRange(msgspec.Struct, rename="camel", gc=False):
     count: int
 
 
-class RangeNote(AuditNote, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """A note that may stand for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
+class RangeEvent(AuditEvent, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """An event that may stand for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
 
     last_offset: int | None = None
     ranges: list[OffsetRange] | None = None
@@ -116,19 +116,19 @@ def key_hash(key: bytes | None) -> str | None:
     return None if key is None else hashlib.sha256(key).hexdigest()[:32]
 
 
-def produced_notes(
-    common: RangeNote,
+def produced_events(
+    common: RangeEvent,
     records: Sequence[OutgoingRecord],
     results: Sequence[Produced | HeadraceError],
     *,
     failed: bool = False,
-) -> Iterator[RangeNote]:
-    """Yield a note for each record that was written; with `failed` for each other one, which may be written or not."""
+) -> Iterator[RangeEvent]:
+    """Yield an event for each record that was written; with `failed` for each other one, written or not."""
     for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
         if isinstance(result, HeadraceError) is not failed:
             continue
         correlation, traceability, _ = _ids_of(record.headers)
-        note = replace(
+        event = replace(
             common,
             id=identity.decode(),
             topic=record.topic,
@@ -137,28 +137,30 @@ def produced_notes(
             traceability_id=traceability,
         )
         if isinstance(result, HeadraceError):
-            note.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
-            note.partition, note.offset, note.stacktrace = record.partition or 0, 0, reason_of(result)
+            event.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
+            event.partition, event.offset, event.stacktrace = record.partition or 0, 0, reason_of(result)
         else:
-            note.partition, note.offset = result.partition, result.offset
-        yield note
+            event.partition, event.offset = result.partition, result.offset
+        yield event
 
 
 def written_ranges(
-    common: RangeNote, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
-) -> list[RangeNote]:
-    """Return a note for the records that one request wrote, or a few; arguments as of `produced_notes`."""
+    common: RangeEvent, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
+) -> list[RangeEvent]:
+    """Return an event for the records that one request wrote, or a few; arguments as of `produced_events`."""
     if len(records) == 1:
-        return list(produced_notes(common, records, results))
+        return list(produced_events(common, records, results))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record, result in zip(records, results, strict=True):
         if type(result) is Produced:
             offsets[record.topic, result.partition].append(result.offset)
-    return _range_notes(common, offsets, (record.headers for record in records))
+    return _range_events(common, offsets, (record.headers for record in records))
 
 
-def consumed_notes(common: RangeNote, records: Sequence[Record], ends: Sequence[RecordEnd] = ()) -> Iterator[RangeNote]:
-    """Yield a note for each record that ended; `ends` has what was reported of each that did not end well."""
+def consumed_events(
+    common: RangeEvent, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
+) -> Iterator[RangeEvent]:
+    """Yield an event for each record that ended; `ends` has what was reported of each that did not end well."""
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
         correlation, traceability, redrive_of = _ids_of(record.read_headers())
         details = dict(ends[index].details) if ends else _NO_DETAILS
@@ -180,41 +182,41 @@ def consumed_notes(common: RangeNote, records: Sequence[Record], ends: Sequence[
         )
 
 
-def consumed_ranges(common: RangeNote, records: Sequence[Record]) -> list[RangeNote]:
-    """Return a note for delivered records, or a few; arguments as of `consumed_notes`."""
+def consumed_ranges(common: RangeEvent, records: Sequence[Record]) -> list[RangeEvent]:
+    """Return an event for delivered records, or a few; arguments as of `consumed_events`."""
     if len(records) == 1:
-        return list(consumed_notes(common, records))
+        return list(consumed_events(common, records))
     if isinstance(records, RecordBatch):
-        return _range_notes(common, {records.topic_partition: records.offsets}, records.headers or [None])
+        return _range_events(common, {records.topic_partition: records.offsets}, records.headers or [None])
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for record in records:
         offsets[record.topic, record.partition].append(record.offset)
-    return _range_notes(common, offsets, (record.read_headers() for record in records))
+    return _range_events(common, offsets, (record.read_headers() for record in records))
 
 
 def reason_of(error: HeadraceError) -> str:
-    """Return an error as a note shows it."""
+    """Return an error as an event shows it."""
     return f"{error.code} {error.message}: {error.description}"
 
 
-def _range_notes(
-    common: RangeNote, offsets: Mapping[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
-) -> list[RangeNote]:
-    """Return the notes of several records; they have a correlation id if all records have the same."""
+def _range_events(
+    common: RangeEvent, offsets: Mapping[tuple[str, int], list[int]], headers: Iterable[list[Header] | None]
+) -> list[RangeEvent]:
+    """Return the events of several records; they have a correlation id if all records have the same."""
     shared = _shared_correlation(headers)
     found = [OffsetRange(*at, min(numbers), max(numbers), len(numbers)) for at, numbers in offsets.items()]
-    notes = []
+    events = []
     for first in range(0, len(found), _MOST_RANGES):
         ranges = found[first : first + _MOST_RANGES]
         count = sum([one.count for one in ranges])
-        note = replace(common, id=new_correlation_id().decode(), correlation_id=shared, count=count)
+        event = replace(common, id=new_correlation_id().decode(), correlation_id=shared, count=count)
         if len(ranges) > 1:
-            note.ranges = ranges
+            event.ranges = ranges
         else:
-            note.topic, note.partition = ranges[0].topic, ranges[0].partition
-            note.offset, note.last_offset = ranges[0].offset, ranges[0].last_offset
-        notes.append(note)
-    return notes
+            event.topic, event.partition = ranges[0].topic, ranges[0].partition
+            event.offset, event.last_offset = ranges[0].offset, ranges[0].last_offset
+        events.append(event)
+    return events
 
 
 def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:

@@ -18,7 +18,7 @@ from headrace.devcluster import HeadraceProcess
 
 ROUNDS = 3
 READ_RECORDS, READ_BYTES = 100_000, 1_048_576
-"""Records of 1 KB of a run, and the most bytes of one answer."""
+"""Records of 1 KB of a run, and the most bytes of one response."""
 DELAYS, IDLE, STREAMS = 500, 100, 200
 """Records whose delay is measured, idle instances, and streams at a time."""
 TICKS = 100
@@ -82,7 +82,7 @@ class ActiveTable:
     text = f"""\
 Medians in turns, first record to last, through one instance; the bare loop consumes the same topic, 500 records at a
 time. "Generator" is `bench/reader.py`, the client, on the same 2 cores. The delay is from before a record is given to a
-producer until the answer of a waiting read has arrived, one record at a time. The idle instances are in groups of their
+producer until the response of a waiting read arrived, one record at a time. The idle instances are in groups of their
 own and read 8 partitions without new records. The streams are in groups of their own and read one partition, which gets
 a record every 200 ms: {STREAMS} x 5 records per s. Their queue grows if the delays of the last quarter are longer."""
 
@@ -164,7 +164,7 @@ a record every 200 ms: {STREAMS} x 5 records per s. Their queue grows if the del
         delay, idle, streams = self.delay, self.idle, self.streams
         growth = "grows" if streams["late_ms"] > max(5.0, streams["p50_ms"]) else "does not grow"
         others = [
-            f"produce call to the answer of a waiting read, idle | p50 **{delay['p50_ms']:.1f} ms**, p99 "
+            f"produce call to the response of a waiting read, idle | p50 **{delay['p50_ms']:.1f} ms**, p99 "
             f"{delay['p99_ms']:.1f} ms | p50 <= 2.4 ms",
             f"{IDLE} idle instances | **{idle['mib']:.0f} MiB** more than without, **{idle['share']:.0%}** of a core | "
             "<= 150 MiB, <= 25 %",

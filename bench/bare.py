@@ -186,7 +186,7 @@ async def post(what: str, servers: str, topic: str, records: int, port: int) -> 
     per_post, in_flight = PER_POST[what]
     capacity = asyncio.Semaphore(in_flight)
     seen, start, tasks = 0, 0.0, set()
-    client = Client(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_answer_bytes=1_048_576)
+    client = Client(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_response_bytes=1_048_576)
     json_type = [("Content-Type", "application/json")]
 
     async def send(body: bytes) -> None:

@@ -138,8 +138,8 @@ def pid(process: HeadraceProcess) -> int:
 
 
 def metrics(process: HeadraceProcess) -> str:
-    with urllib.request.urlopen(f"{process.url}/metrics", timeout=5) as answer:
-        text: str = answer.read().decode()
+    with urllib.request.urlopen(f"{process.url}/metrics", timeout=5) as response:
+        text: str = response.read().decode()
     return text
 
 
@@ -150,8 +150,8 @@ def ask(url: str, body: Any = None) -> Any:
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.loads(answer.read() or b"null")
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.loads(response.read() or b"null")
         except urllib.error.HTTPError as cause:
             if cause.code != 503 or time.monotonic() > end:
                 raise RuntimeError(f"{url} answered {cause.code}: {cause.read().decode()}") from cause

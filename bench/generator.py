@@ -3,7 +3,7 @@
 usage: python -m bench.generator URL_PATH PORT CONNECTIONS SECONDS METHOD BODY_FILE [HEADER]...
 All connections are opened at once. Prints JSON: requests (answered 200), refused (answered 503, sent again after a
 pause), errors (everything else), seconds, p50_ms, p99_ms, longest_ms, and first_ms: from the start until every
-connection had its first answer.
+connection had its first response.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 1.0
 
 
 class Connection(asyncio.Protocol):
-    """Sends a request, waits for the whole answer, sends the next."""
+    """Sends a request, waits for the whole response, sends the next."""
 
     def __init__(self, request: bytes, times: list[float], end: float) -> None:
         self.request, self.times, self.end = request, times, end

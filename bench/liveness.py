@@ -86,7 +86,7 @@ class LivenessTable:
     text = """\
 One run each. `GET /health/liveness` every 10 ms over a new connection each time, with clients that send one request
 after the other. Requests that were not sent because one took long count with the time that they would have waited.
-"First answer": from the start until each of the connections, opened at once, had one. "Back": until resident memory is
+"First response": from the start until each connection, all opened at once, had one. "Back": until resident memory is
 within 20 % of what it was before. Load, broker and prober share the same processors."""
 
     def __init__(self, bench: Bench) -> None:
@@ -130,7 +130,7 @@ within 20 % of what it was before. Load, broker and prober share the same proces
     def lines(self) -> list[str]:
         """Return the table."""
         return table(
-            "load | p50 ms | p99 ms | slowest ms | target | not 200 | requests per s | first answer | "
+            "load | p50 ms | p99 ms | slowest ms | target | not 200 | requests per s | first response | "
             "memory before, peak, MiB | back",
             [row(name, found) for name, found in self.found.items()],
         )

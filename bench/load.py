@@ -54,17 +54,17 @@ def measure(load: Load, target: Target, folder: Path, seconds: float, native: bo
     words = load.words(target, folder)
     run(load, target, words, WARM_SECONDS)
     meter, before = Meter(target.pid), children_seconds()
-    answers = run(load, target, words, max(1, round(seconds)))
+    responses = run(load, target, words, max(1, round(seconds)))
     cpu_seconds, stolen = meter.used()
-    got = merged(answers)
+    got = merged(responses)
     got |= {"cpu_seconds": cpu_seconds, "stolen": stolen, "load": (children_seconds() - before) / got["seconds"]}
     return Measured(records=got["requests"] * load.records, **got)
 
 
-def merged(answers: list[dict[str, float]]) -> dict[str, float]:
+def merged(responses: list[dict[str, float]]) -> dict[str, float]:
     """Return what several generators found together: sums of counts, the worst of times."""
     sums = ("requests", "errors", "refused")
-    return {name: (sum if name in sums else max)(one[name] for one in answers) for name in answers[0]}
+    return {name: (sum if name in sums else max)(one[name] for one in responses) for name in responses[0]}
 
 
 def _by_wrk(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:

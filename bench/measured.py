@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     refused: float = 0.0
     """Requests that were answered 503 and sent again later."""
     first_ms: float = 0.0
-    """From the start until every connection had its first answer."""
+    """From the start until every connection had its first response."""
 
     @property
     def rate(self) -> float:

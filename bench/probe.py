@@ -19,22 +19,22 @@ PAUSE_MS, LIMIT_SECONDS = 10.0, 60.0
 
 
 def waits(took_ms: float) -> list[float]:
-    """Return the time of an answer, and the times of the requests that were due meanwhile."""
+    """Return the time of a response, and the times of the requests that were due meanwhile."""
     return [took_ms - PAUSE_MS * late for late in range(1 + int(took_ms / PAUSE_MS))]
 
 
 def ask(port: int) -> bool:
-    """Return whether the answer is 200."""
+    """Return whether the response is 200."""
     request = f"GET /health/liveness HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
     try:
         with socket.create_connection(("127.0.0.1", port), LIMIT_SECONDS) as connection:
             connection.sendall(request.encode())
-            answer = connection.recv(4096)
+            response = connection.recv(4096)
             while part := connection.recv(4096):
-                answer += part
+                response += part
     except OSError:
         return False
-    return answer.startswith(b"HTTP/1.1 200")
+    return response.startswith(b"HTTP/1.1 200")
 
 
 def main() -> None:

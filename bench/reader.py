@@ -1,7 +1,7 @@
 """Clients of active consumers that count what they read, in a process of its own.
 
 usage: python -m bench.reader json|binary|events|delays|event-delays PORT RECORDS CLIENTS PATH
-`PATH` may hold `{}`, the number of the client. `json` and `binary` read again as soon as an answer is there; `events`
+`PATH` may hold `{}`, the number of the client. `json` and `binary` read again as soon as a response is there; `events`
 read one stream of server-sent events; the others also measure: their values are when they were written (nanoseconds of
 the monotonic clock). RECORDS are those of all clients together. Prints a line when every client is connected, one with
 the first record, and JSON after the last: records, seconds (first to last), load (its share of one processor
@@ -27,7 +27,7 @@ VALUE = re.compile(rb'"value":(\d+)')
 
 
 class Reader(asyncio.Protocol):
-    """Sends a request, reads the answer, and sends the next one."""
+    """Sends a request, reads the response, and sends the next one."""
 
     def __init__(self, count: Count, request: bytes, mode: str) -> None:
         self.count, self.request = count, request

@@ -309,7 +309,7 @@ def errors_page() -> str:
     parts = [
         "# Error codes\n",
         _MADE,
-        "Every error answer over HTTP has this body, and each answer carries an `X-Correlation-Id`:\n",
+        "Every error response over HTTP has this body, and each response carries an `X-Correlation-Id`:\n",
         "```json",
         json.dumps(next(e for e in catalogue() if e.message == "KAFKA_TOPIC_NOT_FOUND")().body(), indent=2),
         "```\n",

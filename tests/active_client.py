@@ -18,8 +18,8 @@ from headrace.testing.scenario import Scenario
 _LIMIT_SECONDS = 60.0
 
 
-class Answer(NamedTuple):
-    """An HTTP answer with parsed JSON."""
+class Response(NamedTuple):
+    """An HTTP response with parsed JSON."""
 
     status: int
     body: Any
@@ -29,18 +29,18 @@ class Answer(NamedTuple):
         return self.body["code"] if isinstance(self.body, dict) else ""
 
 
-def send(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+def send(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
     """Send a request."""
     data = None if body is None else json.dumps(body).encode()
     given = {"Content-Type": "application/json"} if data else {}
     request = urllib.request.Request(url, data, {**given, **(headers or {})}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS) as answer:
-            text = answer.read()
-            return Answer(answer.status, json.loads(text) if text else None)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return Answer(answer.code, json.load(answer))
+        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS) as response:
+            text = response.read()
+            return Response(response.status, json.loads(text) if text else None)
+    except urllib.error.HTTPError as response:
+        with response:
+            return Response(response.code, json.load(response))
 
 
 class Instance:
@@ -51,23 +51,23 @@ class Instance:
         assert self.created.status == 200, self.created
         self.url = url + self.created.body["base_uri"]
 
-    def __call__(self, method: str, path: str = "", body: Any = None) -> Answer:
+    def __call__(self, method: str, path: str = "", body: Any = None) -> Response:
         return send(method, self.url + path, body)
 
     def ok(self, method: str, path: str = "", body: Any = None) -> Any:
-        """Send a request that succeeds, and return the body of its answer."""
-        answer = self(method, path, body)
-        assert answer.status in (200, 204), answer
-        return answer.body
+        """Send a request that succeeds, and return the body of its response."""
+        response = self(method, path, body)
+        assert response.status in (200, 204), response
+        return response.body
 
     def read(self, count: int, query: str = "") -> list[Any]:
         """Read until there are so many records, with one empty read after the last."""
         found: list[Any] = []
         for _ in range(100):
             last = 0 < count <= len(found)
-            answer = self.ok("GET", f"/records?timeout={300 if last else 2000}{query}")
-            found += answer
-            if len(found) >= count and not answer:
+            response = self.ok("GET", f"/records?timeout={300 if last else 2000}{query}")
+            found += response
+            if len(found) >= count and not response:
                 break
         assert len(found) == count
         return found
@@ -88,8 +88,8 @@ class Instance:
     def first(self, query: str = "") -> list[Any]:
         """Read until there are records, once."""
         for _ in range(100):
-            if answer := self.ok("GET", f"/records?timeout=2000{query}"):
-                return list(answer)
+            if response := self.ok("GET", f"/records?timeout=2000{query}"):
+                return list(response)
         process = self.url.partition("/consumers/")[0]
         found = [send("GET", process + path).body for path in ("/health/readiness", "/adm/consumers")]
         raise AssertionError(f"no records arrived: {found}")
@@ -100,7 +100,7 @@ class Instance:
 
 
 class Connection:
-    """A request whose answer is read in parts."""
+    """A request whose response is read in parts."""
 
     def __init__(self, url: str, headers: Mapping[str, str], receive_bytes: int = 0) -> None:
         parts = urlsplit(url)
@@ -122,19 +122,19 @@ class Connection:
             except TimeoutError:
                 raise AssertionError(f"nothing more arrives behind {self.data[-900:]!r}") from None
             if not more:
-                raise AssertionError(f"the answer ended: {self.data[-300:]!r}")
+                raise AssertionError(f"the response ended: {self.data[-300:]!r}")
             self.data += more
         return self.data
 
     def rest(self) -> bytes:
-        """Receive until the connection or the chunked answer ends."""
+        """Receive until the connection or the chunked response ends."""
         while not self.data.endswith(b"0\r\n\r\n") and (more := self.socket.recv(65_536)):
             self.data += more
         return self.data
 
     @property
     def text(self) -> str:
-        """The body of a chunked answer."""
+        """The body of a chunked response."""
         _, _, left = self.data.partition(b"\r\n\r\n")
         body = b""
         while left:

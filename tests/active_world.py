@@ -47,9 +47,9 @@ class World:
         self.on_commit: Callable[[TopicPartition, Committed], None] = lambda partition, at: None
         self.clients: list[Client] = []
         """Clients that are not closed, the newest last."""
-        self.answers = asyncio.Event()
+        self.responses = asyncio.Event()
         """Set while the admin answers."""
-        self.answers.set()
+        self.responses.set()
         self.failure: confluent_kafka.KafkaException | None = None
         """Raised by questions to the coordinator while it is set."""
         self.instances = self.process()
@@ -81,7 +81,7 @@ class World:
         return {name: name for name in names}
 
     async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        await self.answers.wait()
+        await self.responses.wait()
         if self.failure:
             raise KafkaUnavailable()
         return {p: len(self.logs[p]) for p in partitions}

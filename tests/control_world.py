@@ -179,5 +179,5 @@ async def ask(
 ) -> Any:
     [consumer] = process.consumers.values()
     facts = {"by": "ann", "at": 0.0, "reason": "so"}
-    answer = await process.command(consumer, action, offsets, facts, wait_seconds)
-    return answer.id, answer.results
+    response = await process.command(consumer, action, offsets, facts, wait_seconds)
+    return response.id, response.results

@@ -87,13 +87,13 @@ class Running:
 
     def begin(self, *values: bytes | None, **fields: Any) -> list[Any]:
         """Deliver in a task of the service; the result is appended to the list that is returned."""
-        answers: list[Any] = []
+        responses: list[Any] = []
 
         async def deliver() -> None:
-            answers.append(await self.deliver(*values, **fields))
+            responses.append(await self.deliver(*values, **fields))
 
         self.tasks.append(self.service.spawn(deliver(), "deliver"))
-        return answers
+        return responses
 
     async def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait for a condition."""
@@ -120,12 +120,12 @@ class Running:
 
     async def by_id(self, schema_id: int) -> RegisteredSchema:
         self.asked.append(schema_id)
-        answer = self.schemas[schema_id]
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, protocol.Schema):
-            return RegisteredSchema(schema_id, answer.schema_type, answer.text, cast(Any, answer.references))
-        return RegisteredSchema(schema_id, "AVRO", json.dumps(answer))
+        response = self.schemas[schema_id]
+        if isinstance(response, Exception):
+            raise response
+        if isinstance(response, protocol.Schema):
+            return RegisteredSchema(schema_id, response.schema_type, response.text, cast(Any, response.references))
+        return RegisteredSchema(schema_id, "AVRO", json.dumps(response))
 
     async def texts_of(self, references: Any) -> dict[str, str]:
         return dict(references)

@@ -27,7 +27,7 @@ from headrace.devcluster.security import allowed
 from headrace.testing import HeadraceProcess
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import Answer, send
+from tests.active_client import Response, send
 
 PAGE = Path(__file__).parents[1] / "docs" / "security-rights.md"
 KINDS = {
@@ -77,10 +77,10 @@ def rows_of(*titles: str) -> list[Row]:
     return [Row(*row) for row in found]
 
 
-def assert_named(answer: Answer) -> None:
-    """An answer that names a missing right has the status for it."""
-    if answer.status >= 400 and "has no right" in json.dumps(answer.body):
-        assert answer.status == 403, answer
+def assert_named(response: Response) -> None:
+    """A response that names a missing right has the status for it."""
+    if response.status >= 400 and "has no right" in json.dumps(response.body):
+        assert response.status == 403, response
 
 
 class World:
@@ -164,7 +164,7 @@ class World:
         assert self.process
         return self.process.url
 
-    def texts(self, answer: str) -> str:
+    def texts(self, response: str) -> str:
         """Return everything that the process reports now."""
         assert self.process
         assert self.process.exit_code is None, self.process.output
@@ -172,7 +172,7 @@ class World:
             ready = json.dumps(send("GET", f"{self.process.url}/health/readiness").body)
         except OSError:  # it is starting
             ready = ""
-        return f"{answer}\n{ready}\n{self.process.output}"
+        return f"{response}\n{ready}\n{self.process.output}"
 
 
 class Feature:
@@ -187,7 +187,7 @@ class Feature:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.answer = ""
+        self.response = ""
 
     def start(self) -> None:
         self.world.run(**self.more)
@@ -205,7 +205,7 @@ class Feature:
         raise NotImplementedError
 
     def texts(self) -> str:
-        return self.world.texts(self.answer)
+        return self.world.texts(self.response)
 
 
 class Posted(Feature):
@@ -225,11 +225,11 @@ class Posted(Feature):
     def trigger(self, number: int) -> None:
         self.status = 0
         try:
-            answer = send("POST", self.world.url + self.path(), self.body(number), self.headers(number))
+            response = send("POST", self.world.url + self.path(), self.body(number), self.headers(number))
         except OSError:  # it is starting
             return
-        self.status, self.answer = answer.status, json.dumps(answer.body)
-        assert_named(answer)
+        self.status, self.response = response.status, json.dumps(response.body)
+        assert_named(response)
 
     def done(self, number: int) -> bool:
         return self.status == 200

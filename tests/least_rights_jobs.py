@@ -42,23 +42,23 @@ class Job(Feature):
         try:
             if not job:
                 path, body = requests[count]
-                answer = send("POST", self.world.url + path, body)
-                job = answer.body["id"] if answer.status == 202 else ""
+                response = send("POST", self.world.url + path, body)
+                job = response.body["id"] if response.status == 202 else ""
             else:
-                answer = send("GET", f"{self.world.url}/adm/jobs/{job}")
-                if answer.status == 200 and answer.body["state"] in ENDED:
-                    count, job = count + (answer.body["state"] == "done"), ""
+                response = send("GET", f"{self.world.url}/adm/jobs/{job}")
+                if response.status == 200 and response.body["state"] in ENDED:
+                    count, job = count + (response.body["state"] == "done"), ""
         except OSError:  # it is starting
             return
-        self.answer = json.dumps(answer.body)
-        assert_named(answer)
+        self.response = json.dumps(response.body)
+        assert_named(response)
         self.present = number, count, job
 
     def done(self, number: int) -> bool:
         return self.present == (number, len(self.requests(number)), "")
 
     def texts(self) -> str:
-        return self.world.texts(self.answer)
+        return self.world.texts(self.response)
 
 
 class Replay(Job):
@@ -155,13 +155,13 @@ class Registration(Written):
             if self.wanted != number:
                 super().trigger(number)
                 self.wanted = number
-            answer = send("GET", url) if self.version == number else send("PUT", url, settings)
+            response = send("GET", url) if self.version == number else send("PUT", url, settings)
         except OSError:  # it is starting
             return
-        if answer.status in (200, 201):
+        if response.status in (200, 201):
             self.version = number
-        self.answer = json.dumps(answer.body)
-        assert_named(answer)
+        self.response = json.dumps(response.body)
+        assert_named(response)
 
     def done(self, number: int) -> bool:
         values = [record["value"] for record in self.world.backend.records]

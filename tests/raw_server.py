@@ -49,13 +49,13 @@ class Server:
         size = re.search(r"(?im)^content-length: (\d+)\r$", head)
         self.requests.append((head, await reader.readexactly(int(size[1]) if size else 0)))
 
-    def answering(self, *answers: bytes, then: str = "keep") -> Talk:
+    def answering(self, *responses: bytes, then: str = "keep") -> Talk:
         """Answer requests of a connection one after the other; then `keep` it, `close` it, or half-close it (`eof`)."""
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            for answer in answers:
+            for response in responses:
                 await self.request(reader)
-                writer.write(answer)
+                writer.write(response)
                 await writer.drain()
             if then == "eof":
                 writer.write_eof()
@@ -93,14 +93,14 @@ async def served(*talks: Callable[[Server], Talk] | Talk, tls: ssl.SSLContext | 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def always(*answers: bytes, then: str = "keep") -> Any:
+def always(*responses: bytes, then: str = "keep") -> Any:
     """Return a conversation for `served`; see `Server.answering`."""
-    return lambda server: server.answering(*answers, then=then)
+    return lambda server: server.answering(*responses, then=then)
 
 
 @contextlib.contextmanager
 def client_for(url: str, *, seconds: float = AMPLE, limit: int = 1_048_576, **more: Any) -> Any:
-    client = Client(url, timeout_seconds=seconds, max_answer_bytes=limit, **more)
+    client = Client(url, timeout_seconds=seconds, max_response_bytes=limit, **more)
     try:
         yield client
     finally:
@@ -135,7 +135,7 @@ async def end_all(server: asyncio.Server, tasks: Iterable[Any], ends: Iterable[a
 
 
 async def why_not(client: Client, body: bytes = b"x") -> str:
-    """Post, and return what is said of the answer that does not come."""
+    """Post, and return what is said of the response that does not come."""
     with pytest.raises(DestinationUnavailable) as failed:
         await client.post(body)
     assert failed.value.wait_seconds is None

@@ -68,7 +68,7 @@ class FakeKafka(MemoryCluster):
     def _write(self, record: OutgoingRecord) -> Any:
         self.calls += 1
         if self.calls in self.fail_at:
-            return KafkaTimeout("no answer")
+            return KafkaTimeout("no response")
         if record.value in self.refused:
             return RecordRefused("no key")
         if record.value in self.too_large:
@@ -126,18 +126,18 @@ class FakeSession:
         self._over = True
 
     def submit(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[list[Any]]:
-        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        response: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         what = self._fake.commits.pop(0) if self._fake.commits else "commit"
         large = [
             RecordTooLarge("too large") if r.value in self._fake.too_large else TransactionAborted() for r in records
         ]
         if self._over or what == "abort" or any(isinstance(result, RecordTooLarge) for result in large):
-            answer.set_result(large)
+            response.set_result(large)
         else:
             written = [self._fake._write(record) for record in records]
-            answer.set_result([KafkaTimeout("in doubt")] * len(records) if what == "doubt" else written)
-        self._over = self._over or answer.result()[0].__class__ is not Produced
-        return answer
+            response.set_result([KafkaTimeout("in doubt")] * len(records) if what == "doubt" else written)
+        self._over = self._over or response.result()[0].__class__ is not Produced
+        return response
 
 
 def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ from headrace.control.health.consumer_status import BreakerDetails, Details, Sum
 from headrace.control.health.routes import HealthEndpoints
 from headrace.control.routes import ControlEndpoints
 from headrace.control.runs.jobs import JobView
-from headrace.control.runs.redelivery import RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.redelivery import RedeliveryRequest, RedeliveryResponse
 from headrace.control.runs.replay_requests import DryRun
 from headrace.control.runs.routes import JobEndpoints
-from headrace.control.table.consumer_control import CommandAnswer
+from headrace.control.table.consumer_control import CommandResponse
 from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.control.table.registrations import Registration
 from headrace.delivery.status import SettingsInForce
@@ -63,8 +63,8 @@ from headrace.testing import ManualClock
 LIMIT_SECONDS = 60.0
 
 
-class Answer(NamedTuple):
-    """One HTTP answer."""
+class Response(NamedTuple):
+    """One HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -149,7 +149,7 @@ class Kafka:
 
 
 def said(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
-    """Return a call that has this answer, or makes it of its arguments, and fails as Kafka does."""
+    """Return a call that has this response, or makes it of its arguments, and fails as Kafka does."""
 
     def call(*given: Any, **_: Any) -> Any:
         kafka.fail()
@@ -187,11 +187,11 @@ def dead_letters_of(kafka: Kafka) -> Any:
         consumer = SimpleNamespace(group="another" if request.group == "another" else "g", owner=owner)
         return [(topic, consumer) for topic in (request.topic or "").split(",") if topic]
 
-    async def run(request: RedeliveryRequest) -> RedeliveryAnswer:
+    async def run(request: RedeliveryRequest) -> RedeliveryResponse:
         requests.append(request)
         if request.group == "away":
             raise errors.ReadFailed("away")
-        return RedeliveryAnswer("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
+        return RedeliveryResponse("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
 
     topics = SimpleNamespace(
         counts=later(kafka, []),
@@ -240,7 +240,7 @@ def control_of(kafka: Kafka) -> Any:
     settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
     summary = Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
     fields = {name: getattr(summary, name) for name in Summary.__struct_fields__}
-    command = later(kafka, lambda consumer, request, by, wait_seconds: CommandAnswer("i", not wait_seconds, []))
+    command = later(kafka, lambda consumer, request, by, wait_seconds: CommandResponse("i", not wait_seconds, []))
     return SimpleNamespace(
         consumers={"t": SimpleNamespace(name="t", kind="reactive", owner="")},
         details=later(kafka, Details(**fields, partitions=[], commands=[])),
@@ -320,27 +320,27 @@ class RunningServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def ask(self, request: bytes) -> Answer:
-        """Send bytes on a connection of their own and read one answer."""
+    async def ask(self, request: bytes) -> Response:
+        """Send bytes on a connection of their own and read one response."""
         reader, writer = await self.connect()
         writer.write(request)
-        answer = await self.read(reader)
+        response = await self.read(reader)
         writer.close()
-        return answer
+        return response
 
-    async def read(self, reader: asyncio.StreamReader) -> Answer:
-        """Read one answer."""
-        return await asyncio.wait_for(read_answer(reader), LIMIT_SECONDS)
+    async def read(self, reader: asyncio.StreamReader) -> Response:
+        """Read one response."""
+        return await asyncio.wait_for(read_response(reader), LIMIT_SECONDS)
 
-    async def get(self, path: str, method: str = "GET") -> Answer:
+    async def get(self, path: str, method: str = "GET") -> Response:
         return await self.ask(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    """Read one answer that has a Content-Length."""
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """Read one response that has a Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
-    return Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
+    return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
 @contextlib.asynccontextmanager

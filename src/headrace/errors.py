@@ -465,7 +465,7 @@ class ServiceDied(HeadraceError, code="ERR40030", message="SERVICE_DIED", status
 
 
 class InternalError(HeadraceError, code="ERR10010", message="RUNTIME_EXCEPTION", status=500):
-    """A defect of Headrace; please report it with the correlation id of this answer."""
+    """A defect of Headrace; please report it with the correlation id of this response."""
 
 
 def catalogue() -> list[type[HeadraceError]]:

@@ -171,9 +171,9 @@ def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str,
     instance.ok("POST", "/positions", {"offsets": [{**both[0], "offset": 1}]})
     found: list[Any] = []
     while len(found) < 2:  # the other partition is said once more at most, and stops nothing
-        answer = instance("GET", "/records?timeout=2000")
-        assert answer.status == 200 or answer.body["metadata"]["partition"] == 1
-        found += answer.body if answer.status == 200 else []
+        response = instance("GET", "/records?timeout=2000")
+        assert response.status == 200 or response.body["metadata"]["partition"] == 1
+        found += response.body if response.status == 200 else []
     assert offsets_of(found) == [1, 2]
     assert instance("GET", "/records?timeout=100").body["metadata"]["partitions"] == [both[1]]
     instance.ok("POST", "/positions/first", {})
@@ -187,10 +187,10 @@ def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, 
     instance.read(6)
     one, other = {"topic": source, "partition": 0}, {"topic": source, "partition": 1}
     instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 1_000}, {**other, "offset": 0}]})
-    answers = []
-    while sum(len(answer.body) for answer in answers if answer.status == 200) < 3 or len(answers) < 2:
-        answers.append(instance("GET", "/records?timeout=5000"))
-    [refused] = [answer for answer in answers if answer.status != 200][:1]
+    responses = []
+    while sum(len(response.body) for response in responses if response.status == 200) < 3 or len(responses) < 2:
+        responses.append(instance("GET", "/records?timeout=5000"))
+    [refused] = [response for response in responses if response.status != 200][:1]
     assert (refused.status, refused.code) == (409, "ERR40069")
     assert refused.body["metadata"]["partitions"] == [one]
     assert "offsets 3 to 999 (997)" in refused.body["description"]
@@ -213,8 +213,8 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scenar
     found: list[Any] = []
 
     def read() -> int:
-        answer = instance("GET", "/records?timeout=2000")
-        found.extend(answer.body if answer.status == 200 else [])
+        response = instance("GET", "/records?timeout=2000")
+        found.extend(response.body if response.status == 200 else [])
         return len(found)
 
     site.wait_until(lambda: read() == 5, "the records of the topic")
@@ -228,9 +228,9 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scenar
     codes = set[str]()
 
     def said() -> bool:
-        answer = instance("GET", "/records?timeout=500")
-        codes.add(answer.code)
-        found.extend(answer.body if answer.status == 200 else [])
+        response = instance("GET", "/records?timeout=500")
+        codes.add(response.code)
+        found.extend(response.body if response.status == 200 else [])
         return "ERR40070" in codes and len(found) == 7
 
     site.wait_until(said, "the topic is another one, and is read")

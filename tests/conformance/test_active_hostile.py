@@ -88,8 +88,8 @@ def test_a_second_stream_does_not_move_the_first(url: str, site: Scenario, sourc
     instance = Instance(url, source).subscribe(source)
     stream = instance.open(EVENTS)
     (first, _), *_ = stream.events(2)
-    answer = send("GET", f"{instance.url}/records", headers={"Accept": EVENTS, "Last-Event-ID": first})
-    assert (answer.status, answer.code) == (409, "ERR40067")
+    response = send("GET", f"{instance.url}/records", headers={"Accept": EVENTS, "Last-Event-ID": first})
+    assert (response.status, response.code) == (409, "ERR40067")
     write(site, source, b"2")
     assert offsets_of([data for _, data in stream.events(3)]) == [0, 1, 2]
     stream.cut()
@@ -98,12 +98,12 @@ def test_a_second_stream_does_not_move_the_first(url: str, site: Scenario, sourc
 @pytest.mark.parametrize("forged", ['{"t":{"0":-1}}', '{"t":{"0":1e30}}', '{"t":{"-1":0}}', "[]", "x", '{"t":9}'])
 def test_a_forged_id_of_an_event_is_refused(url: str, source: str, forged: str) -> None:
     instance = Instance(url, source).subscribe(source)
-    answer = send(
+    response = send(
         "GET",
         f"{instance.url}/records",
         headers={"Accept": EVENTS, "Last-Event-ID": forged.replace('"t"', f'"{source}"')},
     )
-    assert answer.status == 400
+    assert response.status == 400
     assert instance.ok("GET", "/records") == []
 
 
@@ -138,7 +138,7 @@ def test_what_kafka_cannot_take_is_refused_and_the_instance_lives(
 
 
 def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess, site: Scenario, source: str) -> None:
-    """At once and with whole answers; nothing is committed that no client has confirmed."""
+    """At once and with whole responses; nothing is committed that no client has confirmed."""
     write(site, source, b"0")
     reading = Instance(process.url, source, requestWaitMs=30_000, autoCommitEnable=True).subscribe(source)
     assert offsets_of(reading.first()) == [0]
@@ -159,7 +159,7 @@ def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess,
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["keep", "close"])
 @pytest.mark.parametrize(("size", "receives"), [(20_000, 4096), (1000, 0)], ids=["not-written", "written"])
-def test_an_answer_that_is_cut_is_read_again(
+def test_a_response_that_is_cut_is_read_again(
     url: str, site: Scenario, source: str, size: int, receives: int, headers: Any, auto: bool
 ) -> None:
     """It is larger than all buffers between the two, or the system of its client has all of it, and it has not."""

@@ -15,12 +15,12 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import JsonAnswer, Scenario
+from headrace.testing.scenario import JsonResponse, Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 
 
-def part(url: str, source: str, partition: int | str = 0, **query: Any) -> JsonAnswer:
+def part(url: str, source: str, partition: int | str = 0, **query: Any) -> JsonResponse:
     return Scenario.ask(f"{url}/topics/{source}/partitions/{partition}/records?{urlencode(query)}")
 
 
@@ -49,17 +49,17 @@ def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scenario, sourc
     site.wait_until(lambda: part(url, source, count=1).body["end_offset"] == 18, "the last marker")
     found, offset, parts = [], 0, 0
     while True:
-        answer = part(url, source, offset=offset, count=2)
-        assert answer.status == 200, answer
-        if not answer.body["records"]:
+        response = part(url, source, offset=offset, count=2)
+        assert response.status == 200, response
+        if not response.body["records"]:
             break
-        assert answer.body["next_offset"] > offset
-        found += answer.body["records"]
-        offset, parts = answer.body["next_offset"], parts + 1
+        assert response.body["next_offset"] > offset
+        found += response.body["records"]
+        offset, parts = response.body["next_offset"], parts + 1
     assert [record["offset"] for record in found] == [0, 1, 2, 3, 4, 9, 10, 12]
     assert [record["value"] for record in found][-3:] == [{"t": 0}, {"t": 1}, {"n": 5}]
     assert found[0]["headers"] == {"X-Correlation-Id": f"{source}:0:0"}
-    assert (answer.body["next_offset"], answer.body["end_offset"], parts) == (18, 18, 4)
+    assert (response.body["next_offset"], response.body["end_offset"], parts) == (18, 18, 4)
     every = part(url, source, isolation="read_uncommitted", count=100).body["records"]
     assert len(every) == 15
     assert not [
@@ -80,9 +80,9 @@ def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, sit
     for _ in range(3):
         producer.produce(source, b"2", partition=0)
     producer.flush()
-    answer = part(url, source)
-    assert [record["value"] for record in answer.body["records"]] == [1]
-    assert (answer.body["next_offset"], answer.body["end_offset"]) == (1, 1)
+    response = part(url, source)
+    assert [record["value"] for record in response.body["records"]] == [1]
+    assert (response.body["next_offset"], response.body["end_offset"]) == (1, 1)
     assert part(url, source, offset=3).body["records"] == []
     assert part(url, source, offset=3).body["next_offset"] == 3
     assert len(part(url, source, isolation="read_uncommitted").body["records"]) == 4
@@ -118,9 +118,9 @@ def test_offsets_outside_the_log_are_said_with_its_bounds(url: str, site: Scenar
     for future in client.delete_records([confluent_kafka.TopicPartition(source, 0, 4)]).values():
         future.result()
     for offset in (3, 11):
-        answer = part(url, source, offset=offset)
-        assert (answer.status, answer.body["code"]) == (416, "ERR40071")
-        assert (answer.body["metadata"]["first_offset"], answer.body["metadata"]["end_offset"]) == (4, 10)
+        response = part(url, source, offset=offset)
+        assert (response.status, response.body["code"]) == (416, "ERR40071")
+        assert (response.body["metadata"]["first_offset"], response.body["metadata"]["end_offset"]) == (4, 10)
     assert part(url, source).body["records"][0]["offset"] == 4
 
 
@@ -226,9 +226,9 @@ def test_a_dead_letter_is_fetched_until_the_next_call_confirms_it(url: str, site
     assert site.ask(path, [failed(record) for record in records]).status == 200
 
     def fetch() -> list[int]:
-        answer = site.ask(f"{path}?{urlencode(where)}")
-        assert answer.status == 200, answer
-        return [record["value"]["n"] for record in answer.body]
+        response = site.ask(f"{path}?{urlencode(where)}")
+        assert response.status == 200, response
+        return [record["value"]["n"] for record in response.body]
 
     def end() -> None:
         assert send("DELETE", f"{url}/consumers/{source}/instances/Active-Replay-1289990").status == 204
@@ -258,9 +258,9 @@ def test_clients_write_dead_letters_in_the_shape_of_light_4j(url: str, site: Sce
         "value": {"n": 1},
     }
     record["headers"] = {"mine": "1", "headrace.redrive.count": "9", "X-Correlation-Id": "old"}
-    answer = site.ask(path, [failed(record, stacktrace="boom", correlationId="c", traceabilityId="t")])
-    assert answer.status == 200, answer
-    (one,) = answer.body
+    response = site.ask(path, [failed(record, stacktrace="boom", correlationId="c", traceabilityId="t")])
+    assert response.status == 200, response
+    (one,) = response.body
     assert (one["topic"], one["serializeKeySize"], one["serializeValueSize"]) == (f"{source}.dlq", 5, 8)
     assert (
         one["timestamp"] == pytest.approx(time.time(), abs=60) and one["partitionId"] in (0, 1) and one["offset"] == 0

@@ -7,7 +7,7 @@
 | 3 | Karapace | null, 0, false and "" are written as an empty value | `test_produce_use_case.py`: \
 `test_what_is_stored_of_a_request`; `test_strict_json.py`: `test_values_are_written_byte_for_byte` |
 | 4 | Karapace | a read with records waits for nearly its whole time | `test_04` |
-| 5 | Strimzi | an answer above the limit moves the position and loses the batch | `test_12` |
+| 5 | Strimzi | a response above the limit moves the position and loses the batch | `test_12` |
 | 6 | Strimzi | a record that is not JSON loses its batch | `test_02` |
 | 7 | Strimzi | a null value is the text null, or three bytes | `test_07` |
 | 8 | Strimzi | produce to an unknown topic stalls all requests | `test_produce_use_case.py`: \
@@ -93,8 +93,8 @@ def test_09_reads_at_a_time_have_limits_of_their_own(url: str, site: Scenario, s
     ["*/*", "application/json; charset=utf-8", "application/*;q=0.8", "text/html, */*;q=0.1", "APPLICATION/JSON"],
 )
 def test_10_every_accept_that_allows_json_is_answered(url: str, source: str, accept: str) -> None:
-    answer = send("GET", f"{Instance(url, source).subscribe(source).url}/records", headers={"Accept": accept})
-    assert (answer.status, answer.body) == (200, [])
+    response = send("GET", f"{Instance(url, source).subscribe(source).url}/records", headers={"Accept": accept})
+    assert (response.status, response.body) == (200, [])
 
 
 def test_11_a_commit_without_a_body_ends_at_what_was_delivered(url: str, site: Scenario, source: str) -> None:

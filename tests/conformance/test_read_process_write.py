@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from active_client import Answer, Instance, send
+from active_client import Instance, Response, send
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scenario import Scenario
@@ -25,7 +25,7 @@ class Worker(Instance):
         super().__init__(url, source, name=name)
         self.process, self.source, self.target, self.name = url, source, target, name
 
-    def write(self, values: list[Any], *offsets: dict[Any, Any], **changes: Any) -> Answer:
+    def write(self, values: list[Any], *offsets: dict[Any, Any], **changes: Any) -> Response:
         """Write a transaction: the offset of the last processed record by partition, or entries as in the body."""
         entries = [one for one in offsets if "offset" in one]
         places = [place for one in offsets if "offset" not in one for place in one.items()]
@@ -41,8 +41,8 @@ def test_records_and_offsets_are_committed_together(url: str, site: Scenario, to
     site.write_json(source, *range(6))
     worker = Worker(url, source, target).subscribe(source)
     worker.read(6)
-    answer = worker.write(["a", "b"], {0: 3})
-    assert (answer.status, len(answer.body["topics"][0]["offsets"])) == (200, 2)
+    response = worker.write(["a", "b"], {0: 3})
+    assert (response.status, len(response.body["topics"][0]["offsets"])) == (200, 2)
     site.wait_committed(source, source, 4)
     site.wait_until(lambda: [json.loads(r.value) for r in site.records(target)] == ["a", "b"], "the records")
     again = worker.write(["a", "b"], {0: 3})
@@ -97,7 +97,7 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topi
     Instance(url, f"{source}-x", name="auto", autoCommitEnable=True).subscribe(source)
     by_hand = Instance(url, f"{source}-y", name="by-hand")
     by_hand.ok("POST", "/assignments", {"partitions": [{"topic": source, "partition": 0}]})
-    for answer, status, code in (
+    for response, status, code in (
         (worker.write([1], {0: 2}), 409, "ERR40066"),
         (worker.write([1], {1: 0}), 409, "ERR40066"),
         (worker.write([1], {0: 0, 7: 0}), 409, "ERR12207"),
@@ -110,7 +110,7 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topi
         (worker.write([1], {0: 0}, instance_id="one"), 400, "ERR11004"),
         (worker.write([], {0: 0}), 400, "ERR11004"),
     ):
-        assert (answer.status, answer.body["code"]) == (status, code), answer
+        assert (response.status, response.body["code"]) == (status, code), response
     assert (site.committed(source), site.records(target)) == ({}, [])
 
 
@@ -130,14 +130,14 @@ def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
     old = {"topic": source, "partition": moved, "offset": 0, "assignment": names[moved]}
     kept = {**old, "partition": 1 - moved, "assignment": names[1 - moved]}
     received = json.dumps({source: {moved: [1, names[moved]]}})
-    for answer in (
+    for response in (
         worker.write([1], old, kept),
         worker("POST", "/positions", {"offsets": [old, kept]}),
         send("GET", f"{worker.url}/records", None, {"Accept": "text/event-stream", "Last-Event-ID": received}),
         worker("POST", "/offsets", {"offsets": [old, kept]}),
     ):
-        assert (answer.status, answer.body["code"]) == (409, "ERR12207")
-        assert answer.body["metadata"]["refused"] == [
+        assert (response.status, response.body["code"]) == (409, "ERR12207")
+        assert response.body["metadata"]["refused"] == [
             {name: old[name] for name in ("topic", "partition", "assignment")}
         ]
     assert site.committed(source) == {(source, 1 - moved): 1}
@@ -159,12 +159,12 @@ def test_an_instance_whose_process_was_away_is_fenced(site: Scenario, topic: Any
         other.read(2)
     finally:
         zombie.server.signal(signal.SIGCONT)
-    answers = [worker.write(["zombie"], {0: 1})]
+    responses = [worker.write(["zombie"], {0: 1})]
     end = time.monotonic() + 60
-    while answers[-1].status == 503:  # the group is rebalancing, and the request may be repeated
+    while responses[-1].status == 503:  # the group is rebalancing, and the request may be repeated
         assert time.monotonic() < end
-        answers.append(worker.write(["zombie"], {0: 1}))
-    assert (answers[-1].status, answers[-1].body["code"]) == (409, "ERR12207")
+        responses.append(worker.write(["zombie"], {0: 1}))
+    assert (responses[-1].status, responses[-1].body["code"]) == (409, "ERR12207")
     assert site.committed(source) == {}
     site.wait_until(lambda: other.write(["heir"], {0: 1}).status == 200, "the heir to write")
     site.wait_committed(source, source, 2)

@@ -89,13 +89,13 @@ class Poster:
     def _post(self, server: http.client.HTTPConnection, body: str, headers: dict[str, str]) -> Sequence[Any]:
         try:
             server.request("POST", self._path, body, headers)
-            answer = server.getresponse()
-            told = json.load(answer)
+            response = server.getresponse()
+            told = json.load(response)
         except (OSError, ValueError, http.client.HTTPException):
             server.close()
             return [("unknown",)] * self._batch
         if "offsets" not in told:  # refused as a whole, or a defect, which must not happen
-            return [("fail" if answer.status in (403, 404, 429, 503) else "unknown",)] * self._batch
+            return [("fail" if response.status in (403, 404, 429, 503) else "unknown",)] * self._batch
         return [self._entry(**entry) for entry in told["offsets"]]
 
     @staticmethod

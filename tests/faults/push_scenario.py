@@ -22,7 +22,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import TopicNotFound
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer, Fault, HeadraceProcess, Pushed, Received, RecordingBackend, check_pushed
+from headrace.testing import Fault, HeadraceProcess, PlannedResponse, Pushed, Received, RecordingBackend, check_pushed
 from headrace.testing.recording import GroupCommit, gather, group_commits, read_journal, unique_records
 from tests.faults.ledger import Ledger
 
@@ -47,26 +47,26 @@ class Hostile:
         self._delay_seconds = delay_seconds
         self._seen: Counter[str] = Counter()
 
-    def __call__(self, request: Received) -> Answer:
+    def __call__(self, request: Received) -> PlannedResponse:
         first = request.body[0]["value"]
         self._seen[first] += 1
         delay = self._delay_seconds * luck("delay", first) / 50
         match int(luck(self._seed, first, self._seen[first])):
             case 0:
-                return Answer(cut_after_bytes=0)
+                return PlannedResponse(cut_after_bytes=0)
             case 1:
-                return Answer(cut_after_bytes=20)
+                return PlannedResponse(cut_after_bytes=20)
             case 2:
-                return Answer(body=b"<html>")
+                return PlannedResponse(body=b"<html>")
             case 3:
-                return Answer(body=[])
+                return PlannedResponse(body=[])
             case 4:
-                return Answer(503, body={})
+                return PlannedResponse(503, body={})
             case 5:
-                return Answer(delay_seconds=0.1, fails=self._fails)
+                return PlannedResponse(delay_seconds=0.1, fails=self._fails)
             case 6:
-                return Answer(drip_seconds=0.001, fails=self._fails)
-        return Answer(delay_seconds=delay, fails=self._fails)
+                return PlannedResponse(drip_seconds=0.001, fails=self._fails)
+        return PlannedResponse(delay_seconds=delay, fails=self._fails)
 
     def _fails(self, record: dict[str, Any]) -> bool:
         number = luck(self._seed, record["value"])

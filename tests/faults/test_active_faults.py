@@ -1,6 +1,6 @@
 """Active consumers are read while processes and brokers die: no commit passes a record that its client has not got.
 
-The recording is a journal of the client, with the answers that it has received completely, and the commits of the
+The recording is a journal of the client, with the responses that it has received completely, and the commits of the
 group in the broker's own topic, all with times of one machine.
 """
 
@@ -29,7 +29,7 @@ OFTEN = {"auto.commit.interval.ms": 100}
 
 
 class Got(NamedTuple):
-    """An entry of an answer that its client has received completely."""
+    """An entry of a response that its client has received completely."""
 
     at: float
     session: int
@@ -103,13 +103,13 @@ class Reader:
                     self.sessions += 1
                     instance = Instance(self._url(), self._topic, autoCommitEnable=self._auto, **OFTEN)
                     instance.ok("POST", "/subscriptions", {"topics": [self._topic]})
-                answer = instance("GET", "/records?timeout=500&max_records=20")
-                if answer.status in (404, 410):
+                response = instance("GET", "/records?timeout=500&max_records=20")
+                if response.status in (404, 410):
                     instance = None
-                if answer.status == 200:
+                if response.status == 200:
                     now = time.time()
-                    self.got += [Got(now, self.sessions, r["partition"], r["offset"]) for r in answer.body]
-                    if not self._auto and answer.body:
+                    self.got += [Got(now, self.sessions, r["partition"], r["offset"]) for r in response.body]
+                    if not self._auto and response.body:
                         self.commits += instance("POST", "/offsets").status == 200
             except (AssertionError, OSError, ValueError, urllib.error.URLError, http.client.HTTPException):
                 instance = None

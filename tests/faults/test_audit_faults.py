@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
@@ -88,7 +88,11 @@ class Audited(Ledger):
 
 SMALL = "from headrace.config.audit import AuditConfig\n\nAuditConfig.max_pending_bytes = 3_000\n"
 """Room for a dozen events."""
-TROUBLE = (Answer(status=503), Answer(cut_after_bytes=0), Answer(status=200, body=b"no json")) * 3
+TROUBLE = (
+    PlannedResponse(status=503),
+    PlannedResponse(cut_after_bytes=0),
+    PlannedResponse(status=200, body=b"no json"),
+) * 3
 
 
 @pytest.mark.parametrize("change", ["", pytest.param(SMALL, marks=pytest.mark.long)], ids=["usual", "small"])
@@ -97,7 +101,7 @@ def test_notes_and_told_holes_are_as_many_as_records_that_ended(
 ) -> None:
     """The backend breaks and some records are bad; with a budget for a dozen events, holes say what is missing."""
     backend.script += TROUBLE
-    backend.answer = Answer(fails=lambda record: record["value"]["id"] % 50 == 7)
+    backend.response = PlannedResponse(fails=lambda record: record["value"]["id"] % 50 == 7)
     scenario = Audited(kafka, tmp_path, headrace, backend.url, change)
     with Poster(scenario.process.url, scenario.topic) as poster:
         poster.wait_for_more(600)

@@ -17,7 +17,7 @@ import pytest
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Answer, HeadraceProcess, Operation, PauseSpan, Seek, Skip, check_pushed
+from headrace.testing import HeadraceProcess, Operation, PauseSpan, PlannedResponse, Seek, Skip, check_pushed
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
 
 CONSUMER = "/adm/reactive-consumers/push"
@@ -28,7 +28,7 @@ class Steered(PushScenario):
 
     def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path, partitions: int) -> None:
         super().__init__(cluster, start, folder, partitions=partitions)
-        self.backend.answer = Answer(delay_seconds=0.02)
+        self.backend.response = PlannedResponse(delay_seconds=0.02)
         self.settings = {"ordering": "key", "batch": {"max_records": 10}, "max_in_flight": 8, "consumer": SHORT_SESSION}
         self.operations: dict[int, list[Operation]] = {number: [] for number in range(partitions)}
 
@@ -114,7 +114,9 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
 @pytest.mark.timeout(500)
 def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
-    scenario.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01)
+    scenario.backend.response = lambda request: PlannedResponse(
+        delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01
+    )
     scenario.fill_each(60, keys=1)  # first, because the end of an empty partition would be committed
     process = scenario.run("commit.before=crash")
     scenario.wait_until(lambda: scenario.journal.exists() and scenario.journal.stat().st_size, "the record that hangs")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 from tests.faults.push_scenario import PushScenario
 
 
@@ -19,7 +19,7 @@ def test_a_dead_letter_topic_below_its_minimum_of_replicas_holds_its_partition(
     """The log says so before the write has failed, nothing is passed over, and it goes on when the replica is back."""
     scenario.settings["dead_letter"] = {"topic": (dead := scenario.new_topic(1, **{"min.insync.replicas": "3"}))}
     process = scenario.run()
-    scenario.backend.answer = Answer(status=422)
+    scenario.backend.response = PlannedResponse(status=422)
     kafka_three.kill(3)
     scenario.write(scenario.topic, OutgoingRecord(scenario.topic, b"k", b"v", None, 0))
     said = f"{scenario.topic}-0 waits, dead letters=1 from offset 0 on are not acknowledged yet"

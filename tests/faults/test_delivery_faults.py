@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 
 from headrace.delivery.offset_map import decode
-from headrace.testing import Answer, Commit
+from headrace.testing import Commit, PlannedResponse
 from tests.faults.push_scenario import SAME_MEMBER, PushScenario
 
 STUCK = "k1"
@@ -27,7 +27,7 @@ def unfinished(scenario: PushScenario) -> int:
 @pytest.mark.timeout(600)
 def test_order_by_key_holds_and_only_the_unfinished_comes_again(scenario: PushScenario) -> None:
     """One key fails all the time, kill -9 hits while others are under way, and at last while only that key is open."""
-    scenario.backend.answer = Answer(delay_seconds=0.01, fails=lambda record: record["key"] == STUCK)
+    scenario.backend.response = PlannedResponse(delay_seconds=0.01, fails=lambda record: record["key"] == STUCK)
     retry = {"attempts": 1000, "first_delay_seconds": 0.1, "max_delay_seconds": 0.5}
     scenario.settings.update(max_in_flight=8, batch={"max_records": 5}, retry=retry, consumer=SAME_MEMBER)
     scenario.fill(1000)
@@ -39,7 +39,7 @@ def test_order_by_key_holds_and_only_the_unfinished_comes_again(scenario: PushSc
             scenario.wait_until(lambda: unfinished(scenario) == stuck, "the offset map")
         with scenario.fault():
             process.kill()
-    scenario.backend.answer = Answer()
+    scenario.backend.response = PlannedResponse()
     process = scenario.run()
     scenario.wait_done()
     assert scenario.check() == []

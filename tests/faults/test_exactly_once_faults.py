@@ -178,11 +178,11 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
 @pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "answer-lost"])
-def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_answer(
+@pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "response-lost"])
+def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_response(
     kafka_three: Any, kafka_network: FaultProxy, ledger: Ledger, headrace: Any, is_carried_out: bool
 ) -> None:
-    """Its successor ends the transaction once, whether the request was lost or only its answer."""
+    """Its successor ends the transaction once, whether the request was lost or only its response."""
     source, target = ledger.new_topic(3), ledger.new_topic(3)
     file = write_function(ledger.folder, source, target, SLOW)
     process = headrace({"kafka": {"bootstrap_servers": kafka_network.bootstrap_servers}, "functions": [file]})
@@ -199,7 +199,7 @@ def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_answe
     at = committed()
     if is_carried_out:
         kafka_network.silence(requests=False)
-        ledger.wait_until(lambda: committed() > at, "the commit, whose answer is held")
+        ledger.wait_until(lambda: committed() > at, "the commit, whose response is held")
     [(_, coordinator)] = kafka_network.held
     kafka_three.kill(coordinator)
     kafka_network.cut()

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from headrace.delivery.dead_letter import origin_of
-from headrace.testing import Answer, Received
+from headrace.testing import PlannedResponse, Received
 from headrace.testing.recording import unique_records
 from tests.faults.push_scenario import SAME_MEMBER, PushScenario, luck
 
@@ -18,13 +18,15 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scenario: PushScen
     """It answers 500 to all, then to a fifth (row E1): every record ends, after five attempts as a dead letter."""
     outage, seen = iter(range(15)), Counter[str]()
 
-    def answer(request: Received) -> Answer:
+    def answer(request: Received) -> PlannedResponse:
         first = request.body[0]["value"]
         seen[first] += 1
         down = next(outage, None) is not None or luck(first, seen[first]) < 20
-        return Answer(500) if down else Answer(fails=lambda record: luck("never", record["value"]) < 1)
+        return (
+            PlannedResponse(500) if down else PlannedResponse(fails=lambda record: luck("never", record["value"]) < 1)
+        )
 
-    scenario.backend.answer = answer
+    scenario.backend.response = answer
     scenario.settings["retry"]["attempts"] = 5
     scenario.fill(1000)
     process = scenario.run()
@@ -54,7 +56,7 @@ def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
 def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario) -> None:
     """A hundred single records at a time, each as slow as it likes (row E8): what commits and maps have stays ended."""
     scenario.settings["consumer"] = SAME_MEMBER
-    scenario.backend.answer = lambda request: Answer(delay_seconds=luck(request.body[0]["value"]) / 200)
+    scenario.backend.response = lambda request: PlannedResponse(delay_seconds=luck(request.body[0]["value"]) / 200)
     scenario.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
     scenario.fill(800)
     process = scenario.run()
@@ -71,13 +73,15 @@ def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario
 def test_a_key_that_stands_still_holds_nobody_else(scenario: PushScenario) -> None:
     """One key is never answered (row E9): all others end meanwhile, and then it does, in its order."""
     slow = "k1"
-    scenario.backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["key"] == slow else 0)
+    scenario.backend.response = lambda request: PlannedResponse(
+        delay_seconds=600 if request.body[0]["key"] == slow else 0
+    )
     scenario.settings.update(batch={"max_records": 1})
     scenario.fill(1000)
     held = sum(record.key == slow.encode() for record in itertools.islice(unique_records("", 1), 1000))
     process = scenario.run()
     scenario.wait_handled(1000 - held)
-    scenario.backend.answer = Answer()
+    scenario.backend.response = PlannedResponse()
     scenario.backend.release()
     scenario.wait_done()
     assert scenario.check() == []

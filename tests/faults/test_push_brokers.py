@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Answer, Cluster, HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, PlannedResponse
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.ledger import Ledger, delivered_by
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
@@ -148,7 +148,7 @@ def test_members_come_and_go(scenario: Fed) -> None:
     """Rows F1, F7: politely and by kill -9, while partitions are paused and resumed all the time."""
     scenario.settings["consumer"] = SHORT_SESSION
     process = scenario.run()
-    scenario.backend.answer = Answer(delay_seconds=0.005)
+    scenario.backend.response = PlannedResponse(delay_seconds=0.005)
     for polite in (True, False):
         scenario.wait_more(200)
         visitor = scenario.run()
@@ -179,12 +179,12 @@ def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
 @pytest.mark.long
 def test_partitions_move_while_their_deliveries_hang(scenario: Fed) -> None:
     """Row F3: a revoke waits for them up to its limit; what is answered later moves no commit of the new owner."""
-    scenario.backend.answer = Answer(delay_seconds=600)
+    scenario.backend.response = PlannedResponse(delay_seconds=600)
     first = scenario.run()
     scenario.wait_until(lambda: scenario.written > 2000, "a backlog")
     second = scenario.run()
     scenario.wait_until(lambda: re.search(rf"assigned .*{scenario.topic}", second.output), "a share for the second one")
-    scenario.backend.answer = Answer()
+    scenario.backend.response = PlannedResponse()
     scenario.backend.release()
     scenario.wait_more()
     scenario.finish(first, second)

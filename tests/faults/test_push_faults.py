@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import Answer, Fault, Received, RecordingBackend
+from headrace.testing import Fault, PlannedResponse, Received, RecordingBackend
 from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
@@ -33,7 +33,7 @@ AT_ONCE = 6
 def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scenario: PushScenario) -> None:
     """Three times kill -9 (row A1): nothing lost or skipped, order by key, no repeat of what a commit had ended."""
     scenario.settings["consumer"] = SAME_MEMBER
-    scenario.backend.answer = Hostile(seed=1)
+    scenario.backend.response = Hostile(seed=1)
     process = scenario.run()
     for _ in range(3):
         had = scenario.backend.accepted_records
@@ -76,15 +76,15 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     backend = RecordingBackend(journal=tmp_path / "journal")
     refused: set[str] = set()
 
-    def answer(request: Received) -> Answer:
+    def answer(request: Received) -> PlannedResponse:
         """Refuse the first request of a topic; of every topic one record fails always."""
         topic = request.body[0]["topic"]
         if topic not in refused:
             refused.add(topic)
-            return Answer(503, body={})
-        return Answer(fails=lambda record: record["offset"] == 3)
+            return PlannedResponse(503, body={})
+        return PlannedResponse(fails=lambda record: record["offset"] == 3)
 
-    backend.answer = answer
+    backend.response = answer
     backend.start()
     scenarios: dict[str, PushScenario] = {}
     for point in POINTS:
@@ -120,7 +120,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
 def test_a_frozen_process_comes_back_as_nobody(scenario: PushScenario, point: str) -> None:
     """It stands still beyond its session and a peer takes over (row A7); what it then still says counts for nothing."""
     scenario.settings["consumer"] = SHORT_SESSION
-    scenario.backend.answer = Hostile(seed=2)
+    scenario.backend.response = Hostile(seed=2)
     scenario.fill(400)
     frozen = scenario.run(f"{point}=stop", wait=False)
     scenario.wait_until(lambda: f"failpoint {point}: stop" in frozen.output, "the stop")

@@ -61,7 +61,7 @@ def test_two_processes_take_turns(
 ) -> None:
     """Changes at up to 2,000 records a second: nothing lost or skipped, order kept, no commit too early or back."""
     scenario.settings.update(ordering=ordering, consumer=membership)
-    scenario.backend.answer = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
+    scenario.backend.response = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scenario, changes, 500 if changes == 2 else 2000, lambda: scenario.wait_more(1000))
 
 
@@ -70,5 +70,5 @@ def test_two_processes_take_turns(
 def test_two_processes_take_turns_for_ten_minutes(scenario: PushScenario) -> None:
     """The same for ten minutes, with a change every 20 seconds."""
     scenario.settings["consumer"] = SHORT_SESSION
-    scenario.backend.answer = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
+    scenario.backend.response = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
     take_turns(scenario, 28, 2000, lambda: time.sleep(20))

@@ -177,7 +177,7 @@ def test_a_new_authority_of_the_brokers_is_taken_up(world: Rotation, server_stor
 
 
 @pytest.mark.long
-def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_answers(world: Rotation) -> None:
+def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_responses(world: Rotation) -> None:
     """The user that Kafka knows after the outage is another one, and the old one has no right."""
     world.mount.put(**world.operator.certificate(f"{world.name}-old"))
     new = world.operator.certificate(f"{world.name}-new")

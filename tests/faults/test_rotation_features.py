@@ -19,7 +19,7 @@ import yaml
 from headrace.control.runs.redrive import REPEATS_AT_MOST
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import Answer, Instance, send
+from tests.active_client import Instance, Response, send
 from tests.faults.ledger import Ledger, Poster, dead_letter
 from tests.faults.rotation import REFUSED, Rotation, wait_logged, wait_replaced
 
@@ -58,10 +58,10 @@ def test_transactions_are_written_by_a_new_client(world: Rotation) -> None:
 
 
 class Requests:
-    """Sends a request again and again, in a thread, and keeps the answers."""
+    """Sends a request again and again, in a thread, and keeps the responses."""
 
     def __init__(self, url: str) -> None:
-        self.answers: list[Answer] = []
+        self.responses: list[Response] = []
         self._url = url
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -75,12 +75,12 @@ class Requests:
         self._thread.join(150)
 
     def wait_for_more(self, count: int = 3) -> None:
-        wanted = len(self.answers) + count
-        Ledger.wait_until(lambda: len(self.answers) >= wanted, "answers")
+        wanted = len(self.responses) + count
+        Ledger.wait_until(lambda: len(self.responses) >= wanted, "answers")
 
     def _run(self) -> None:
         while not self._stop.wait(0.05):
-            self.answers.append(send("GET", self._url))
+            self.responses.append(send("GET", self._url))
 
 
 def test_reads_control_and_audit_use_the_new_certificate(world: Rotation) -> None:
@@ -93,12 +93,12 @@ def test_reads_control_and_audit_use_the_new_certificate(world: Rotation) -> Non
             reads.wait_for_more()
         known = len(world.ledger.records(audit))
         for action in ("pause", "resume"):
-            answer = send("POST", f"{process.url}/adm/reactive-consumers/push/{action}", {})
-            assert answer.status == 200, answer
+            response = send("POST", f"{process.url}/adm/reactive-consumers/push/{action}", {})
+            assert response.status == 200, response
         Ledger.wait_until(lambda: len(world.ledger.records(audit)) > known, "audited requests")
         poster.wait_for_more(200)
-    assert Counter((answer.status, len(answer.body["records"])) for answer in reads.answers) == {
-        (200, 5): len(reads.answers)
+    assert Counter((response.status, len(response.body["records"])) for response in reads.responses) == {
+        (200, 5): len(reads.responses)
     }
     world.check(poster)
 

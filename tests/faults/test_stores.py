@@ -57,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.timeout(400)
 def test_each_record_has_its_effect_once(ledger: Ledger, headrace: Any, store: Store) -> None:
-    """The store dies between transaction and answer, twice; Headrace is killed; the group's offsets are set back."""
+    """The store dies between transaction and response, twice; Headrace is killed; the group's offsets are set back."""
     name = ledger.new_topic(2)
     group = f"{name}-totals"
     push = {

@@ -22,7 +22,7 @@ CLIENTS = 4
 
 
 def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
-    """Return status and body of an answer; status 0 if there was none."""
+    """Return status and body of a response; status 0 if there was none."""
     try:
         return send("POST", url, body, {"Idempotency-Key": key} if key else {})
     except (OSError, ValueError, http.client.HTTPException):
@@ -38,18 +38,18 @@ def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_a_key_writes_once_though_the_process_is_killed(ledger: Ledger, headrace: Any, kills: int) -> None:
-    """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the answer says."""
+    """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the response says."""
     name = ledger.new_topic(3)
     process = headrace({**ledger.config, "producer": {"idempotency": {"topic": f"{name}-keys"}}})
-    moments, answers, numbers = random.Random(), {}, itertools.count()
+    moments, responses, numbers = random.Random(), {}, itertools.count()
 
     def send(number: int) -> None:
         status, body = post(f"{process.url}/producers/{name}", {"records": [{"value": number}]}, f"key-{number}")
         if status == 200:
-            answers[number] = body["offsets"][0]
+            responses[number] = body["offsets"][0]
 
     def send_until_answered(number: int) -> None:
-        ledger.wait_until(lambda: send(number) or number in answers, f"an answer to key {number}")
+        ledger.wait_until(lambda: send(number) or number in responses, f"a response to key {number}")
 
     send_until_answered(next(numbers))
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
@@ -62,8 +62,8 @@ def test_a_key_writes_once_though_the_process_is_killed(ledger: Ledger, headrace
             process.start()
             process.wait_ready()
             list(clients.map(send_until_answered, wave))
-    ledger.wait_until(lambda: len(ledger.records(name)) >= len(answers), "the last commit to be visible")
-    places = {number: (entry["partition"], entry["offset"]) for number, entry in answers.items()}
+    ledger.wait_until(lambda: len(ledger.records(name)) >= len(responses), "the last commit to be visible")
+    places = {number: (entry["partition"], entry["offset"]) for number, entry in responses.items()}
     assert len(places) == 1 + kills * CLIENTS
     assert ids_in(ledger, name) == places
 
@@ -75,7 +75,7 @@ def test_transactions_are_whole_though_brokers_fail(
     """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
     first, second = ledger.new_topic(3), ledger.new_topic(3)
     process = headrace(ledger.config)
-    answers: dict[int, str] = {}
+    responses: dict[int, str] = {}
     numbers, stop = itertools.count(), threading.Event()
 
     def run() -> None:
@@ -87,12 +87,12 @@ def test_transactions_are_whole_though_brokers_fail(
                 entry.get("outcome", "ok") for part in (body or {}).get("topics", []) for entry in part["offsets"]
             }
             assert len(outcomes) <= 1
-            answers[number] = outcomes.pop() if outcomes else {0: "unknown", 504: "unknown"}.get(status, "fail")
+            responses[number] = outcomes.pop() if outcomes else {0: "unknown", 504: "unknown"}.get(status, "fail")
             stop.wait(0.01)
 
     def more(count: int) -> None:
-        wanted = sum(outcome == "ok" for outcome in list(answers.values())) + count
-        ledger.wait_until(lambda: sum(o == "ok" for o in list(answers.values())) >= wanted, "committed transactions")
+        wanted = sum(outcome == "ok" for outcome in list(responses.values())) + count
+        ledger.wait_until(lambda: sum(o == "ok" for o in list(responses.values())) >= wanted, "committed transactions")
 
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
         running = [clients.submit(run) for _ in range(CLIENTS)]
@@ -118,7 +118,7 @@ def test_transactions_are_whole_though_brokers_fail(
             stop.set()
             for client in running:
                 client.result(150)
-    ok, failed = ({n for n, outcome in answers.items() if outcome == wanted} for wanted in ("ok", "fail"))
+    ok, failed = ({n for n, outcome in responses.items() if outcome == wanted} for wanted in ("ok", "fail"))
     ledger.wait_until(lambda: ok <= set(ids_in(ledger, first)) & set(ids_in(ledger, second)), "the last commits")
     # One whose outcome is unknown may be committed between two looks.
     ledger.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), "whole transactions")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.devcluster.ports import free_ports
-from headrace.testing import Answer, HeadraceProcess, RecordingBackend
+from headrace.testing import HeadraceProcess, PlannedResponse, RecordingBackend
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import FunctionCalls, function_file
@@ -105,8 +105,8 @@ def push(
             config = {**site.config, **(more or {}), "reactive_consumers": {topic: consumer}}
             return headrace(config, wait=wait, env=env)  # type: ignore[no-any-return]
         process: HeadraceProcess = module_headrace({**site.config, **registrations})
-        answer = send("PUT", f"{process.url}/reactive-consumers/{topic}", consumer)
-        assert answer.status == 201, answer
+        response = send("PUT", f"{process.url}/reactive-consumers/{topic}", consumer)
+        assert response.status == 201, response
         registered.append(f"{process.url}/reactive-consumers/{topic}")
         site.wait_until(lambda: send("GET", registered[-1]).body["state"] == "running", f"{topic} to be consumed")
         return process
@@ -114,7 +114,7 @@ def push(
     yield start
     if registered:
         backend.stop()  # ends what hangs
-        backend.answer = Answer()
+        backend.response = PlannedResponse()
         backend.start()
     for place in registered:
         assert send("DELETE", place).status == 200

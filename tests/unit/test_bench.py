@@ -34,10 +34,10 @@ def test_each_delivered_record_counts_once(metrics: str) -> None:
     assert measured.delivered_records(metrics) == 650
 
 
-@pytest.mark.parametrize("name", ['headrace_depth{name="audit_events"}', "headrace_audit_pending_notes"])
+@pytest.mark.parametrize("name", ['headrace_depth{name="audit_events"}', "headrace_audit_pending_events"])
 def test_notes_wait_until_they_are_written(name: str) -> None:
     """The queue of the audit is read under its name of before and of now."""
-    assert measured.pending_notes(f'headrace_depth{{name="other"}} 3.0\n{name} 12.0\n') == 12
+    assert measured.pending_events(f'headrace_depth{{name="other"}} 3.0\n{name} 12.0\n') == 12
 
 
 def test_processor_time_is_that_of_a_process_and_all_below_it() -> None:
@@ -58,7 +58,7 @@ def test_stolen_time_is_a_share_of_all_time() -> None:
 
 
 def test_a_long_wait_counts_for_those_who_would_have_asked_meanwhile() -> None:
-    """Else a server that stands still for seconds would have one bad answer among many good ones."""
+    """Else a server that stands still for seconds would have one bad response among many good ones."""
     assert probe.waits(35.0) == [35, 25, 15, 5]
     assert probe.waits(2.0) == [2]
 

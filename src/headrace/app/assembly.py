@@ -193,7 +193,7 @@ class Assembly:
         tls = [ClientTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
         return tls, HttpDestination(
-            f"{label} backend", backend, reactive.retry, payloads, clock, tls_context, reactive.max_answer_bytes
+            f"{label} backend", backend, reactive.retry, payloads, clock, tls_context, reactive.max_response_bytes
         )
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:

@@ -78,7 +78,7 @@ class DocumentEndpoints:
     async def as_json(self, call: Call[None, DocumentQuery]) -> HttpResponse:
         return HttpResponse(await run_blocking(_json, call.query.version))
 
-    @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", answers={200: YAML})
+    @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", responses={200: YAML})
     async def as_yaml(self, call: Call[None, DocumentQuery]) -> HttpResponse:
         return HttpResponse(await run_blocking(_yaml, call.query.version), 200, YAML.encode())
 
@@ -94,7 +94,7 @@ class DocumentEndpoints:
     async def code(self, call: Call[None, None]) -> HttpResponse:
         return HttpResponse(await _asset("swagger-ui-bundle.js"), 200, SCRIPT.encode())
 
-    @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", answers={200: STYLE})
+    @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", responses={200: STYLE})
     async def style(self, call: Call[None, None]) -> HttpResponse:
         return HttpResponse(await _asset("swagger-ui.css"), 200, STYLE.encode())
 

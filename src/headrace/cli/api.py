@@ -53,7 +53,7 @@ class Api:
     def call(
         self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
     ) -> dict[str, Any]:
-        """Send a request to an endpoint and return the JSON of the answer.
+        """Send a request to an endpoint and return the JSON of the response.
 
         Args:
             body: Sent as JSON; None for an empty object, or for nothing where the method has no body.
@@ -62,10 +62,10 @@ class Api:
         Raises:
             EnvironmentProblem, HeadraceError: See `request`.
         """
-        return self.request(endpoint.method, endpoint.url(query or {}, **parameters), body, tuple(endpoint.answers))
+        return self.request(endpoint.method, endpoint.url(query or {}, **parameters), body, tuple(endpoint.responses))
 
     def request(self, method: str, path: str, body: Any = None, expected: Collection[int] = ()) -> dict[str, Any]:
-        """Send a request and return the JSON of the answer; errors with an expected status are answers too.
+        """Send a request and return the JSON of the response; errors with an expected status are answers too.
 
         Raises:
             EnvironmentProblem: No server answers.
@@ -76,7 +76,7 @@ class Api:
         return self.answer(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
 
     def answer(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
-        """Return the JSON of an answer.
+        """Return the JSON of a response.
 
         Raises:
             HeadraceError: It is an error whose status is not expected.
@@ -100,8 +100,8 @@ class Api:
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             try:
-                with self._opener.open(request, timeout=self.limit_seconds) as answer:
-                    return answer.status, answer.read()
+                with self._opener.open(request, timeout=self.limit_seconds) as response:
+                    return response.status, response.read()
             except urllib.error.HTTPError as refused:
                 return refused.code, refused.read()
         except (OSError, http.client.HTTPException) as cause:

@@ -225,7 +225,7 @@ async def slices_of(
         offsets = await admin.topic_offsets(topic, "Read")
         since = await admin.offsets_since(offsets, milliseconds(start)) if start else None
         firsts = {at: max(first, end - records) for at, (first, end) in offsets.items()}
-        if since is not None:  # a partition without records since then is left out of the answer
+        if since is not None:  # a partition without records since then is left out of the response
             firsts = {at: min(since.get(at, end), end) for at, (_, end) in offsets.items()}
         slices[topic] = {at.partition: (firsts[at], end) for at, (_, end) in offsets.items()}
     return slices

@@ -179,8 +179,8 @@ def cancel(consumer: str, command: str, api: Api, output: str) -> None:
 
     Example: headrace reactive cancel orders 5f2b0c6d7e81
     """
-    answer = api.call(ControlEndpoints.cancel, name=consumer, id=command)
-    print_result(answer, f"cancelled for {', '.join(answer['partitions'])}", output)
+    response = api.call(ControlEndpoints.cancel, name=consumer, id=command)
+    print_result(response, f"cancelled for {', '.join(response['partitions'])}", output)
 
 
 @reactive.command()
@@ -293,20 +293,20 @@ def _head(head: Mapping[str, Any] | None) -> str:
     return f"{head['offset']}, {head['ageSeconds']:.0f} s, {counted(head['attempts'], 'attempt')}" if head else ""
 
 
-def _print_results(answer: Mapping[str, Any], output: str) -> int:
+def _print_results(response: Mapping[str, Any], output: str) -> int:
     """Print the results of a command; returns 1 if a partition is pending or refused."""
     if output == "json":
-        print_json(answer)
+        print_json(response)
     else:
         names = {"topic": "topic", "partition": "partition", "came_from": "cameFrom"}
         names |= {"offset": "offset", "outcome": "outcome", "by": "by"}
-        rows = [{title: one[name] for title, name in names.items()} for one in answer["results"]]
+        rows = [{title: one[name] for title, name in names.items()} for one in response["results"]]
         print_rows(rows, output, "nothing to do")
-        for why in filter(None, dict.fromkeys([*(one["why"] for one in answer["results"]), answer["why"]])):
+        for why in filter(None, dict.fromkeys([*(one["why"] for one in response["results"]), response["why"]])):
             click.echo(_wrapped(why))
-        if answer["pending"]:
-            click.echo(f"cancel it with: headrace reactive cancel <consumer> {answer['id']}")
-    return 0 if all(one["outcome"] in _SUCCEEDED for one in answer["results"]) else 1
+        if response["pending"]:
+            click.echo(f"cancel it with: headrace reactive cancel <consumer> {response['id']}")
+    return 0 if all(one["outcome"] in _SUCCEEDED for one in response["results"]) else 1
 
 
 def _wrapped(text: str) -> str:
@@ -314,7 +314,7 @@ def _wrapped(text: str) -> str:
 
 
 class Poll(NamedTuple):
-    """The answer of the process at one moment."""
+    """The response of the process at one moment."""
 
     seconds: float
     """Of the monotonic clock."""

@@ -74,14 +74,14 @@ def ready(timeout: float, api: Api, output: str) -> int:
 def _state(api: Api) -> tuple[bool, str]:
     """Return whether it is ready, and if not, the first service that is not and why."""
     try:
-        answer = api.call(HealthEndpoints.readiness)
+        response = api.call(HealthEndpoints.readiness)
     except EnvironmentProblem:
         return False, f"no Headrace answers at {api.url} yet"
-    if answer.get("ready"):
+    if response.get("ready"):
         return True, ""
-    if "services" not in answer:
+    if "services" not in response:
         return False, "it tells only known callers why: set HEADRACE_TOKEN to a valid token"
-    waiting = [f"{name}: {one['reason']}" for name, one in answer["services"].items() if not one["ready"]]
+    waiting = [f"{name}: {one['reason']}" for name, one in response["services"].items() if not one["ready"]]
     return False, waiting[0] if waiting else "it is not ready"
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from headrace.client.exchange import (
-    AnswerLost,
     ClientRecord,
     HttpReply,
     HttpRequest,
+    ResponseLost,
     RetryPolicy,
     Work,
     error_of,
@@ -92,11 +92,11 @@ class AsyncHeadraceClient:
                     step = next(work)
                     continue
                 try:
-                    answer = await self.http.request(**step.arguments)
-                    reply = HttpReply(answer.status_code, answer.content, answer.headers)
+                    response = await self.http.request(**step.arguments)
+                    reply = HttpReply(response.status_code, response.content, response.headers)
                 except httpx.TransportError as cause:
                     unsent = isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
-                    step = work.throw(AnswerLost(cause, sent=not unsent))
+                    step = work.throw(ResponseLost(cause, sent=not unsent))
                 else:
                     step = work.send(reply)
         except StopIteration as end:
@@ -150,11 +150,11 @@ class AsyncGroupConsumer:
             problem: Exception | None = None
             await self.run(self.operations.streams())
             try:
-                async with self._client.http.stream(**reader.request.arguments) as answer:
-                    if answer.status_code != 200:
-                        body = await answer.aread()
-                        raise error_of(HttpReply(answer.status_code, body, answer.headers))
-                    async for line in answer.aiter_lines():
+                async with self._client.http.stream(**reader.request.arguments) as response:
+                    if response.status_code != 200:
+                        body = await response.aread()
+                        raise error_of(HttpReply(response.status_code, body, response.headers))
+                    async for line in response.aiter_lines():
                         if record := reader.feed(line):
                             yield record
                         if self.operations.has_moved:

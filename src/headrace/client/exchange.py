@@ -1,4 +1,4 @@
-"""Requests to a Headrace service, their answers, and when a request is sent again.
+"""Requests to a Headrace service, their responses, and when a request is sent again.
 
 Nothing here does input or output: each operation is a generator that yields requests and pauses, and is resumed with
 answers. So the synchronous and the asynchronous client share all of it.
@@ -17,7 +17,7 @@ from headrace.errors import EnvironmentProblem, HeadraceError, catalogue
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS: Final = 60.0
+_RESPONSE_SECONDS: Final = 60.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _REPEATABLE_STATUS: Final = (409, 429, 503)
 """With `retriable` in the body: the service refused the request as a whole, so nothing of it was done."""
@@ -39,8 +39,8 @@ class HttpRequest(NamedTuple):
     body: Any = None
     headers: Mapping[str, str] = {}
     repeatable: bool = True
-    """Whether it may be sent again when its answer was lost: sent twice, it does the same as once."""
-    answer_seconds: float = _ANSWER_SECONDS
+    """Whether it may be sent again when its response was lost: sent twice, it does the same as once."""
+    response_seconds: float = _RESPONSE_SECONDS
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -51,19 +51,19 @@ class HttpRequest(NamedTuple):
             "url": self.path,
             "content": None if self.body is None else msgspec.json.encode(self.body),
             "headers": {**kind, **self.headers},
-            "timeout": self.answer_seconds,
+            "timeout": self.response_seconds,
         }
 
 
 class HttpReply(NamedTuple):
-    """The answer to a request."""
+    """The response to a request."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
 
 
-class AnswerLost(Exception):
+class ResponseLost(Exception):
     """A connection failed; its cause is the error of httpx. Never raised to callers."""
 
     def __init__(self, cause: Exception, *, sent: bool) -> None:
@@ -113,7 +113,7 @@ class NewRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 def error_of(reply: HttpReply) -> HeadraceError:
-    """Return the error that an answer is, of the class in `headrace.errors` that has its code."""
+    """Return the error that a response is, of the class in `headrace.errors` that has its code."""
     try:
         body = msgspec.json.decode(reply.body, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -122,7 +122,7 @@ def error_of(reply: HttpReply) -> HeadraceError:
     known = kinds.get(body.get("code", ""))
     error = (known or HeadraceError)(body.get("description", ""))
     error.parameters = {"retriable": reply.status in (429, 503), **body.get("metadata", {})}
-    facts: Any = error  # of this answer, instead of those of its class
+    facts: Any = error  # of this response, instead of those of its class
     facts.status = reply.status
     facts.code = body.get("code", error.code)
     facts.retriable = error.parameters["retriable"]
@@ -134,7 +134,7 @@ def error_of(reply: HttpReply) -> HeadraceError:
 def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Work[None]] | None = None) -> Work[bytes]:
     """Send a request until it is answered, and return the body.
 
-    It is sent again if it never arrived, or if the service refused it and says that it may be repeated. If its answer
+    It is sent again if it never arrived, or if the service refused it and says that it may be repeated. If its response
     was lost, it is sent again if it is repeatable, or after `recover`.
 
     Raises:
@@ -146,7 +146,7 @@ def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Wo
         lost = False
         try:
             reply = yield request
-        except AnswerLost as failure:
+        except ResponseLost as failure:
             lost = failure.sent and not request.repeatable
             if attempt == policy.attempts or (lost and recover is None):
                 raise failure.cause from None

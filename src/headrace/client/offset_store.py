@@ -69,7 +69,7 @@ class OffsetStore:
         writes nothing, and its records have ended already.
 
         Raises:
-            Fenced: A later assignment has started; answer 503, and this one ends by itself.
+            Fenced: A later assignment has started; response 503, and this one ends by itself.
         """
         if self._run(self._advance, group, topic, partition, offset + 1, epoch or 0).rowcount == 1:
             return True

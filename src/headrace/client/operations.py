@@ -62,8 +62,8 @@ class ClientOperations:
         """
         headers = {KEY: idempotency_key or str(uuid.uuid4())}
         request = HttpRequest("POST", f"/producers/{_quoted(topic)}", {**fields, "records": records}, headers)
-        answer = yield from exchange(self.policy, request)
-        return msgspec.json.decode(answer, type=_Outcomes).offsets
+        response = yield from exchange(self.policy, request)
+        return msgspec.json.decode(response, type=_Outcomes).offsets
 
     def transaction(
         self,
@@ -87,14 +87,14 @@ class ClientOperations:
             body["consumer"] = {"group": instance.group, "instanceId": instance.id, "offsets": _processed(done)}
         request = HttpRequest("POST", "/transactions", body, {KEY: idempotency_key or str(uuid.uuid4())})
         try:
-            answer = yield from exchange(self.policy, request)
+            response = yield from exchange(self.policy, request)
         except CommitRefused as error:
             if instance:
                 instance.refused(done, error)
             raise
         if instance:
             instance.forget(done)
-        parts = msgspec.json.decode(answer, type=dict[str, list[_Outcomes]])["topics"]
+        parts = msgspec.json.decode(response, type=dict[str, list[_Outcomes]])["topics"]
         return {part.topic: part.offsets for part in parts}
 
     def instance(
@@ -178,9 +178,9 @@ class InstanceOperations:
         self._ready = deque[ClientRecord]()
         """Records that have arrived for an iteration, and are not handed out yet."""
         self._in_doubt = False
-        """Whether records may have been sent that have not arrived: by a stream, or in an answer that was lost."""
+        """Whether records may have been sent that have not arrived: by a stream, or in a response that was lost."""
         self._sought: dict[str, HttpRequest] = {}
-        """Seeks since the last records; repeated when an answer with records was lost."""
+        """Seeks since the last records; repeated when a response with records was lost."""
 
     def open(self) -> Work[None]:
         """Create the instance, and subscribe or assign what it reads; if that fails, no instance remains."""
@@ -229,11 +229,11 @@ class InstanceOperations:
     def fetch(
         self, wait_seconds: float = 30.0, max_records: int = 500, max_bytes: int = -1
     ) -> Work[list[ClientRecord]]:
-        """Do the same, and count nothing as handed to the caller. If an answer was lost, its records are read again."""
+        """Do the same, and count nothing as handed to the caller. If a response is lost, its records are read again."""
         yield from self.prepare()
         query = f"timeout={int(wait_seconds * 1000)}&max_records={max_records}&max_bytes={max_bytes}"
         limit = wait_seconds + EVENT_SECONDS
-        request = HttpRequest("GET", f"{self.path}/records?{query}", repeatable=False, answer_seconds=limit)
+        request = HttpRequest("GET", f"{self.path}/records?{query}", repeatable=False, response_seconds=limit)
         self._in_doubt = True
         try:
             records = _decode_records((yield from exchange(self.policy, request, self.restore)))
@@ -326,13 +326,13 @@ class InstanceOperations:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Work[dict[TopicPartition, int]]:
         """Return the committed offsets of the group; partitions without one are left out."""
-        answer = yield from self._send("PUT", "/offsets", {"partitions": _named(partitions)})
-        return {_partition(one): one["offset"] for one in msgspec.json.decode(answer)["offsets"]}
+        response = yield from self._send("PUT", "/offsets", {"partitions": _named(partitions)})
+        return {_partition(one): one["offset"] for one in msgspec.json.decode(response)["offsets"]}
 
     def assigned(self) -> Work[list[TopicPartition]]:
         """Return the partitions that the instance reads now."""
-        answer = msgspec.json.decode((yield from self._send("GET", "/assignments")))
-        found = answer[0] if isinstance(answer, list) else answer  # active_consumers.array_answers
+        response = msgspec.json.decode((yield from self._send("GET", "/assignments")))
+        found = response[0] if isinstance(response, list) else response  # active_consumers.array_responses
         return [_partition(one) for one in found["partitions"]]
 
     def seek(self, offsets: Mapping[TopicPartition, int]) -> Work[None]:
@@ -372,7 +372,7 @@ class InstanceOperations:
         self._moved |= dropped
 
     def restore(self) -> Work[None]:
-        """Return to the records behind those that have arrived, after an answer with others was lost.
+        """Return to the records behind those that have arrived, after a response with others was lost.
 
         Partitions of which none has arrived in the present assignment return to the last seek, or else to the committed
         offset. Without one they return to the start if `autoOffsetReset` is `earliest`.
@@ -436,7 +436,7 @@ class EventReader:
     def request(self) -> HttpRequest:
         """The request for the stream; it resumes at the positions of the instance."""
         headers = {"Accept": "text/event-stream"}
-        return HttpRequest("GET", f"{self._instance.path}/records", None, headers, answer_seconds=EVENT_SECONDS)
+        return HttpRequest("GET", f"{self._instance.path}/records", None, headers, response_seconds=EVENT_SECONDS)
 
     def feed(self, line: str) -> ClientRecord | None:
         """Take a line, and return the record that it completes.

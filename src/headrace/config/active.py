@@ -35,9 +35,9 @@ class ActiveConsumersConfig(Section):
     max_instances: Count = 100
     """Instances of this process."""
     total_bytes: Annotated[int, Field(ge=1_048_576, le=8_589_934_592), Number] = 67_108_864
-    """Fetched bytes of all instances at most, and bytes of all answers. The more instances, the fewer for a new one.
+    """Fetched bytes of all instances at most, and bytes of all responses. The more instances, the fewer for a new one.
     The process needs up to five times as much memory."""
-    array_answers: bool = False
+    array_responses: bool = False
     """Whether subscriptions and assignments are answered as arrays, as the light-4j document says."""
     consumer: ConsumerConfig = ConsumerConfig()
     """Group membership and fetching; an instance may override a part."""

@@ -176,7 +176,7 @@ class BackendConfig(Section):
     url: Url
     """Where records are posted."""
     timeout_seconds: PositiveSeconds = 30.0
-    """Longest wait for one answer."""
+    """Longest wait for one response."""
     headers: Headers = Field(default_factory=dict)
     """Headers of every request, which win over those that Headrace would set; secrets as `${env:}` or `${file:}`."""
     tls: ClientTls = ClientTls()
@@ -184,10 +184,10 @@ class BackendConfig(Section):
     oauth: OAuth | None = None
     """The server that issues tokens for `Authorization`."""
     mode: BackendMode = "results"
-    """Content of a request, and meaning of its answer. `results`: an array of records, answered by one result per
+    """Content of a request, and meaning of its response. `results`: an array of records, answered by one result per
     record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
     `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. In all but `results`
-    the answer's body is not read."""
+    the response's body is not read."""
     health: BackendHealth | None = None
     """When set, consumption begins with the first 2xx of this path, and until then readiness reports that it waits."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""

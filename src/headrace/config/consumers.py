@@ -268,7 +268,7 @@ class ReactiveConsumerConfig(PushConfig):
             self.__dict__["batch"] = batch.model_copy(update={"max_records": 1})
 
     @property
-    def max_answer_bytes(self) -> int:
-        """Largest answer that is read; as results it may echo the records."""
+    def max_response_bytes(self) -> int:
+        """Largest response that is read; as results it may echo the records."""
         echo = 4 * self.batch.max_bytes + 16_384 * self.batch.max_records
         return 1_048_576 + (echo if self.backend.mode == "results" else 0)

@@ -161,7 +161,7 @@ class KafkaConfig(Section):
     create_topics: bool = True
     """Whether internal topics (dead letter topics, result topics) are created when missing."""
     request_timeout_seconds: PositiveSeconds = 10.0
-    """Longest wait for one answer to an administrative request."""
+    """Longest wait for one response to an administrative request."""
 
     def is_at(self, brokers: Sequence[str]) -> bool:
         """Return whether these are its bootstrap servers, in any order; none are taken for its own."""
@@ -180,7 +180,7 @@ class SchemaRegistryConfig(Section):
     """How to reach the schema registry (Confluent's HTTP API)."""
 
     latest_seconds: ClassVar[float] = 30.0
-    """How long an answer to "latest version of a subject" is reused, and a "not found" remembered."""
+    """How long a response to "latest version of a subject" is reused, and a "not found" remembered."""
 
     url: Url = "http://localhost:8081"
     """Base URL; the path of a compatible API may follow the host."""
@@ -191,7 +191,7 @@ class SchemaRegistryConfig(Section):
     tls: ClientTls = ClientTls()
     """Certificates, where the URL begins with `https`."""
     timeout_seconds: PositiveSeconds = 5.0
-    """Longest wait for one answer."""
+    """Longest wait for one response."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
     """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""
 

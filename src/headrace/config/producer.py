@@ -70,7 +70,7 @@ class ProducerConfig(Section):
     """Kafka's producer properties, such as `acks`, `linger.ms` and `compression.type`, by their librdkafka names; \
 they win over `kafka.properties`."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields of `POST /producers/{topic}`: answered 400, or ignored and listed in the answer as the \
+    """Unknown fields of `POST /producers/{topic}`: answered 400, or ignored and listed in the response as the \
 light-4j sidecar's clients need it."""
     always_200: bool = False
     """Answer 200 whatever the outcome of the records, as light-4j kafka-sidecar does."""

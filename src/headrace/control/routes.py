@@ -11,7 +11,7 @@ from headrace.config.spelling import hint
 from headrace.control.health.consumer_status import ConsumerStatuses, Details, Summary
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
-from headrace.control.table.consumer_control import CommandAnswer, ConsumerControl
+from headrace.control.table.consumer_control import CommandResponse, ConsumerControl
 from headrace.errors import NotFound
 from headrace.http.endpoint import CHANGE, KAFKA, SEE, Call, CallEvent, Endpoint, Errors, caller_name, may_control
 from headrace.http.messages import HttpResponse
@@ -20,7 +20,7 @@ CONSUMERS: Final = "/adm/reactive-consumers"
 CONSUMER: Final = CONSUMERS + "/{name}"
 _ERRORS: Final[Errors] = (*KAFKA, errors.NotFound)
 _changes = functools.partial(Endpoint, rule=CHANGE, errors=_ERRORS)
-_COMMAND: Final = {200: CommandAnswer, 202: CommandAnswer}
+_COMMAND: Final = {200: CommandResponse, 202: CommandResponse}
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=60)]
 
 
@@ -91,7 +91,7 @@ class ControlEndpoints:
         f"{CONSUMER}/seek",
         "seekConsumer",
         "Continue at another position in some or all partitions; records in flight finish first",
-        answers=_COMMAND,
+        responses=_COMMAND,
         example={"to": "end", "reason": "the waiting records are obsolete"},
         errors=(*_ERRORS, errors.OffsetsKeptElsewhere),
         audited="seek",
@@ -105,7 +105,7 @@ class ControlEndpoints:
         f"{CONSUMER}/skip",
         "skipRecord",
         "Skip one record for good",
-        answers=_COMMAND,
+        responses=_COMMAND,
         example={"partition": 0, "offset": 0, "reason": "no order, see ticket 7"},
         audited="skip",
     )
@@ -154,5 +154,5 @@ class ControlEndpoints:
         return consumer
 
 
-def _response(answer: CommandAnswer) -> HttpResponse:
-    return HttpResponse(answer, 202 if answer.pending else 200)
+def _response(response: CommandResponse) -> HttpResponse:
+    return HttpResponse(response, 202 if response.pending else 200)

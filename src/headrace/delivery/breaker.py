@@ -11,7 +11,7 @@ A delivery at which the destination closes the connection is suspected. At the t
 is to blame if it was alone in flight, and the destination has taken another delivery since it was suspected.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
-A delivery that one answer fails as a whole takes one, and so does each half of it. Each record that succeeds pays for
+A delivery that one response fails as a whole takes one, and so does each half of it. Each record that succeeds pays for
 one failure, which takes no token when it comes again. So a run of bad records ends while others succeed. While tokens
 are left (ten, and one for each time a full delivery can be halved), the records are to blame: they are retried and end
 as dead letters. So a bad record in a quiet topic becomes one after its attempts. Without tokens left, so much more has
@@ -35,7 +35,7 @@ from headrace.runtime import Clock
 log = logging.getLogger(__name__)
 
 Failure = tuple[TopicPartition, int, int]
-"""A first failure: the partition, the first offset, and how many records one answer failed. It takes one token."""
+"""A first failure: the partition, the first offset, and how many records one response failed. It takes one token."""
 _FREE_TOKENS = 10
 _MOST_PAID = 10_000
 _LONGEST_PAUSE_SECONDS, _WIDEST_JITTER_SECONDS = 10.0, 5.0

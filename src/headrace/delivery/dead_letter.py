@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True):
 
         Args:
             name: `first_failure` and `last_failure` (ISO 8601, UTC); `reason`; `status` and `excerpt`, the first KiB,
-                of the last answer that blamed the record; `key`, `correlation_id`, `traceability_id` and
+                of the last response that blamed the record; `key`, `correlation_id`, `traceability_id` and
                 `result_timestamp` of the destination's result.
         """
         return (self.headers.get(PREFIX + name) or b"").decode("utf-8", "replace")

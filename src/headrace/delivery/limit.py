@@ -1,4 +1,4 @@
-"""How many deliveries a destination gets at a time, learned from its answers, and how many records per second."""
+"""How many deliveries a destination gets at a time, learned from its responses, and how many records per second."""
 
 import asyncio
 import contextlib

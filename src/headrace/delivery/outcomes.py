@@ -41,7 +41,7 @@ class Outcome(enum.StrEnum):
     ROLL_BACK = "roll back"
     """So much of its delivery failed that all of it is delivered again, as its next attempt."""
     SPLIT = "split"
-    """Failed with others by one answer that blames no single record; delivered in halves, without a new attempt."""
+    """Failed with others by one response that blames no single record; delivered in halves, without a new attempt."""
     UNAVAILABLE = "unavailable"
     """The destination is to blame; delivered again without a new attempt."""
 
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
     reason: str = ""
     """Text of the failure, cut to a paragraph."""
     status: int | None = None
-    """HTTP status of the answer, if it is about the records and not a success."""
+    """HTTP status of the response, if it is about the records and not a success."""
     details: tuple[tuple[str, str], ...] = ()
     """Further facts by name: headers `headrace.dlq.<name>` of the dead letter."""
     stack: str = ""

@@ -87,9 +87,9 @@ class Moves:
             raise InvalidRequest(f"{partition} cannot continue at {offset}, which is no offset: name one that is there")
         if self.member and self.member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=self._context.group)
-        answer = self._spawn_move(lambda answer: self._seek(partition, offset, answer), "seek")
-        await asyncio.wait([answer])
-        return not answer.cancelled()
+        response = self._spawn_move(lambda response: self._seek(partition, offset, response), "seek")
+        await asyncio.wait([response])
+        return not response.cancelled()
 
     def skip(self, partition: TopicPartition, offset: int, reason: str) -> Coroutine[None, None, str]:
         """End a record without a delivery; the log has the reason.
@@ -103,21 +103,21 @@ class Moves:
             "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
         """
         lane, known = self._lanes.get(partition), ""
-        answer: asyncio.Future[None] | None = None
+        response: asyncio.Future[None] | None = None
         if lane is None:
             known = "not assigned"
         elif not lane.tracker.is_open(offset) and offset < (lane.tracker.position or 0):
             known = "ended already"
         else:
             self._skips[partition][offset] = reason
-            answer = self.begin_skips(lane)
+            response = self.begin_skips(lane)
 
         async def result() -> str:
-            if answer:
-                await asyncio.wait([answer])
+            if response:
+                await asyncio.wait([response])
             if known or offset in self._skips.get(partition, ()):
                 return known or "will be skipped"
-            return "skipped" if answer and not answer.cancelled() else "not assigned"
+            return "skipped" if response and not response.cancelled() else "not assigned"
 
         return result()
 
@@ -136,7 +136,7 @@ class Moves:
             return None
         lane.drain("a skip waits for what else is in flight")
         lane.in_flight.abandon(records)
-        return self._spawn_move(lambda answer: self._skip(lane, records, answer), "skip")
+        return self._spawn_move(lambda response: self._skip(lane, records, response), "skip")
 
     def deliver_again(self, partition: TopicPartition) -> None:
         """Deliver again what has begun and not ended: the memory of what was called for it is gone.
@@ -151,7 +151,7 @@ class Moves:
             if self._hooks.partitions:
                 self._hooks.partitions.draining([partition])
             lane.drain("its worker has ended: what waits for an acknowledgement is delivered again")
-            self._spawn_move(lambda answer: self._skip(lane, [], answer), "deliver again")
+            self._spawn_move(lambda response: self._skip(lane, [], response), "deliver again")
 
     def _spawn_move(
         self, move: Callable[[asyncio.Future[None]], Coroutine[None, None, None]], name: str
@@ -160,11 +160,11 @@ class Moves:
 
         Returns a future that has a result once the commit is acknowledged, and is cancelled if it will not be.
         """
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owner.spawn(move(answer), name).add_done_callback(lambda _: answer.cancel())
-        return answer
+        response: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner.spawn(move(response), name).add_done_callback(lambda _: response.cancel())
+        return response
 
-    async def _seek(self, partition: TopicPartition, offset: int, answer: asyncio.Future[None]) -> None:
+    async def _seek(self, partition: TopicPartition, offset: int, response: asyncio.Future[None]) -> None:
         async with self._locks[partition]:
             lane, member = self._lanes.get(partition), self.member
             if not lane or not member:
@@ -182,7 +182,7 @@ class Moves:
             if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
                 log.warning("%s: continues at offset %d after a seek", lane.label, offset)
                 if await self._rewind(partition, offset):
-                    answer.set_result(None)
+                    response.set_result(None)
             if self._rewinding.pop(partition, ""):
                 self._owner.apply_pauses()
 
@@ -199,7 +199,7 @@ class Moves:
                 await self._context.clock.sleep(_UNBLOCK_AGAIN_SECONDS)
         return keys is None or (lane is not None and self._lanes.get(partition) is lane)
 
-    async def _skip(self, lane: Lane, records: Sequence[Record], answer: asyncio.Future[None]) -> None:
+    async def _skip(self, lane: Lane, records: Sequence[Record], response: asyncio.Future[None]) -> None:
         partition, tracker = lane.partition, lane.tracker
         deadline = Deadline(self._context.clock, DRAIN_SECONDS)
         async with self._locks[partition]:
@@ -220,7 +220,7 @@ class Moves:
                     self._context.counts.ended[Outcome.SKIPPED_BY_HAND] += 1
                     log.warning("%s: offset %d is skipped by hand: %s", lane.label, record.offset, reason)
                     self._owner.report([record], record.size_bytes, Outcome.SKIPPED_BY_HAND, [Reply(reason)])
-                answer.set_result(None)
+                response.set_result(None)
 
     async def _unblock(self, lane: Lane, record: Record) -> None:
         """Unblock the key of a record before it ends, or the key would be blocked for ever."""

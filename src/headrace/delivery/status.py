@@ -117,5 +117,5 @@ def _in_flight(lane: Lane, work: Work, seconds: float) -> str:
         return f"dead letters={len(work.dead_letters)} from offset {first} on are not acknowledged for {seconds:.0f} s"
     return (
         f"the handler is slow: offset {lane.tracker.frontier} is in flight for {seconds:.0f} s, "
-        f"attempt {work.attempt}, and no answer has come"
+        f"attempt {work.attempt}, and no response has come"
     )

@@ -4,15 +4,15 @@ from headrace.devcluster.cluster import Cluster
 from headrace.devcluster.detached import HOME, DevCluster, environment
 from headrace.devcluster.group import start_together
 from headrace.devcluster.headrace import HeadraceProcess
-from headrace.devcluster.recording_backend import Answer, Received, RecordingBackend
+from headrace.devcluster.recording_backend import PlannedResponse, Received, RecordingBackend
 from headrace.devcluster.registry_server import Registry
 
 __all__ = [
     "HOME",
-    "Answer",
     "Cluster",
     "DevCluster",
     "HeadraceProcess",
+    "PlannedResponse",
     "Received",
     "RecordingBackend",
     "Registry",

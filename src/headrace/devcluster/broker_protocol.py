@@ -40,15 +40,15 @@ def metadata(port: int, limit_seconds: float = 2.0) -> Metadata:
     Raises:
         OSError: It does not answer.
     """
-    answer = _Reader(_ask(port, _METADATA, 1, struct.pack(">i", -1), limit_seconds))
-    brokers = {answer.values("isis")[0] for _ in range(answer.value("i"))}  # id, host, port, rack
-    answer.value("i")  # controller
+    response = _Reader(_ask(port, _METADATA, 1, struct.pack(">i", -1), limit_seconds))
+    brokers = {response.values("isis")[0] for _ in range(response.value("i"))}  # id, host, port, rack
+    response.value("i")  # controller
     partitions = []
-    for _ in range(answer.value("i")):
+    for _ in range(response.value("i")):
         # An error is a topic that is being created; it then has no partitions yet.
-        _error, topic, _internal = answer.values("hsb")
-        for _ in range(answer.value("i")):
-            _error, number, leader, replicas, in_sync = answer.values("hiiaa")
+        _error, topic, _internal = response.values("hsb")
+        for _ in range(response.value("i")):
+            _error, number, leader, replicas, in_sync = response.values("hiiaa")
             partitions.append(PartitionState(topic, number, leader, replicas, in_sync))
     return Metadata(brokers, partitions)
 
@@ -70,8 +70,8 @@ def create_topic(
     body = struct.pack(">i", 1) + _text(topic) + struct.pack(">ihi", partitions, replication_factor, 0)
     body += struct.pack(">i", len(configs)) + b"".join(_text(key) + _text(value) for key, value in configs.items())
     body += struct.pack(">i?", int(limit_seconds * 1000), False)
-    answer = _Reader(_ask(port, _CREATE_TOPICS, 2, body, limit_seconds))
-    _throttle_time, _count, _topic, code, reason = answer.values("iishs")
+    response = _Reader(_ask(port, _CREATE_TOPICS, 2, body, limit_seconds))
+    _throttle_time, _count, _topic, code, reason = response.values("iishs")
     if code not in (0, _TOPIC_EXISTS):
         kind = TimeoutError if code in _PASSING else OSError
         raise kind(f"the broker refused to create topic {topic}: error {code}, {reason}")
@@ -101,7 +101,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 class _Reader:
-    """Takes an answer apart: `b`, `h` and `i` are numbers as in `struct`, `s` is text, `a` an array of `i`."""
+    """Takes a response apart: `b`, `h` and `i` are numbers as in `struct`, `s` is text, `a` an array of `i`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -184,7 +184,7 @@ class Cluster(JavaGroup):
     def _wait_for(self, problem: Callable[[broker_protocol.Metadata], str], limit_seconds: float) -> None:
         end = time.monotonic() + limit_seconds
         for broker in self.endpoints:
-            last = "no answer"
+            last = "no response"
             while last and time.monotonic() < end:
                 with contextlib.suppress(OSError):
                     last = problem(broker_protocol.metadata(broker["port"]))

@@ -51,7 +51,7 @@ class DevCluster:
         secured: bool | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Start what does not run, Kafka and the registry side by side, and wait until all answer.
+        """Start what does not run, Kafka and the registry side by side, and wait until all response.
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.

@@ -36,7 +36,7 @@ class Received(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlannedResponse:
     """How to answer one request."""
 
     status: int = 200
@@ -56,14 +56,14 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer has results; without them the caller does not know of any record that it was processed."""
+        """Whether the response has results; without them the caller knows of no record that it was processed."""
         return self.body is None and self.cut_after_bytes is None and self.status < 300
 
 
 class RecordingBackend:
     """An HTTP server on loopback, on a thread of its own, speaking the batch-result protocol.
 
-    Every request is answered by the next of `script`, or when that is empty by `answer`, which may be a function of
+    Every request is answered by the next of `script`, or when that is empty by `response`, which may be a function of
     the request. Without either, everything is processed.
     """
 
@@ -79,8 +79,8 @@ class RecordingBackend:
         """Every request, in order of arrival."""
         self.accepted: list[dict[str, Any]] = []
         """Every record answered as processed, in order; one delivered twice is in it twice."""
-        self.answer: Answer | Callable[[Received], Answer] = Answer()
-        self.script: deque[Answer] = deque()
+        self.response: PlannedResponse | Callable[[Received], PlannedResponse] = PlannedResponse()
+        self.script: deque[PlannedResponse] = deque()
         self.accepted_records = 0
         """How many records were answered as processed."""
         self._numbers = itertools.count()
@@ -174,49 +174,49 @@ class RecordingBackend:
             self._note(number, records=[[r["deliveryId"], r.get("key"), r.get("value")] for r in body or ()])
         else:
             self.requests.append(received)
-        answer = self._answer_to(received)
-        if answer.delay_seconds:
-            await asyncio.wait({self._hurry}, timeout=answer.delay_seconds)
-        results = self._results(received, answer)
+        response = self._response_to(received)
+        if response.delay_seconds:
+            await asyncio.wait({self._hurry}, timeout=response.delay_seconds)
+        results = self._results(received, response)
         self._note(number, ended=[i for i, result in enumerate(results) if result["processed"]])
-        body = results if answer.body is None else answer.body
-        return await self._send(request, answer, body if isinstance(body, bytes) else msgspec.json.encode(body))
+        body = results if response.body is None else response.body
+        return await self._send(request, response, body if isinstance(body, bytes) else msgspec.json.encode(body))
 
     def _note(self, number: int, **what: list[Any]) -> None:
         if self._journal:
             self._journal.write(msgspec.json.encode({"request": number, "at": time.time(), **what}) + b"\n")
 
-    async def _send(self, request: web.Request, answer: Answer, body: bytes) -> web.StreamResponse:
+    async def _send(self, request: web.Request, response: PlannedResponse, body: bytes) -> web.StreamResponse:
         from aiohttp import web
 
-        headers = {"Content-Type": "application/json", **answer.headers}
-        if answer.cut_after_bytes is None and not answer.drip_seconds:
-            return web.Response(status=answer.status, body=body, headers=headers)
-        response = web.StreamResponse(status=answer.status, headers={**headers, "Content-Length": str(len(body))})
-        if answer.cut_after_bytes != 0:
-            await response.prepare(request)
-        body = body[: answer.cut_after_bytes]
+        headers = {"Content-Type": "application/json", **response.headers}
+        if response.cut_after_bytes is None and not response.drip_seconds:
+            return web.Response(status=response.status, body=body, headers=headers)
+        stream = web.StreamResponse(status=response.status, headers={**headers, "Content-Length": str(len(body))})
+        if response.cut_after_bytes != 0:
+            await stream.prepare(request)
+        body = body[: response.cut_after_bytes]
         for index in range(0, len(body), _DROP_BYTES):
-            if answer.drip_seconds:
-                await asyncio.wait({self._hurry}, timeout=answer.drip_seconds)
-            await response.write(body[index : index + _DROP_BYTES])
-        if answer.cut_after_bytes is not None and request.transport:
+            if response.drip_seconds:
+                await asyncio.wait({self._hurry}, timeout=response.drip_seconds)
+            await stream.write(body[index : index + _DROP_BYTES])
+        if response.cut_after_bytes is not None and request.transport:
             request.transport.abort()
-        return response
+        return stream
 
-    def _answer_to(self, received: Received) -> Answer:
+    def _response_to(self, received: Received) -> PlannedResponse:
         if self.script:
             return self.script.popleft()
-        return self.answer if isinstance(self.answer, Answer) else self.answer(received)
+        return self.response if isinstance(self.response, PlannedResponse) else self.response(received)
 
-    def _results(self, received: Received, answer: Answer) -> list[dict[str, Any]]:
+    def _results(self, received: Received, response: PlannedResponse) -> list[dict[str, Any]]:
         results = []
         for record in received.body if isinstance(received.body, list) else []:
-            processed = answer.is_whole and not answer.fails(record)
+            processed = response.is_whole and not response.fails(record)
             if processed:
                 self.accepted_records += 1
                 if not self._journal:
                     self.accepted.append(record)
-            trace = {} if processed or not answer.stacktrace else {"stacktrace": answer.stacktrace}
+            trace = {} if processed or not response.stacktrace else {"stacktrace": response.stacktrace}
             results.append({"record": record, "processed": processed, **trace})
         return results

@@ -80,5 +80,5 @@ def _call(port: int, path: str, method: str = "GET", body: object = None) -> int
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{_API}{path}", data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return int(answer.status)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return int(response.status)

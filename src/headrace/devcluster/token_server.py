@@ -139,8 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
             claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": user, "iat": now, "exp": now + self._token_seconds}
             claims |= {"scope": form["scope"]} if "scope" in form else {}
             token = jwt.encode({"alg": "RS256", "kid": "dev"}, claims, key)
-            answer = {"access_token": token, "token_type": "Bearer", "expires_in": self._token_seconds}
-            self._answer(200, json.dumps(answer).encode())
+            response = {"access_token": token, "token_type": "Bearer", "expires_in": self._token_seconds}
+            self._answer(200, json.dumps(response).encode())
             sys.stdout.write(f"gave a token to {user}\n")
             sys.stdout.flush()
 

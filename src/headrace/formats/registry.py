@@ -1,4 +1,4 @@
-"""The client of the schema registry, which caches every answer (Confluent Schema Registry API).
+"""The client of the schema registry, which caches every response (Confluent Schema Registry API).
 
 A schema of an id or of a version never changes, so it does not expire; the latest version of a subject and a "not
 found" expire after 30 seconds. Concurrent callers of one key share one request. While the registry is down,
@@ -50,8 +50,8 @@ class RegisteredSchema(NamedTuple):
     references: tuple[Reference, ...] = ()
 
 
-class _Answer(msgspec.Struct):
-    """Every field of the answers that are read."""
+class _RegistryResponse(msgspec.Struct):
+    """Every field of the responses that are read."""
 
     id: int = 0
     schema: str = ""
@@ -62,8 +62,8 @@ class _Answer(msgspec.Struct):
     message: str = ""
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_versions = msgspec.json.Decoder(list[_Answer]).decode
+_decode_response = msgspec.json.Decoder(_RegistryResponse).decode
+_decode_versions = msgspec.json.Decoder(list[_RegistryResponse]).decode
 
 
 class SchemaRegistry:
@@ -80,7 +80,7 @@ class SchemaRegistry:
         """Reads the files again when they change, if it is started."""
         self._url = settings.url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
-        self._cache = _AnswerCache(settings.latest_seconds, clock)
+        self._cache = _ResponseCache(settings.latest_seconds, clock)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -117,9 +117,9 @@ class SchemaRegistry:
         self, key: Hashable, fresh_seconds: float, path: str, what: str, schema_id: int | None = None
     ) -> RegisteredSchema:
         async def request() -> RegisteredSchema:
-            answer = await self._request("GET", path, what)
-            found_id = answer.id if schema_id is None else schema_id
-            return RegisteredSchema(found_id, answer.schemaType or "AVRO", answer.schema, answer.references or ())
+            response = await self._request("GET", path, what)
+            found_id = response.id if schema_id is None else schema_id
+            return RegisteredSchema(found_id, response.schemaType or "AVRO", response.schema, response.references or ())
 
         found: RegisteredSchema = await self._cache.get(key, fresh_seconds, request)
         return found
@@ -171,13 +171,13 @@ class SchemaRegistry:
             if references:
                 body["references"] = msgspec.to_builtins(references)
             try:
-                answer = await self._request("POST", f"{path}?normalize=true", what, body, SchemaInvalid)
+                response = await self._request("POST", f"{path}?normalize=true", what, body, SchemaInvalid)
             except SchemaNotFound:
                 if not create:
                     raise
-                answer = await self._request("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
+                response = await self._request("POST", f"{path}/versions?normalize=true", what, body, SchemaInvalid)
                 self._cache.forget(("subject", subject, "latest"))
-            return RegisteredSchema(answer.id, schema_type, text, references)
+            return RegisteredSchema(response.id, schema_type, text, references)
 
         digest = hashlib.sha256(text.encode()).digest()  # the cache must not hold refused texts
         key = ("text", subject, schema_type, digest, references, create)
@@ -191,7 +191,7 @@ class SchemaRegistry:
         what: str,
         body: dict[str, Any] | None = None,
         refusal: type[FormatError] = SchemaNotFound,
-        decode: Callable[[bytes], Any] = _decode_answer,
+        decode: Callable[[bytes], Any] = _decode_response,
     ) -> Any:
         try:
             sent: dict[str, Any] = {"json": body, "headers": self._login(), "allow_redirects": False}
@@ -201,13 +201,13 @@ class SchemaRegistry:
                 raise self._unavailable(f"it refuses the login (HTTP {status})", _login_advice(status, self._settings))
             if status < 300:
                 return decode(content)
-            problem = _decode_answer(content)
+            problem = _decode_response(content)
         except TimeoutError as cause:
-            raise self._unavailable(f"no answer within {self._settings.timeout_seconds:g} s") from cause
+            raise self._unavailable(f"no response within {self._settings.timeout_seconds:g} s") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise self._unavailable(_why(cause, self._settings)) from cause
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
-            raise self._unavailable(f"its answer to {method} {path} (HTTP {status}) is not of that API") from cause
+            raise self._unavailable(f"its response to {method} {path} (HTTP {status}) is not of that API") from cause
         if problem.error_code in _NOT_FOUND:
             raise SchemaNotFound(f"the schema registry does not have {what}: register it or name another")
         if status in (409, 422):
@@ -243,7 +243,7 @@ def _why(cause: Exception, settings: SchemaRegistryConfig) -> str:
         return connection_problem(reason, "schema_registry.")
     # With TLS 1.3 the client is connected before the server looks at its certificate.
     hint = " (if it requires a certificate, set schema_registry.tls.certificate and key)"
-    return (str(cause) or "no answer") + (hint if settings.secure and not settings.tls.certificate else "")
+    return (str(cause) or "no response") + (hint if settings.secure and not settings.tls.certificate else "")
 
 
 def _login_advice(status: int, settings: SchemaRegistryConfig) -> str:
@@ -278,8 +278,8 @@ class RegistryWatch(Service):
             await self._clock.sleep(_DOWN_WATCH_SECONDS if self._problem else _WATCH_SECONDS)
 
 
-class _AnswerCache:
-    """Answers of the registry by typed key, with their age; a "not found" is an answer too."""
+class _ResponseCache:
+    """Responses of the registry by typed key, with their age; a "not found" is a response too."""
 
     def __init__(self, not_found_seconds: float, clock: Clock) -> None:
         self._clock = clock
@@ -288,13 +288,13 @@ class _AnswerCache:
         self._flights: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def get(self, key: Hashable, fresh_seconds: float, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the answer of a key; `request` is called if there is no fresh one."""
+        """Return the response of a key; `request` is called if there is no fresh one."""
         known = self._entries.get(key)
         if known:
-            requested_at, answer = known
-            limit = self._not_found_seconds if isinstance(answer, HeadraceError) else fresh_seconds
+            requested_at, response = known
+            limit = self._not_found_seconds if isinstance(response, HeadraceError) else fresh_seconds
             if self._clock.monotonic() - requested_at < limit:
-                return _value(answer)
+                return _value(response)
         try:
             return await self._share(key, request)
         except RegistryUnavailable:
@@ -304,7 +304,7 @@ class _AnswerCache:
             return known[1]
 
     def forget(self, key: Hashable) -> None:
-        """Drop an answer."""
+        """Drop a response."""
         self._entries.pop(key, None)
 
     async def _share(self, key: Hashable, request: Callable[[], Awaitable[Any]]) -> Any:
@@ -313,24 +313,24 @@ class _AnswerCache:
             return await asyncio.shield(flight)
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         # If this task is cancelled, the others get this error instead of a cancellation.
-        answer: Any = RegistryUnavailable("the look-up was broken off: send the request again")
+        response: Any = RegistryUnavailable("the look-up was broken off: send the request again")
         try:
-            answer = await request()
+            response = await request()
         except (FormatError, RegistryUnavailable) as error:
-            answer = error
+            response = error
         finally:
             del self._flights[key]
-            if isinstance(answer, HeadraceError):
-                flight.set_exception(answer)
+            if isinstance(response, HeadraceError):
+                flight.set_exception(response)
                 flight.exception()  # marks it as retrieved: perhaps no task waits for it
             else:
-                flight.set_result(answer)
-        if not isinstance(answer, RegistryUnavailable):
-            self._keep(key, answer)
-        return _value(answer)
+                flight.set_result(response)
+        if not isinstance(response, RegistryUnavailable):
+            self._keep(key, response)
+        return _value(response)
 
-    def _keep(self, key: Hashable, answer: Any) -> None:
-        self._entries[key] = self._clock.monotonic(), answer
+    def _keep(self, key: Hashable, response: Any) -> None:
+        self._entries[key] = self._clock.monotonic(), response
 
 
 def _size_of(entry: tuple[float, Any]) -> int:
@@ -338,7 +338,7 @@ def _size_of(entry: tuple[float, Any]) -> int:
     return min(max(text, _ENTRY_BYTES), _CACHE_BYTES)
 
 
-def _value(answer: Any) -> Any:
-    if isinstance(answer, HeadraceError):
-        raise answer.with_traceback(None)  # the shared error would collect the frames of every caller
-    return answer
+def _value(response: Any) -> Any:
+    if isinstance(response, HeadraceError):
+        raise response.with_traceback(None)  # the shared error would collect the frames of every caller
+    return response

@@ -145,7 +145,7 @@ class FunctionDestination(PartitionListener):
     async def answer(
         self, request: protocol.Work, seconds: float, gone: Callable[[], Awaitable[None]]
     ) -> tuple[Reply, protocol.Output | None]:
-        """Let a worker answer a request and write what it emits; return how that ended, and the answer if there is one.
+        """Let a worker serve a request, and write what it emits; return how that ended, and the response if it has one.
 
         It waits for a worker for so many seconds at most, and until `gone` returns.
 
@@ -165,8 +165,8 @@ class FunctionDestination(PartitionListener):
         request.trigger, waiting = self._trigger_index, self._workers.spawn(give_up(), "wait for a worker")
         frame = protocol.encode_frame(request)
         try:
-            answer = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
-            result = answer.results[0] if isinstance(answer, protocol.Results) and answer.results else None
+            response = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
+            result = response.results[0] if isinstance(response, protocol.Results) and response.results else None
             if not isinstance(result, protocol.Result):
                 raise errors.DestinationUnavailable(f"no worker was free within {seconds:g} s")
             end = "failure" if result.error else "success"
@@ -195,15 +195,15 @@ class FunctionDestination(PartitionListener):
         frame = protocol.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
-            answer = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
+            response = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
         except errors.WorkerLost as lost:
             handled["failure"] += 1
             return self._blame(partition, records, lost)
-        if answer is None:
+        if response is None:
             return []
         results: Sequence[protocol.AnyResult] = ()
-        if isinstance(answer, protocol.Results):
-            results = answer.results
+        if isinstance(response, protocol.Results):
+            results = response.results
             records = records[: len(results)]
         failures = len([1 for result in results if type(result) is protocol.Result and result.error])
         handled["failure"] += failures

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.errors import FunctionInvalid
 from headrace.functions import protocol
-from headrace.functions.frames import Answer
+from headrace.functions.frames import Response
 from headrace.functions.sdk import print_line
 from headrace.functions.worker.handler import Unusable, context_of
 from headrace.functions.worker.loop import prepare
@@ -28,8 +28,8 @@ class ForegroundFunction(FunctionService):
         records: int,
         schemas: Mapping[int, protocol.Schema],
         ending: Set[TopicPartition] = frozenset(),
-    ) -> Answer:
-        """Load the handler, let it do one encoded frame of work, and return its answer.
+    ) -> Response:
+        """Load the handler, let it do one encoded frame of work, and return its response.
 
         Raises:
             FunctionInvalid: Its libraries or the handler cannot be loaded, or `init_context` failed.
@@ -37,7 +37,7 @@ class ForegroundFunction(FunctionService):
         # Not on the loop's thread, where a handler could not run a loop of its own.
         return await run_blocking(self._serve, bytes(frame), schemas)
 
-    def _serve(self, frame: bytes, schemas: Mapping[int, protocol.Schema]) -> Answer:
+    def _serve(self, frame: bytes, schemas: Mapping[int, protocol.Schema]) -> Response:
         setup = msgspec.structs.replace(self._setup(0, self.spec), log_level="debug")
         os.environ.update(setup.env)
         libraries = self.spec.libraries
@@ -51,7 +51,7 @@ class ForegroundFunction(FunctionService):
             serving.bodies.learn(schema)
         [work] = protocol.FrameReader(protocol.decode_to_worker).feed(frame)
         assert isinstance(work, protocol.Work)
-        [answer] = protocol.FrameReader(protocol.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
-        assert isinstance(answer, protocol.Done | protocol.Results)
+        [response] = protocol.FrameReader(protocol.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
+        assert isinstance(response, protocol.Done | protocol.Results)
         runs.close()
-        return answer
+        return response

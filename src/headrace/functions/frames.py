@@ -12,7 +12,7 @@ from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.records import TopicPartition
 
-Answer = protocol.Done | protocol.Results
+Response = protocol.Done | protocol.Results
 
 _NUMBERS = 256
 _FRAME_SECONDS = 0.05
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     number: int
     records: int
     partition: TopicPartition
-    answer: asyncio.Future[Answer | None]
+    response: asyncio.Future[Response | None]
     """None if the frame was taken back."""
 
 
@@ -76,37 +76,37 @@ class FramesInFlight:
         """Numbers of the frames in flight."""
         return {frame.number for frame in self._frames}
 
-    def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Answer | None]:
-        """Count a frame that is about to be sent, and return its answer."""
+    def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Response | None]:
+        """Count a frame that is about to be sent, and return its response."""
         if not self._frames:
             self.look_anew()
         self._number = (self._number + 1) % _NUMBERS
         os.write(self._claims_end, bytes((self._number,)))
         frame = Frame(self._number, records, partition, asyncio.get_running_loop().create_future())
         self._frames.append(frame)
-        return frame.answer
+        return frame.response
 
-    def answered(self, answer: Answer) -> int:
+    def answered(self, response: Response) -> int:
         """End the oldest frame; return its records that were begun.
 
         Raises:
-            WireBroken: No frame is in flight, or the answer has too many results, or none though the parent has not
-                stopped the frame. It has fewer if a failure ends the frame, or if more do not fit in an answer.
+            WireBroken: No frame is in flight, or the response has too many results, or none though the parent has not
+                stopped the frame. It has fewer if a failure ends the frame, or if more do not fit in a response.
         """
         if not self._frames:
-            raise protocol.WireBroken("an answer without a request")
+            raise protocol.WireBroken("a response without a request")
         frame = self._frames[0]
-        records = len(answer.results) if isinstance(answer, protocol.Results) else frame.records
+        records = len(response.results) if isinstance(response, protocol.Results) else frame.records
         if records > frame.records or not (records or frame.number in self._stopped):
-            raise protocol.WireBroken("an answer without a request")
+            raise protocol.WireBroken("a response without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
         if self._shared[1] == frame.number + 1:  # else the next frame is stopped already
             self._shared[1] = 0
         self._ended_records += records
         self.served += 1
-        if not frame.answer.done():
-            frame.answer.set_result(answer)
+        if not frame.response.done():
+            frame.response.set_result(response)
         return records
 
     def take_back(self) -> int:
@@ -117,8 +117,8 @@ class FramesInFlight:
         taken = [frame for frame in self._frames if frame.number in numbers]
         for frame in taken:
             self._frames.remove(frame)
-            if not frame.answer.done():
-                frame.answer.set_result(None)
+            if not frame.response.done():
+                frame.response.set_result(None)
         return len(taken)
 
     def stop(self, partitions: Collection[TopicPartition]) -> Frame | None:
@@ -142,10 +142,10 @@ class FramesInFlight:
         begun = self._shared[0] - self._ended_records
         while self._frames:
             frame = self._frames.popleft()
-            if not frame.answer.done():
-                # More than its own means that it had ended and that its answer was cut off.
-                frame.answer.set_exception(lost(begun if begun <= frame.records else 0))
-                frame.answer.exception()  # retrieved here, or asyncio would log it if its caller was cancelled
+            if not frame.response.done():
+                # More than its own means that it had ended and that its response was cut off.
+                frame.response.set_exception(lost(begun if begun <= frame.records else 0))
+                frame.response.exception()  # retrieved here, or asyncio would log it if its caller was cancelled
             begun = max(0, begun - frame.records)
 
     def look_anew(self) -> None:

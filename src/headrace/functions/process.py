@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
-from headrace.functions.frames import Answer, Frame, FramesInFlight, open_shared_page
+from headrace.functions.frames import Frame, FramesInFlight, Response, open_shared_page
 from headrace.functions.worker_log import WorkerOutput
 from headrace.records import TopicPartition
 from headrace.runtime import ChildProcess, Deadline, Service
@@ -178,8 +178,8 @@ class WorkerProcess(asyncio.Protocol):
 
     async def serve(
         self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, protocol.Schema]
-    ) -> Answer | None:
-        """Send one frame of work and return its answer; None if it was taken back.
+    ) -> Response | None:
+        """Send one frame of work and return its response; None if it was taken back.
 
         If cancelled, a frame that was begun still ends, and another one is taken back.
 
@@ -196,12 +196,12 @@ class WorkerProcess(asyncio.Protocol):
         for schema_id in schemas.keys() - self._known_schemas:
             self._transport.write(protocol.encode_frame(schemas[schema_id]))
             self._known_schemas.add(schema_id)
-        answer = self._frames.add(records, partition)
+        response = self._frames.add(records, partition)
         self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
         self._transport.write(frame)
         try:
-            return await asyncio.shield(answer)
+            return await asyncio.shield(response)
         except asyncio.CancelledError:
             self.take_back()
             raise
@@ -231,8 +231,8 @@ class WorkerProcess(asyncio.Protocol):
 
     async def _end_frame(self, frame: Frame, deadline: Deadline) -> None:
         """Wait for the end of a frame, and kill the process if it does not end in time."""
-        await asyncio.wait([frame.answer], timeout=deadline.remaining_seconds)
-        if not frame.answer.done():
+        await asyncio.wait([frame.response], timeout=deadline.remaining_seconds)
+        if not frame.response.done():
             self.kill(f"an event of {frame.partition} was still running when the partition had to be given up")
 
     def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
@@ -309,14 +309,14 @@ class WorkerProcess(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 
     def _take(self, message: protocol.ToParent) -> None:
-        if isinstance(message, Answer):
+        if isinstance(message, Response):
             assert self._frames  # the wire is opened after it
             self._frame_left(self._frames.answered(message), message.seconds)
         elif isinstance(message, protocol.Ack):
-            if self._ends:  # it gets no answer any more, so it must not count
+            if self._ends:  # it gets no response any more, so it must not count
                 return
-            answer = protocol.Acked(message.number, self.acknowledge(message))
-            self._transport.write(protocol.encode_frame(answer))
+            response = protocol.Acked(message.number, self.acknowledge(message))
+            self._transport.write(protocol.encode_frame(response))
         elif isinstance(message, protocol.HasDrainCallback):
             self._drain_callback.exists = True
         elif isinstance(message, protocol.Drained):

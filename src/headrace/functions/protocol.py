@@ -41,7 +41,7 @@ class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
     batch_size: int = 0
     """The most events of one call; 0 if each call gets one event instead of a list."""
     requests: bool = False
-    """Whether events are requests, and what the handler returns is their answer."""
+    """Whether events are requests, and what the handler returns is their response."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -77,7 +77,7 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     """Records of one partition, one column per field, in offset order; or a request.
 
     A request has its id as key, its body as value, and `:method` and `:path` as its first headers, as in HTTP/2. The
-    last output of its result is the answer: its first header is `:status`. Without one the handler has failed.
+    last output of its result is the response: its first header is `:status`. Without one the handler has failed.
     """
 
     topic: str
@@ -101,7 +101,7 @@ class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
 
 
 class Acked(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """The answer to an `Ack`."""
+    """The response to an `Ack`."""
 
     number: int
     problem: str = ""

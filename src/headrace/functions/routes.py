@@ -51,7 +51,7 @@ class FunctionEndpoints:
         lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
         reloads: Mapping[str, FunctionReload],
     ) -> None:
-        """Answer for these functions; `lag_of` returns where a group was a moment ago, `reloads` are those run here."""
+        """Serve these functions; `lag_of` returns where a group was a moment ago, `reloads` are those run here."""
         self._functions = {function.name: function for function in functions}
         self._lag_of = lag_of
         self._reloads = reloads

@@ -163,7 +163,7 @@ class Event(Replaceable):
 
 
 class Response(Replaceable):
-    """A handler's answer with status and headers.
+    """A handler's response with status and headers.
 
     With an `outputTopic`, `body` becomes the value and `headers` the headers of a record, unless the body is None. A
     `status_code` of 400 or more is a failed attempt.
@@ -312,16 +312,16 @@ class Platform:
         body = json.dumps(event.body) if is_json else event.body
         try:
             connection.request(event.method or "POST", "/" + event.path.lstrip("/"), body, sent)
-            answer = connection.getresponse()
-            data = answer.read()
+            response = connection.getresponse()
+            data = response.read()
         except (OSError, http.client.HTTPException) as cause:
             hint = "set NUCLIO_FUNCTION_URL in spec.env, such as http://{name}.example:8080"
             raise ConnectionError(f"function {function_name} is not reached at {url}: {cause}; {hint}") from cause
         finally:
             connection.close()
-        headers = {name.lower(): value for name, value in answer.getheaders()}
+        headers = {name.lower(): value for name, value in response.getheaders()}
         kind = headers.get("content-type", "text/plain")
-        return Response(headers, json.loads(data) if kind == "application/json" else data, kind, answer.status)
+        return Response(headers, json.loads(data) if kind == "application/json" else data, kind, response.status)
 
 
 class Context:

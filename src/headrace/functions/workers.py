@@ -10,7 +10,7 @@ from types import MappingProxyType
 from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
 from headrace.functions import protocol
 from headrace.functions.allocator import Allocator
-from headrace.functions.frames import Answer, FramePace
+from headrace.functions.frames import FramePace, Response
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import Trigger
@@ -164,13 +164,13 @@ class FunctionService(Service):
         records: int,
         schemas: Mapping[int, protocol.Schema],
         ending: Set[TopicPartition] = frozenset(),
-    ) -> Answer | None:
-        """Let one of these workers do one encoded frame of work and return its answer.
+    ) -> Response | None:
+        """Let one of these workers do one encoded frame of work and return its response.
 
         It is None if no worker has begun the frame before the partition was one of those that are `ending`.
 
         A frame that its worker has not begun goes to another worker if the first ends, or if the other is idle.
-        If cancelled, a frame that was begun still ends, and its answer is dropped.
+        If cancelled, a frame that was begun still ends, and its response is dropped.
 
         Raises:
             WorkerLost: The worker ended in the middle of the frame; parameters as in `WorkerProcess.serve`.
@@ -186,16 +186,16 @@ class FunctionService(Service):
             assert process is not None
             self._slots[number].partitions.add(partition)
             try:
-                answer = await process.serve(partition, frame, records, schemas)
+                response = await process.serve(partition, frame, records, schemas)
             except WorkerLost as lost:
                 if lost.parameters["begun"]:
                     raise
                 if self._slots[number].process is process:
                     self._allocator.lost(number)  # else it could be chosen again before its end is recorded
                 continue
-            if answer is not None:
+            if response is not None:
                 self.metrics.answered(self._clock.monotonic() - began)
-                return answer
+                return response
         return None
 
     async def _choose(self, candidates: Sequence[int], partition: TopicPartition) -> int | None:

@@ -1,4 +1,4 @@
-"""The ASGI application: every request takes this way to its endpoint, and every error becomes an answer here."""
+"""The ASGI application: every request takes this way to its endpoint, and every error becomes a response here."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receiv
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import CORRELATION, TRACEABILITY, answer_error, given_id
+from headrace.http.messages import CORRELATION, TRACEABILITY, given_id, response_error
 from headrace.http.request_checks import RequestChecks
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
@@ -86,12 +86,12 @@ class Application:
             error = error_of(scope, cause)
             if self._audit and not status:
                 self._event(self._audit, scope, error)
-            if status:  # the answer has begun; the server closes the connection
+            if status:  # the response has begun; the server closes the connection
                 if isinstance(cause, HeadraceError):
-                    log.warning("%s %s ends before its answer is complete: %s", scope["method"], scope["path"], cause)
+                    log.warning("%s %s ends before its response is complete: %s", scope["method"], scope["path"], cause)
                 raise
             # Its traceback holds this frame and the body: a cycle that would wait for a collection.
-            await answer_error(receive, send_with_ids, error.with_traceback(None))
+            await response_error(receive, send_with_ids, error.with_traceback(None))
         finally:
             if status:
                 label = scope["endpoint"].path if "endpoint" in scope else "none"
@@ -224,7 +224,7 @@ def error_of(scope: Scope, cause: Exception) -> HeadraceError:
         return cause
     log.error("defect while serving %s %s", scope["method"], scope["path"][:200], exc_info=cause)
     return InternalError(
-        "a defect of Headrace: the log has more under this answer's X-Correlation-Id; please report it. "
+        "a defect of Headrace: the log has more under this response's X-Correlation-Id; please report it. "
         "Whether records of the request were written is unknown"
     )
 

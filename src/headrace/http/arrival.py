@@ -1,4 +1,4 @@
-"""Whether the client of a connection has received an answer that was written to it.
+"""Whether the client of a connection has received a response that was written to it.
 
 The operating system takes answers of some MB, and a client may close the connection before it has read them. Then its
 system resets the connection, and else it ends it. Both may follow: a client that has closed answers our last TLS
@@ -53,18 +53,18 @@ class _Duplicate(socket.socket):
 
 
 class Arrival:
-    """Belongs to one answer, and outlives its connection."""
+    """Belongs to one response, and outlives its connection."""
 
     def __init__(self, transport: asyncio.Transport, cycle: Any, last: Arrival | None) -> None:
-        """Begin when an answer is written.
+        """Begin when a response is written.
 
         Args:
             transport: That of the connection.
-            cycle: uvicorn's object for the answer.
-            last: The arrival of an earlier answer on the same connection.
+            cycle: uvicorn's object for the response.
+            last: The arrival of an earlier response on the same connection.
         """
         self._cycle = cycle
-        self._end: int | None = None  # bytes of the connection with this answer; None until the system has all of it
+        self._end: int | None = None  # bytes of the connection with this response; None until the system has all of it
         self._patience_seconds = 0.0  # after a goodbye
         self._is_ending = False
         self._received: bool | None = None  # what is known for good
@@ -76,13 +76,13 @@ class Arrival:
                 self._socket = _Duplicate(fileno=os.dup(self._socket.fileno()))
 
     def superseded(self) -> Any:
-        """Keep what is known before the next answer is written, and return the socket that it shares."""
+        """Keep what is known before the next response is written, and return the socket that it shares."""
         if self._received is None:
             self._received = self._has_arrived()
         return self._socket
 
     async def taken(self, transport: asyncio.Transport, flow: FlowControl) -> bool:
-        """Wait until the operating system has the answer; return False if the connection was closed before."""
+        """Wait until the operating system has the response; return False if the connection was closed before."""
         tls = isinstance(self._socket, _Duplicate)
         # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
         transport.set_write_buffer_limits(1 if tls else 0, 0)
@@ -101,7 +101,7 @@ class Arrival:
     async def _taken_by_tls(self, transport: asyncio.Transport, flow: FlowControl) -> None:
         """Wait until the transport below TLS, whose buffer is not to be seen, has sent all: the system would take more.
 
-        A client that reads the answer and closes at once may be quicker. Then the end of the connection counts.
+        A client that reads the response and closes at once may be quicker. Then the end of the connection counts.
         """
         poll, looks = select.poll(), 0
         poll.register(self._socket.fileno(), select.POLLOUT)

@@ -19,7 +19,7 @@ LONG_HEAD: Final = "headrace.long_head"
 STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a handler whose clients may send slowly."""
 WRITTEN: Final = "headrace.written"
-"""Key in a request's state of a weak reference to the method that waits until its answer is written."""
+"""Key in a request's state of a weak reference to the method that waits until its response is written."""
 UNREAD_SECONDS: Final = 300.0
 """Longest time in which the client of a stream reads nothing of what was sent."""
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")

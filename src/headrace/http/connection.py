@@ -40,7 +40,7 @@ _MOST_PIPELINED: Final = 16
 _REQUEST_SECONDS: Final = 60.0
 """Longest time until a request is answered, unless it is a stream."""
 _SLOW_SECONDS: Final = 10.0
-"""Longest time for a head, for reading an answer, or for a body that is slower than the minimum."""
+"""Longest time for a head, for reading a response, or for a body that is slower than the minimum."""
 _LEAST_BYTES_PER_SECOND: Final = 1024
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
@@ -201,11 +201,11 @@ class ClientConnection(HttpToolsProtocol):
     _awaited: tuple[str, Any, float, int] = "", None, 0.0, 0
     """What the client must do for which request, since when, and the bytes received until then."""
     _patience_seconds = _SLOW_SECONDS
-    """Longest time for reading an answer."""
+    """Longest time for reading a response."""
     _exchange: Any = None
     """The request that the fast path serves, if `cycle` is one."""
     _arrival: Arrival | None = None
-    """Of the last answer whose client must receive it."""
+    """Of the last response whose client must receive it."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
         super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
@@ -280,7 +280,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> None:
         if self._refused or self.parser is None:
-            return  # closing with unread bytes would cut the answer off
+            return  # closing with unread bytes would cut the response off
         size = self._chunk_bytes = len(data)
         self.received_bytes += size
         HttpToolsProtocol.data_received(self, data)
@@ -388,7 +388,7 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Whether a request waits for its response."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def dismiss(self) -> None:
@@ -398,7 +398,7 @@ class ClientConnection(HttpToolsProtocol):
         elif not self._refused:
             self._refused = True
             self._end(self._busy())
-        if self.transport is not None:  # after the answer is written; a close would wait for the client
+        if self.transport is not None:  # after the response is written; a close would wait for the client
             self.loop.call_soon(self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
@@ -416,7 +416,7 @@ class ClientConnection(HttpToolsProtocol):
                     self.transport.close()
                 return
             self._forget(cycle)
-            if self.pipeline:  # an answer now would count as that of an earlier request
+            if self.pipeline:  # a response now would count as that of an earlier request
                 self.pipeline.popleft()
                 last = self.pipeline[0][0] if self.pipeline else self._running
                 last.keep_alive = False
@@ -449,7 +449,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _waits_for(self) -> str:
-        """Return what the client must do next: send its `head` or `body`, be `reading` its answer, or nothing."""
+        """Return what the client must do next: send its `head` or `body`, be `reading` its response, or nothing."""
         cycle = self.cycle
         if self._waiting:
             return ""
@@ -463,17 +463,17 @@ class ClientConnection(HttpToolsProtocol):
         return "body" if cycle.more_body and not slow else ""
 
     def _end_late(self, cycle: Any) -> None:
-        """End a request that takes too long. If it arrived completely, the answer says that its outcome is unknown."""
+        """End a request that takes too long. If all of it arrived, the response says that its outcome is unknown."""
         if cycle.more_body or cycle.response_started or self.pipeline:
             self.transport.abort()
             return
         self._refused = True
         self._forget(cycle)
-        text = f"no answer within {_REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
+        text = f"no response within {_REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
         self._end(KafkaTimeout(text))
 
     def _forget(self, cycle: Any) -> None:
-        cycle.disconnected = True  # so a later answer does not reach the client
+        cycle.disconnected = True  # so a later response does not reach the client
         cycle.message_event.set()
 
     def _end(self, error: HeadraceError) -> None:

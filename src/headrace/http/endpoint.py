@@ -56,15 +56,15 @@ CHANGE: Final = Rule((ADMIN, CHANGE_OWN))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Endpoint:
-    """One operation of the HTTP API. Decorates its handler, a method that takes a `Call` and returns the answer."""
+    """One operation of the HTTP API. Decorates its handler, a method that takes a `Call` and returns the response."""
 
     method: str
     path: str
     id: str
     summary: str
     rule: Rule
-    answers: Mapping[int, Kinds] = dataclasses.field(default_factory=dict)
-    """Answers to successful requests, by status. By default 200 with the type that the handler returns, else 204."""
+    responses: Mapping[int, Kinds] = dataclasses.field(default_factory=dict)
+    """Responses to successful requests, by status. By default 200 with the type that the handler returns, else 204."""
     request: Mapping[str, type | str] = dataclasses.field(default_factory=dict)
     """Request bodies by media type: a type, or a description of the bytes. By default JSON of the handler's type."""
     example: object = None
@@ -98,7 +98,7 @@ class Endpoint:
         return dataclasses.replace(
             self,
             handler=handler,
-            answers=self.answers or ({204: ()} if types["return"] is NoneType else {200: types["return"]}),
+            responses=self.responses or ({204: ()} if types["return"] is NoneType else {200: types["return"]}),
             request=self.request or ({JSON: body} if body not in (None, NoneType) else {}),
             query=self.query or (query if query is not NoneType else None),
         )
@@ -223,16 +223,16 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
             query = decode_query(scope, endpoint.query) if endpoint.query else None
         call = Call(scope, body, query)
         try:
-            answer = await handler(call)
+            response = await handler(call)
         except HeadraceError as error:
             if call.event:
                 report(call.event._replace(reason=call.event.reason or error.description, outcome="FAILURE"))
             raise
         if call.event:
             report(call.event)
-        if answer is None:
-            answer = HttpResponse(b"", 204)
-        await (answer if isinstance(answer, HttpResponse) else HttpResponse(answer)).send(send)
+        if response is None:
+            response = HttpResponse(b"", 204)
+        await (response if isinstance(response, HttpResponse) else HttpResponse(response)).send(send)
 
     def report(what: CallEvent) -> None:
         if audit:

@@ -5,7 +5,7 @@ is never forwarded again, and the principal that this process has authenticated.
 `security`, credentials are sent no second time, and limits count once.
 
 A forwarded read has a chunked request body: the number of bytes that were written to the client until now, and once
-the answer is whole, of those that the client has received. The process that has the instance counts records as
+the response is whole, of those that the client has received. The process that has the instance counts records as
 delivered when that number is what it has sent. If the client or the forwarding process disappears before, the
 connection ends without it, and the records return to the instance.
 """
@@ -54,12 +54,12 @@ _FRESH_SECONDS: Final = 30.0
 _CONFIRM_SECONDS: Final = 30.0
 """Longest time without word of a client that must get what was sent."""
 _UNREAD_END_SECONDS: Final = 10.0
-"""Longest time in which a client acknowledges nothing of the end of its answer."""
+"""Longest time in which a client acknowledges nothing of the end of its response."""
 _CONFIRMED_SOON_SECONDS: Final = 2.0
 _MOST_KEPT: Final = 32
 """Unused connections to one process."""
 _REQUEST_HEADERS: Final = b"accept content-type idempotency-key last-event-id x-traceability-id traceparent".split()
-_ANSWER_HEADERS: Final = b"""
+_RESPONSE_HEADERS: Final = b"""
     content-type content-length cache-control idempotency-replayed x-accel-buffering retry-after
     """.split()
 
@@ -108,7 +108,7 @@ class Forwarder:
         self._kept: defaultdict[str, list[PeerConnection]] = defaultdict(list)
         self._in_flight: defaultdict[str, int] = defaultdict(int)
         self._unconfirmed: dict[tuple[str, str], asyncio.Event] = {}
-        """Set when the answer of a forwarded read is confirmed or not needed any more, by group and instance."""
+        """Set when the response of a forwarded read is confirmed or not needed any more, by group and instance."""
 
     def is_forwarded(self, scope: Scope) -> bool:
         """Return whether another process forwarded a request; its principal is put into the scope.
@@ -231,7 +231,7 @@ class Forwarder:
 
         async def client_left() -> None:
             await client_closed(receive)
-            if answered.is_set():  # how it has closed the connection tells whether it has the answer
+            if answered.is_set():  # how it has closed the connection tells whether it has the response
                 await asyncio.Event().wait()
 
         try:
@@ -250,18 +250,18 @@ class Forwarder:
             if answered.is_set():  # the records are read again
                 return
             self._owners.suspect()
-            why = str(cause) or "no answer in time"
+            why = str(cause) or "no response in time"
             raise OwnerUnavailable(f"the process {owner.url} has the instance and does not answer: {why}") from cause
         finally:
             self._in_flight[owner.url] -= 1
 
     async def _answer(self, url: str, request: bytes, scope: Scope, send: Send, answered: asyncio.Event) -> bool:
-        """Answer a request with what another process answers; `answered` is set when the answer is whole."""
+        """Answer a request with what another process answers; `answered` is set when the response is whole."""
         connection = await self._ask(url, request)
         try:
             if connection.status == HopRefused.status and HopRefused.code.encode() in await connection.next_part():
                 raise OwnerUnavailable(f"the process {url} refuses this one: cluster.secret or the clocks differ")
-            headers = [(name, value) for name, value in connection.headers if name in _ANSWER_HEADERS]
+            headers = [(name, value) for name, value in connection.headers if name in _RESPONSE_HEADERS]
             await send({"type": "http.response.start", "status": connection.status, "headers": headers})
             streams = (b"transfer-encoding", b"chunked") in connection.headers
             if streams:
@@ -339,6 +339,6 @@ class Forwarder:
 
 
 def _is_read(scope: Scope) -> bool:
-    """Return whether a request reads records, so that its answer moves positions."""
+    """Return whether a request reads records, so that its response moves positions."""
     endpoint: Endpoint = scope["endpoint"]
     return endpoint.method == "GET" and endpoint.changes

@@ -155,7 +155,7 @@ def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
 
 
 class HttpResponse:
-    """A whole answer. A struct is encoded as JSON; bytes are sent as they are; status 204 has no content."""
+    """A whole response. A struct is encoded as JSON; bytes are sent as they are; status 204 has no content."""
 
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
@@ -166,12 +166,12 @@ class HttpResponse:
         self.headers = [*(content if status != 204 else ()), *headers]
 
     async def send(self, send: Send) -> None:
-        """Send the answer."""
+        """Send the response."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
-async def answer_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
+async def response_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
     """Send the error body. Where the request was not read completely, the connection ends after it."""
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
@@ -186,7 +186,7 @@ async def answer_error(receive: Receive, send: Send, error: errors.HeadraceError
         return
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    # Closing with unread bytes resets the connection, and the client may lose the answer. So the bytes that arrive
+    # Closing with unread bytes resets the connection, and the client may lose the response. So the bytes that arrive
     # within a second are discarded first.
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)

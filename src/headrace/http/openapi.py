@@ -74,7 +74,7 @@ _SECURITY: Final = {
         },
     }
 }
-_ANSWERED: Final = {
+_RESPONSEED: Final = {
     "X-Correlation-Id": {"description": "Names the request.", "required": True, "schema": {"type": "string"}}
 }
 
@@ -124,7 +124,7 @@ def errors_of(endpoint: Endpoint) -> tuple[type[HeadraceError], ...]:
 
 def _schemas(endpoints: Sequence[Endpoint], parts: Sequence[type]) -> Json:
     types = itertools.chain.from_iterable(
-        (*itertools.chain(*map(_several, endpoint.answers.values())), *endpoint.request.values())
+        (*itertools.chain(*map(_several, endpoint.responses.values())), *endpoint.request.values())
         for endpoint in endpoints
     )
     structs = [kind for kind in (*types, *parts, Status) if not isinstance(kind, str)]
@@ -189,26 +189,26 @@ def _ref(kind: type) -> Json:
 
 def _responses(endpoint: Endpoint) -> Json:
     responses: Json = {}
-    for status, kinds in endpoint.answers.items():
+    for status, kinds in endpoint.responses.items():
         content = {}
         for kind in _several(kinds):
             if isinstance(kind, str):
                 content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
             else:
                 content[JSON] = _media(kind)
-        responses[str(status)] = {"description": "Success.", "headers": _ANSWERED, "content": content}
+        responses[str(status)] = {"description": "Success.", "headers": _RESPONSEED, "content": content}
     by_status: dict[int, list[type[HeadraceError]]] = {}
     for error in sorted(errors_of(endpoint), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
     for status, group in by_status.items():
-        response = responses.setdefault(str(status), {"headers": _ANSWERED, "content": {}})
+        response = responses.setdefault(str(status), {"headers": _RESPONSEED, "content": {}})
         response["description"] = "\n".join(
             f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
         )
         response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
         if any(error.retry_after_seconds for error in group):
             wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-            response["headers"] = {**_ANSWERED, "Retry-After": wait}
+            response["headers"] = {**_RESPONSEED, "Retry-After": wait}
     return dict(sorted(responses.items()))
 
 

@@ -1,4 +1,4 @@
-"""A connection to another Headrace process: a request goes out, its answer comes back in parts.
+"""A connection to another Headrace process: a request goes out, its response comes back in parts.
 
 The next part is read when the last one was taken, so a slow client slows down the other process.
 """
@@ -21,9 +21,9 @@ class PeerConnection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.status = 0
-        """Status of the answer; 0 before its head has arrived."""
+        """Status of the response; 0 before its head has arrived."""
         self.headers: list[tuple[bytes, bytes]] = []
-        """Headers of the answer, with names in lower case."""
+        """Headers of the response, with names in lower case."""
         self._reader = reader
         self._writer = writer
         self._parser: httptools.HttpResponseParser
@@ -41,10 +41,10 @@ class PeerConnection:
             return cls(*await opening)
 
     async def ask(self, request: bytes) -> None:
-        """Send a request, and return when the head of its answer has arrived."""
+        """Send a request, and return when the head of its response has arrived."""
         self.status, self.headers, self._parts, self._is_complete = 0, [], [], False
         self._has_body = not request.startswith(b"HEAD ")
-        self._parser = httptools.HttpResponseParser(self)  # that of an answer to HEAD would wait for a body
+        self._parser = httptools.HttpResponseParser(self)  # that of a response to HEAD would wait for a body
         self._write(request)
         while not self.status:
             await self._read()
@@ -55,7 +55,7 @@ class PeerConnection:
         return self._is_complete and not self._parts
 
     async def next_part(self) -> bytes:
-        """Return the next bytes of the answer's body; none at its end."""
+        """Return the next bytes of the response's body; none at its end."""
         while not (self._parts or self._is_complete):
             await self._read()
         part = b"".join(self._parts)
@@ -84,7 +84,7 @@ class PeerConnection:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as cause:
-            raise OSError(f"its answer is no HTTP: {cause}") from cause
+            raise OSError(f"its response is no HTTP: {cause}") from cause
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))

@@ -182,8 +182,8 @@ class Admin:
 
     async def list_groups(self) -> list[GroupInfo]:
         """Return every consumer group, sorted by name."""
-        answer = await self._ask("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
-        names = sorted(group.group_id for group in answer.valid)
+        response = await self._ask("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
+        names = sorted(group.group_id for group in response.valid)
         if not names:
             return []
         described = await self._ask(
@@ -326,10 +326,10 @@ class Admin:
             return {}
 
         def ask() -> dict[TopicPartition, Any]:
-            answers = self._client.list_offsets(specs, isolation_level=isolation, request_timeout=self._limit)
+            responses = self._client.list_offsets(specs, isolation_level=isolation, request_timeout=self._limit)
             return {
                 TopicPartition(p.topic, p.partition): _result(future, self._limit, Right("Describe", "topic", p.topic))
-                for p, future in answers.items()
+                for p, future in responses.items()
                 if _code(future, self._limit) not in left_out
             }
 
@@ -379,9 +379,9 @@ class Admin:
         try:
             if self.reachability.must_ask:
                 await self._reach(doing, limit)
-            answer = await run_blocking(self._call, call)
+            response = await run_blocking(self._call, call)
             self.reachability.answered()
-            return answer
+            return response
         except confluent_kafka.KafkaException as cause:
             error = to_error(cause, doing, self.config, *(cause.args[1:] or needed))
             if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
@@ -422,17 +422,17 @@ class Admin:
     def _log_waiting(self, limit_seconds: float) -> None:
         self._client.poll(0)
         if Admin.on_wait:
-            why = self.reachability.problem() or "no answer yet"
+            why = self.reachability.problem() or "no response yet"
             Admin.on_wait(f"waiting up to {limit_seconds:g} s for Kafka at {self.servers}: {why}")
 
     def _unavailable(self, doing: str, limit_seconds: float) -> errors.KafkaUnavailable:
         self._client.poll(0)
         problem, hint = self.reachability.problem(), self.reachability.hint()
         if problem and problem.fix:
-            text = f"{doing}: no answer from Kafka at {self.servers}: {problem}"
+            text = f"{doing}: no response from Kafka at {self.servers}: {problem}"
         else:
             text = (
-                f"{doing}: no answer from Kafka at {self.servers} within {limit_seconds:g} s"
+                f"{doing}: no response from Kafka at {self.servers} within {limit_seconds:g} s"
                 f"{f': {problem}' if problem else ''}{hint}. "
                 "Start it (headrace dev up) or correct kafka.bootstrap_servers"
             )

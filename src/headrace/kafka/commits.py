@@ -25,7 +25,7 @@ _NO_CONNECTION = (
 """`Reachability` reports the outage, once for all clients."""
 _RETRY_SECONDS = 1.0
 _COMMITS = "commits"
-Answer = Callable[[Sequence[TopicPartition] | HeadraceError], None]
+Response = Callable[[Sequence[TopicPartition] | HeadraceError], None]
 """Takes the partitions that were revoked before their commit was acknowledged, or the error."""
 _TRIES, _TRY_SECONDS = 30, 0.1
 
@@ -56,12 +56,12 @@ def commit_now(client: Any, offsets: CommitOffsets) -> confluent_kafka.KafkaErro
 class _Request:
     """A commit whose caller waits for its end."""
 
-    def __init__(self, partitions: Iterable[TopicPartition], answer: Answer) -> None:
+    def __init__(self, partitions: Iterable[TopicPartition], response: Response) -> None:
         self.unsent = set(partitions)
         self.sent = set[TopicPartition]()
         self.dropped: list[TopicPartition] = []
         """Partitions that were revoked before the commit was acknowledged."""
-        self.answer = answer
+        self.respond = response
 
 
 class Commits:
@@ -92,20 +92,20 @@ class Commits:
         self._retry_at = 0.0
         self._requests: list[_Request] = []
 
-    def request_answered(self, offsets: CommitOffsets, epochs: Epochs, answer: Answer) -> None:
-        """Commit offsets of these epochs, and answer once.
+    def request_answered(self, offsets: CommitOffsets, epochs: Epochs, response: Response) -> None:
+        """Commit offsets of these epochs, and respond once.
 
-        The answer has the partitions that are no longer assigned. The others are acknowledged by then. If a right is
-        missing, the answer is that error, and the commit is repeated until the partition is revoked.
+        The response has the partitions that are no longer assigned. The others are acknowledged by then. If a right is
+        missing, the response is that error, and the commit is repeated until the partition is revoked.
         """
-        request = _Request(offsets, answer)
+        request = _Request(offsets, response)
         self._requests.append(request)
         self.request(offsets, epochs)
         self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
-    def when_settled(self, partitions: Iterable[TopicPartition], answer: Answer) -> None:
-        """Answer when no commit of these partitions waits or is in flight, with those revoked before that."""
-        settling = _Request(self._newest.keys() & set(partitions), answer)
+    def when_settled(self, partitions: Iterable[TopicPartition], response: Response) -> None:
+        """Response when no commit of these partitions waits or is in flight, with those revoked before that."""
+        settling = _Request(self._newest.keys() & set(partitions), response)
         if self.in_flight:
             settling.sent = self._sent.keys() & set(partitions)
         self._requests.append(settling)
@@ -194,7 +194,7 @@ class Commits:
         self._problems.report(_COMMITS, f"commits are refused: {refusal.description}")
         for request in [one for one in self._requests if one.unsent & self._sent.keys()]:
             self._requests.remove(request)
-            request.answer(refusal)
+            request.respond(refusal)
 
     def _log_failed(self, error: Any) -> None:
         level = logging.DEBUG if error.code() in _NO_CONNECTION else logging.WARNING
@@ -213,4 +213,4 @@ class Commits:
         ended = [request for request in self._requests if not request.unsent and not request.sent]
         self._requests = [request for request in self._requests if request.unsent or request.sent]
         for request in ended:
-            request.answer(request.dropped)
+            request.respond(request.dropped)

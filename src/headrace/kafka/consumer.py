@@ -34,7 +34,7 @@ T = TypeVar("T")
 _WAKE_PART = 0.1
 """Part of the flow budget that must be released before the thread is woken to poll: less would make tiny polls."""
 _FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
-"""How long the first answer for one partition may take, how long a later one, and how many are requested at a time."""
+"""How long the first response for one partition may take, how long a later one; how many run at a time."""
 _THREAD_STOP_SECONDS = 30.0
 _HANGS_SECONDS = 60.0
 """A turn of a thread takes milliseconds, and in a rebalance as long as the drain of its partitions."""
@@ -183,15 +183,15 @@ class Consumer(Service):
         return self._flow.pause_reason(partition, self._clock.monotonic())
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        return await self._answered(lambda poll, answer: poll.seek(partition, epoch, to, answer))
+        return await self._answered(lambda poll, response: poll.seek(partition, epoch, to, response))
 
     async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
-        """Run a command on the thread and return its answer, or raise it if it is an error."""
+        """Run a command on the thread and return its response, or raise it if it is an error."""
         poll, thread = self._poll, self._thread
         assert poll
         assert thread
-        answer: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
-        done = functools.partial(poll.loop.post, answer.set_result)
+        response: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
+        done = functools.partial(poll.loop.post, response.set_result)
 
         def run() -> None:
             poll.attentive_until = self._clock.monotonic() + ATTENTIVE_SECONDS
@@ -199,22 +199,22 @@ class Consumer(Service):
 
         self._commands.append(run)
         self._commands.wake()
-        await run_while(asyncio.wait([answer]), thread.wait_ended())
-        if not answer.done():
+        await run_while(asyncio.wait([response]), thread.wait_ended())
+        if not response.done():
             raise KafkaUnavailable(f"{self.name} has ended before it could do this: {self.death or 'it was stopped'}")
-        result = answer.result()
+        result = response.result()
         if isinstance(result, HeadraceError):
             raise result
         return result
 
     async def move(self, offsets: Offsets) -> Sequence[TopicPartition]:
         """Read partitions from other offsets on, without a commit, unless some are not assigned: return those."""
-        return await self._answered(lambda poll, answer: poll.move(offsets, answer))
+        return await self._answered(lambda poll, response: poll.move(offsets, response))
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
         try:
-            return await self._answered(lambda poll, answer: poll.committed(partitions, answer))
+            return await self._answered(lambda poll, response: poll.committed(partitions, response))
         except KafkaTimeout:
             await self._admin.group_members(self._group, "Read")  # the client does not say that the group is refused
             raise
@@ -222,12 +222,12 @@ class Consumer(Service):
     async def commit_now(self, offsets: CommitOffsets) -> Sequence[TopicPartition]:
         """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        return await self._answered(lambda poll, answer: poll.commits.request_answered(offsets, epochs, answer))
+        return await self._answered(lambda poll, response: poll.commits.request_answered(offsets, epochs, response))
 
     async def for_transaction(self, offsets: CommitOffsets) -> GroupOffsets | None:
         """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        metadata: Any = await self._answered(lambda poll, answer: poll.group_metadata(epochs, answer))
+        metadata: Any = await self._answered(lambda poll, response: poll.group_metadata(epochs, response))
         return GroupOffsets(offsets, lambda: metadata, self._admin.config, self._group) if metadata else None
 
     def group_offsets(self, offsets: CommitOffsets) -> GroupOffsets:
@@ -300,7 +300,7 @@ class Consumer(Service):
         except (HeadraceError, TimeoutError) as cause:
             if isinstance(cause, TimeoutError):
                 store.limits[partition] = min(2 * limit, _STORE_SECONDS)
-            why = str(cause) or f"no answer within {limit:g} s"
+            why = str(cause) or f"no response within {limit:g} s"
             self._commands.append(lambda: poll.resolver.failed(partition, epoch, why))
         else:
             store.limits.pop(partition, None)
@@ -324,7 +324,7 @@ class _StoreQuestions:
 
     def __init__(self) -> None:
         self.limits: dict[TopicPartition, float] = {}
-        """How long partitions without an answer may take at their next question."""
+        """How long partitions without a response may take at their next question."""
         self.first = asyncio.Semaphore(_STORE_QUESTIONS)
         self.repeated = asyncio.Semaphore(_STORE_QUESTIONS)
         """Partitions that did not answer wait for each other only."""

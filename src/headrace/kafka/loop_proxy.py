@@ -73,17 +73,17 @@ class LoopProxy:
         """Return the result of the work; None if it takes longer, has failed, or the service is dead already."""
         if self.is_dead:
             return None
-        answer: list[T] = []
+        response: list[T] = []
         done = threading.Event()
 
         async def task() -> None:
             try:
-                answer.append(await work())
+                response.append(await work())
             finally:
                 done.set()
 
         self.post(lambda: self._service.spawn(task(), name))
-        return answer[0] if done.wait(seconds) and answer else None
+        return response[0] if done.wait(seconds) and response else None
 
     def _run_all(self, calls: list[Callable[[], None]]) -> None:
         for call in calls:

@@ -33,7 +33,7 @@ _BATCH_RECORDS = 2000
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 ATTENTIVE_SECONDS = 0.2
-"""A command with an answer is often followed by another one: for so long polls are short, so that it waits less."""
+"""A command with a response is often followed by another one: for so long polls are short, so that it waits less."""
 _PATIENCE_SECONDS = 0.1
 _DRAIN_SECONDS = 20.0
 _REFUSED_SECONDS = 2.0
@@ -185,14 +185,14 @@ class PollThread:
     def _callbacks(self) -> dict[str, Any]:
         return {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
 
-    def seek(self, partition: TopicPartition, epoch: int, to: Committed, answer: Callable[[bool], None]) -> None:
+    def seek(self, partition: TopicPartition, epoch: int, to: Committed, response: Callable[[bool], None]) -> None:
         """Stop a partition and commit another offset; it starts there when the commit is acknowledged."""
         if self.epochs.get(partition) != epoch:
-            answer(False)
+            response(False)
             return
         self._forget([partition])
         start = StartPosition(to.offset, to, epoch=self.resolver.new_epoch())
-        self._seeks[partition] = answer
+        self._seeks[partition] = response
         self.epochs[partition] = start.epoch
         self.resolver.wait_for_commit(partition, start)
         self._client.pause(_plain([partition]))
@@ -211,7 +211,7 @@ class PollThread:
         if added:
             self._on_assign(self._client, _plain(added))
 
-    def move(self, offsets: Offsets, answer: Callable[[Sequence[TopicPartition]], None]) -> None:
+    def move(self, offsets: Offsets, response: Callable[[Sequence[TopicPartition]], None]) -> None:
         """Read on at other offsets, without a commit. If partitions are not assigned, move none and answer with them.
 
         A revoke cannot happen between the check and the moves, because it is a call of this thread.
@@ -223,28 +223,28 @@ class PollThread:
             self.resolver.forget([partition])
             self._pass_assigned({partition: start})
             self._fetch_from(partition, offset)
-        answer(gone)
+        response(gone)
 
     def committed(
-        self, partitions: Sequence[TopicPartition], answer: Callable[[CommitOffsets | HeadraceError], None]
+        self, partitions: Sequence[TopicPartition], response: Callable[[CommitOffsets | HeadraceError], None]
     ) -> None:
         """Answer with the committed offsets of the group, or with the error of Kafka."""
         try:
             found = committed_offsets(self._client, partitions)
         except confluent_kafka.KafkaException as cause:
             topics = {partition.topic for partition in partitions}
-            answer(self._problems.refusal(topics) or self._problems.error(cause.args[0], topics))
+            response(self._problems.refusal(topics) or self._problems.error(cause.args[0], topics))
             return
-        answer({partition: at for partition, at in found.items() if isinstance(at, Committed)})
+        response({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
-    def group_metadata(self, epochs: Epochs, answer: Callable[[Any], None]) -> None:
+    def group_metadata(self, epochs: Epochs, response: Callable[[Any], None]) -> None:
         """Answer with the metadata of this member, when earlier commits of these partitions have ended.
 
-        The answer is None if a partition is not assigned in its epoch any more, or Kafka does not know the member.
+        The response is None if a partition is not assigned in its epoch any more, or Kafka does not know the member.
         """
 
         def settled(_revoked: Sequence[TopicPartition] | HeadraceError) -> None:
-            answer(metadata_in((self._client.consumer_group_metadata(), self.epochs), epochs))
+            response(metadata_in((self._client.consumer_group_metadata(), self.epochs), epochs))
 
         self.commits.when_settled(epochs, settled)
 
@@ -477,10 +477,10 @@ class PollThread:
         async def drain() -> CommitOffsets:
             return await listener.on_revoked(partitions, deadline)
 
-        answer = self.loop.wait_for(drain, "revoke", seconds + 1)
-        if answer is None and not self.loop.is_dead:
+        response = self.loop.wait_for(drain, "revoke", seconds + 1)
+        if response is None and not self.loop.is_dead:
             log.error("%s: the loop did not drain %s in time", self._name, names_of(partitions))
-        return answer or {}
+        return response or {}
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
         self._flow.revoked(partitions)

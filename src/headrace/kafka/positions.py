@@ -28,9 +28,9 @@ _RETRY_SECONDS = 1.0
 
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
 """Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
-offset. Raises HeadraceError if there is no answer."""
+offset. Raises HeadraceError if there is no response."""
 AskStore = Callable[[Epochs], None]
-"""Asks for stored offsets in these epochs and returns at once. `answered` or `failed` takes the answer."""
+"""Asks for stored offsets in these epochs and returns at once. `answered` or `failed` takes the response."""
 
 
 class ReadPolicy(NamedTuple):
@@ -92,7 +92,7 @@ class OffsetGap(NamedTuple):
 
 
 class _StoreQuestion(NamedTuple):
-    """A question to the backend that keeps a group's offsets, or its answer."""
+    """A question to the backend that keeps a group's offsets, or its response."""
 
     epoch: int
     ask_at: float
@@ -206,20 +206,20 @@ class PositionResolver:
         return self._last_epoch
 
     def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StartPosition]:
-        """Return where to start, with a new epoch; partitions without an answer stay open."""
+        """Return where to start, with a new epoch; partitions without a response stay open."""
         started_at = self._clock.monotonic()
         for partition in partitions:
             self._unknown.setdefault(partition, _Unknown()).position = None
         ready = self._with_stored_offset(partitions) if self._ask_store else partitions
-        answers: Mapping[TopicPartition, Any] = {}
+        responses: Mapping[TopicPartition, Any] = {}
         try:
             if ready:
-                answers = self._find_starts(client, ready)
+                responses = self._find_starts(client, ready)
         except confluent_kafka.KafkaException as cause:
-            answers = dict.fromkeys(ready, cause.args[0])
+            responses = dict.fromkeys(ready, cause.args[0])
         found: dict[TopicPartition, StartPosition] = {}
         level = logging.WARNING
-        for partition, start in answers.items():
+        for partition, start in responses.items():
             if not isinstance(start, StartPosition):
                 self._ask_last(partition)
                 if start.code() == confluent_kafka.KafkaError._NO_OFFSET:

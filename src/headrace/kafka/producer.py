@@ -92,13 +92,13 @@ class Producer(Service):
             ProducerQueueFull: A byte budget is used up; nothing was sent.
             KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
-        answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
-        done: Done = lambda results: None if answer.done() else answer.set_result(results)  # noqa: E731
+        response: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        done: Done = lambda results: None if response.done() else response.set_result(results)  # noqa: E731
         if sliced and records:
             await self._send_slices(records, done)
         else:
             self.send(records, done, in_order=in_order)
-        return await answer
+        return await response
 
     async def _send_slices(self, records: Sequence[OutgoingRecord], done: Done) -> None:
         request, index = self._take(records, done, 0, None), 0

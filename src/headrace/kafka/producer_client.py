@@ -41,7 +41,7 @@ class _Health:
         """Whether it must be replaced."""
         self.has_written = False
         self.refusal: confluent_kafka.KafkaError | None = None
-        """Kafka's answer to a client that may write to no topic: it never sends a record."""
+        """Kafka's response to a client that may write to no topic: it never sends a record."""
 
 
 class ProducerClient:

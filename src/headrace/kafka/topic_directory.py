@@ -21,7 +21,7 @@ _CREATE_AGAIN_SECONDS = 1.0
 _NEGATIVE_SECONDS = 0.5
 _FIRST_LIMIT_SECONDS = 1.0
 _LIMIT_SECONDS = 3.0
-_FIRST_ANSWER_SECONDS = 0.5
+_FIRST_RESPONSE_SECONDS = 0.5
 _NEGATIVE_ENTRIES = 10_000
 
 
@@ -69,7 +69,7 @@ class TopicDirectory(Service):
             raise TopicNotFound(f"topic {topic} does not exist: create it or check its spelling", topic=topic)
         if not self._requested.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
+                async with asyncio.timeout(_FIRST_RESPONSE_SECONDS):
                     await self._requested.wait()
         if self.admin.reachability.outage:
             raise self.admin.reachability.error(f"look up topic {topic}")

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.protocol import MOST_ANSWER_BYTES, AnyEvent, DriverPlan
+from headrace.pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import ChildProcess, Deadline, Service, run_blocking
 from headrace.runtime.jvm import ClassArchive, Progress, ensure_artifacts, find_java
@@ -156,7 +156,7 @@ class DriverProcess:
                 stderr=file,
                 env=toolchain.environment(plan.folder, security.values),
                 cwd=plan.folder,
-                limit=MOST_ANSWER_BYTES + 65_536,
+                limit=MOST_RESPONSE_BYTES + 65_536,
             )
         driver = cls(child, errors)
         driver.request(plan)

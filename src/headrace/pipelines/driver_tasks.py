@@ -93,25 +93,25 @@ class TaskDriver(Service):
             await self._end()
             driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
-        answer = await self._answer(driver)
-        if isinstance(answer, protocol.Answered):
-            return answer.result
-        if not (answer and answer.stack):  # the process has ended
+        response = await self._answer(driver)
+        if isinstance(response, protocol.TaskResult):
+            return response.result
+        if not (response and response.stack):  # the process has ended
             code, output = await driver.exit_code(), driver.last_output()
             self._driver = None
             if kept:  # perhaps already between the task before and this one
                 return await self.ask(file, spec, kafka, task, registry)
-            if not answer:
+            if not response:
                 text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
                 raise DriverLost(text, exit_code=code)
-        text = refusal(answer.text, kafka, spec) if answer.error == protocol.KAFKA_REFUSES else answer.text
-        raise PipelineInvalid(self.sentence(file, {"part": answer.part, "text": text, "stack": answer.stack}))
+        text = refusal(response.text, kafka, spec) if response.error == protocol.KAFKA_REFUSES else response.text
+        raise PipelineInvalid(self.sentence(file, {"part": response.part, "text": text, "stack": response.stack}))
 
-    async def _answer(self, driver: DriverProcess) -> protocol.Answered | protocol.Failed | None:
-        """Return the answer to a task. A failure without a stack trace, or none at all, ends the process."""
+    async def _answer(self, driver: DriverProcess) -> protocol.TaskResult | protocol.Failed | None:
+        """Return the response to a task. A failure without a stack trace, or none at all, ends the process."""
         failed: protocol.Failed | None = None
         async for event in driver.events():
-            if isinstance(event, protocol.Answered):
+            if isinstance(event, protocol.TaskResult):
                 return event
             if isinstance(event, protocol.Failed):
                 failed = event

@@ -63,13 +63,13 @@ async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -
         task=_TASK,
     )
     driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
-    answer: protocol.DriverEvent | None = None
+    response: protocol.DriverEvent | None = None
     async for event in driver.events():
-        if isinstance(event, protocol.Answered | protocol.Failed):
-            answer = event
+        if isinstance(event, protocol.TaskResult | protocol.Failed):
+            response = event
             break
     await driver.stop(Deadline(SystemClock(), _END_SECONDS))
     await owner.stop()
-    if not isinstance(answer, protocol.Answered):
-        reason = answer.text if isinstance(answer, protocol.Failed) else driver.last_output()
+    if not isinstance(response, protocol.TaskResult):
+        reason = response.text if isinstance(response, protocol.Failed) else driver.last_output()
         raise EnvironmentProblem(f"Spark does not run on this machine: {reason}")

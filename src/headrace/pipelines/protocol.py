@@ -191,7 +191,7 @@ class FlowFailed(DriverEvent, frozen=True, tag="flow_failed"):
     text: str
 
 
-class Answered(DriverEvent, frozen=True, tag="answered"):
+class TaskResult(DriverEvent, frozen=True, tag="answered"):
     """A task other than `run` is done."""
 
     result: Any
@@ -223,7 +223,7 @@ REFUSED = re.compile(
     r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
 )
 """The exceptions of Kafka's client for that."""
-MOST_ANSWER_BYTES = 64_000_000
+MOST_RESPONSE_BYTES = 64_000_000
 """Size of the largest result, as JSON."""
 SendEvent = Callable[[DriverEvent], None]
 """Sends an event, in order."""
@@ -235,6 +235,6 @@ AnyEvent = (
     | FlowWorking
     | FlowFinished
     | FlowFailed
-    | Answered
+    | TaskResult
     | Failed
 )

@@ -41,7 +41,7 @@ class Supervisor:
     """Owns the services of a process, downstream first.
 
     Stopping has two steps: every service drains in reverse order until one shared deadline, then every service
-    stops in reverse order. Services that answer health questions therefore answer while the others drain.
+    stops in reverse order. Services that answer health questions therefore response while the others drain.
     """
 
     def __init__(self, services: Sequence[Service], clock: Clock, drain_seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Public test tools: a real Kafka, a clean Headrace process, a backend that records. The product never imports it."""
 
-from headrace.devcluster import Answer, Cluster, HeadraceProcess, Received, RecordingBackend, Registry
+from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, Received, RecordingBackend, Registry
 from headrace.testing.history import Attempt, Commit, Operation, PauseSpan, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
 from headrace.testing.manual_clock import ManualClock
@@ -9,7 +9,6 @@ from headrace.testing.proxy import FaultProxy
 from headrace.testing.push_ledger import check_pushed
 
 __all__ = [
-    "Answer",
     "Attempt",
     "Cluster",
     "Commit",
@@ -20,6 +19,7 @@ __all__ = [
     "Operation",
     "PauseSpan",
     "PipelineRows",
+    "PlannedResponse",
     "Pushed",
     "Received",
     "RecordingBackend",

@@ -1,6 +1,6 @@
 """The history of one partition during delivery: attempts, commits, and operator actions, which are not faults.
 
-Times are in seconds since the epoch by the clock of one machine, from the request to the answer.
+Times are in seconds since the epoch by the clock of one machine, from the request to the response.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TICK_SECONDS = 0.001
 
 
 class Seek(NamedTuple):
-    """The group resumes at another offset; the answer says that this offset is committed."""
+    """The group resumes at another offset; the response says that this offset is committed."""
 
     begin: float
     end: float
@@ -53,7 +53,7 @@ class Attempt(NamedTuple):
     key: bytes | None
     value: bytes | None
     ended_at: float = NEVER
-    """When the backend had handled it, just before its whole answer; infinity if it did not."""
+    """When the backend had handled it, just before its whole response; infinity if it did not."""
 
 
 class Commit(NamedTuple):

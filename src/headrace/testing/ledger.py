@@ -1,4 +1,4 @@
-"""Compares the answers that producing clients received with the records in the topic.
+"""Compares the responses that producing clients received with the records in the topic.
 
 Pure: no clock, no network, no data from Headrace itself.
 """

@@ -114,7 +114,7 @@ def pipeline_rows() -> Iterator[PipelineRows]:
 
 @pytest.fixture
 def backend() -> Iterator[RecordingBackend]:
-    """A backend that records the pushed records and answers as `answer` and `script` define."""
+    """A backend that records the pushed records and answers as `response` and `script` define."""
     backend = RecordingBackend()
     backend.start()
     yield backend

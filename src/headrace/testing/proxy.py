@@ -30,12 +30,12 @@ class FaultProxy:
     def __init__(self, routes: Mapping[int, int]) -> None:
         """Prepare it; `routes` maps the port for clients to the port of the broker."""
         self.delay_seconds = 0.0
-        """Delay of every part of an answer."""
+        """Delay of every part of a response."""
         self.held: list[tuple[int, int]] = []
         """The held requests, in order: their kind, and which broker they are for, from 1."""
         self._routes = dict(routes)
         self._holding: set[int] = set()
-        self._released, self._requests_pass, self._answers_pass = (asyncio.Event() for _ in range(3))
+        self._released, self._requests_pass, self._responses_pass = (asyncio.Event() for _ in range(3))
         self._writers: set[asyncio.StreamWriter] = set()
         self._servers: list[asyncio.Server] = []
         self._thread: LoopThread
@@ -59,9 +59,9 @@ class FaultProxy:
         """Reset every connection; data in transit is lost. Returns the number of disconnected clients."""
         return self._call(self._cut()) // 2
 
-    def silence(self, *, requests: bool = True, answers: bool = True) -> None:
+    def silence(self, *, requests: bool = True, responses: bool = True) -> None:
         """Forward nothing in one direction or both; connections stay open."""
-        self._call(self._set(requests=not requests, answers=not answers))
+        self._call(self._set(requests=not requests, responses=not responses))
 
     def hold(self, *kinds: int) -> None:
         """Hold requests of some kinds, and everything after them on their connection."""
@@ -80,9 +80,9 @@ class FaultProxy:
             self._servers.append(await asyncio.start_server(pass_on, "127.0.0.1", here))
         return await self._set()
 
-    async def _set(self, *, requests: bool = True, answers: bool = True, kinds: tuple[int, ...] = ()) -> int:
+    async def _set(self, *, requests: bool = True, responses: bool = True, kinds: tuple[int, ...] = ()) -> int:
         self._holding = set(kinds)
-        passing = ((self._released, not kinds), (self._requests_pass, requests), (self._answers_pass, answers))
+        passing = ((self._released, not kinds), (self._requests_pass, requests), (self._responses_pass, responses))
         for gate, is_open in passing:
             (gate.set if is_open else gate.clear)()
         return 0
@@ -112,10 +112,10 @@ class FaultProxy:
         self._writers.add(writer)
         try:
             with contextlib.suppress(OSError):
-                answers, broker = await asyncio.open_connection("127.0.0.1", port)
+                responses, broker = await asyncio.open_connection("127.0.0.1", port)
                 writers.append(broker)
                 self._writers.add(broker)
-                await asyncio.gather(self._pass_requests(number, reader, broker), self._pass_answers(answers, writer))
+                await asyncio.gather(self._pass_requests(number, reader, broker), self._pass_answers(responses, writer))
         finally:
             for one in writers:
                 self._writers.discard(one)
@@ -135,11 +135,11 @@ class FaultProxy:
                 await broker.drain()
         broker.close()
 
-    async def _pass_answers(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_answers(self, responses: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while data := await answers.read(_READ_BYTES):
+            while data := await responses.read(_READ_BYTES):
                 await asyncio.sleep(self.delay_seconds)
-                await self._answers_pass.wait()
+                await self._responses_pass.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

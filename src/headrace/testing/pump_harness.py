@@ -35,7 +35,7 @@ class Harness:
 
     def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
         self.clock = given.pop("clock", None) or ManualClock()
-        self.answers: dict[int, Reply] = {}
+        self.responses: dict[int, Reply] = {}
         """By offset; everything else ends well."""
         self.free = asyncio.Event()
         """While it is not set, deliveries hang."""
@@ -77,7 +77,7 @@ class Harness:
             self.under_way -= 1
         if self.down:
             raise DestinationUnavailable("connection refused")
-        return [self.answers.get(record.offset, ACK) for record in delivery.records]
+        return [self.responses.get(record.offset, ACK) for record in delivery.records]
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         await asyncio.sleep(0)

@@ -25,8 +25,8 @@ from headrace.testing.secured import command_environment, kafka_section
 PATIENCE_SECONDS = 150.0
 
 
-class JsonAnswer(NamedTuple):
-    """An HTTP answer; `body` is parsed JSON, or text if it is no JSON."""
+class JsonResponse(NamedTuple):
+    """An HTTP response; `body` is parsed JSON, or text if it is no JSON."""
 
     status: int
     body: Any
@@ -122,22 +122,22 @@ class Scenario:
             time.sleep(0.05)
 
     @staticmethod
-    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> JsonAnswer:
+    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> JsonResponse:
         """Send a GET, or a POST if there is a body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         began = time.monotonic()
         try:
-            answer = urllib.request.urlopen(request, timeout=limit_seconds)
+            response = urllib.request.urlopen(request, timeout=limit_seconds)
         except urllib.error.HTTPError as error:
-            answer = error
+            response = error
         except urllib.error.URLError as error:
             raise ConnectionError(error.reason) from error
-        with answer:
-            text = answer.read().decode()
+        with response:
+            text = response.read().decode()
             seconds = time.monotonic() - began
-        body = json.loads(text) if text and "json" in answer.headers.get("Content-Type", "") else text
-        return JsonAnswer(answer.status, body, {k.lower(): v for k, v in answer.headers.items()}, seconds)
+        body = json.loads(text) if text and "json" in response.headers.get("Content-Type", "") else text
+        return JsonResponse(response.status, body, {k.lower(): v for k, v in response.headers.items()}, seconds)
 
     def reasons(self, url: str) -> dict[str, str]:
         """Return why a process is not ready: reasons by service."""

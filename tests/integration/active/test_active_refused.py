@@ -12,7 +12,7 @@ import pytest
 
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import Answer, Instance
+from tests.active_client import Instance, Response
 from tests.least_rights import Row, World, rows_of
 
 TOPIC, GROUP = "orders", "tracking"
@@ -33,16 +33,16 @@ class Reader:
         instance.ok("POST", f"/{how}", {"topics": [self.topic]} if how == "subscriptions" else partitions)
         return instance
 
-    def answer(self, instance: Instance, status: int) -> Answer:
+    def answer(self, instance: Instance, status: int) -> Response:
         """Read until a read is answered with a status; before that there may be empty ones."""
-        seen: list[Answer] = []
+        seen: list[Response] = []
 
         def read() -> bool:
             seen.append(instance("GET", "/records"))
             assert seen[-1].status in (200, status), seen[-1]
             return seen[-1].status == status
 
-        self.world.site.wait_until(read, f"an answer {status}")
+        self.world.site.wait_until(read, f"a response {status}")
         return seen[-1]
 
     def refused(self, instance: Instance, row: Row) -> None:
@@ -58,10 +58,10 @@ class Reader:
         got: list[int] = []
 
         def read() -> bool:
-            answers = [instance("GET", "/records") for instance in instances]
-            for answer in answers:
-                got.extend(record["value"]["n"] for record in answer.body if answer.status == 200)
-            return self.written in got and {answer.status for answer in answers} == {200}
+            responses = [instance("GET", "/records") for instance in instances]
+            for response in responses:
+                got.extend(record["value"]["n"] for record in response.body if response.status == 200)
+            return self.written in got and {response.status for response in responses} == {200}
 
         self.world.site.wait_until(read, f"record {self.written}")
         for instance in instances:

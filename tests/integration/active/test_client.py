@@ -1,4 +1,4 @@
-"""`headrace.client` against a real process and broker, also over connections that end before the answer."""
+"""`headrace.client` against a real process and broker, also over connections that end before the response."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url(site: Any, headrace: Callable[..., Any]) -> str:
 
 
 class CuttingProxy:
-    """Forwards HTTP connections; `cut` ends some of them when their answer has come so far, without its last bytes."""
+    """Forwards HTTP connections; `cut` ends some when their response has come so far, without its last bytes."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -38,7 +38,7 @@ class CuttingProxy:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self, request: bytes, after_bytes: int = 0, times: int = 1) -> None:
-        """End the connections of the next requests that begin so: their answers are complete here and go no further."""
+        """End the connections of the next requests that begin so: their responses end here, complete."""
         self._cuts += [(request, after_bytes)] * times
 
     def stop(self) -> None:
@@ -71,7 +71,7 @@ class CuttingProxy:
                     if left < len(data):
                         writer.write(data[:left])
                         self.cuts += 1
-                        await asyncio.sleep(0.1)  # the service has written the answer completely
+                        await asyncio.sleep(0.1)  # the service has written the response completely
                         return
                     reduce(len(data))
                 writer.write(data)
@@ -193,7 +193,7 @@ def test_errors_are_those_of_the_service(client: HeadraceClient, topic: Any) -> 
             other.read()
 
 
-def test_an_answer_that_was_lost_repeats_nothing(
+def test_a_response_that_was_lost_repeats_nothing(
     client: HeadraceClient, proxy: CuttingProxy, site: Any, topic: Any
 ) -> None:
     """No record twice, none skipped, no instance too many, and every commit is made."""

@@ -31,7 +31,7 @@ SECRET = "a secret that is long enough to sign with"
 TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: Any
     headers: Any
@@ -47,18 +47,18 @@ def send(
     body: Any = None,
     headers: dict[str, str] | None = None,
     context: ssl.SSLContext | None = None,
-) -> Answer:
+) -> Response:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         url, data, {"Content-Type": "application/json", "Connection": "close", **(headers or {})}, method=method
     )
     try:
-        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-            text = answer.read()
-            return Answer(answer.status, json.loads(text) if text else None, answer.headers)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return Answer(answer.code, json.load(answer), answer.headers)
+        with urllib.request.urlopen(request, timeout=60, context=context) as response:
+            text = response.read()
+            return Response(response.status, json.loads(text) if text else None, response.headers)
+    except urllib.error.HTTPError as response:
+        with response:
+            return Response(response.code, json.load(response), response.headers)
 
 
 class RoundRobin:
@@ -169,9 +169,9 @@ def numbers(url: str, count: int, query: str = "") -> list[int]:
     """Read until there are so many records."""
     found: list[int] = []
     for _ in range(30):
-        answer = send("GET", f"{url}/records?timeout=2000{query}")
-        assert answer.status == 200, answer
-        found += [record["value"]["n"] for record in answer.body]
+        response = send("GET", f"{url}/records?timeout=2000{query}")
+        assert response.status == 200, response
+        found += [record["value"]["n"] for record in response.body]
         if len(found) >= count:
             break
     return found
@@ -249,18 +249,18 @@ def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
     assert send("POST", third + path + "/offsets").status == 200
     assert numbers(third + path, 3, "&max_records=3") == [4, 5, 6]
     three.processes[0].kill()
-    answers = []
+    responses = []
 
     def is_gone() -> bool:
-        answers.append(send("GET", second + path + "/assignments"))
-        return answers[-1].status == 410
+        responses.append(send("GET", second + path + "/assignments"))
+        return responses[-1].status == 410
 
     site.wait_until(is_gone, "410")
-    assert {(answer.status, answer.reason) for answer in answers} == {
+    assert {(response.status, response.reason) for response in responses} == {
         (503, "owner_unavailable"),
         (410, "instance_gone"),
     }
-    assert all(answer.headers["Retry-After"] for answer in answers[:-1])
+    assert all(response.headers["Retry-After"] for response in responses[:-1])
     assert send("POST", third + path + "/offsets").reason == "instance_gone"
     assert create(third, group, name, name="one") == path
     assert numbers(second + path, 6) == [4, 5, 6, 7, 8, 9]
@@ -289,9 +289,9 @@ def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) 
     with ThreadPoolExecutor(3) as pool:
         for n in range(20):
             urls = [f"{url}/consumers/{group}" for url in three.urls]
-            answers = list(pool.map(lambda url, name=f"c{n}": send("POST", url, {"name": name}), urls))
-            assert sorted(answer.status for answer in answers) == [200, 409, 409]
-            assert {answer.reason for answer in answers} == {"", "consumer_already_exists"}
+            responses = list(pool.map(lambda url, name=f"c{n}": send("POST", url, {"name": name}), urls))
+            assert sorted(response.status for response in responses) == [200, 409, 409]
+            assert {response.reason for response in responses} == {"", "consumer_already_exists"}
             served = [send("DELETE", f"{url}/consumers/{group}/instances/c{n}").status for url in three.urls[:2]]
             assert served == [204, 404]
 
@@ -304,9 +304,9 @@ def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callab
     three.processes[1].kill()
     other = three.start(three.urls[1], SECRET="another secret that is long enough to sign with")
     other.wait_ready()
-    answer = send("GET", other.url + path + "/assignments")
-    assert (answer.status, answer.reason) == (503, "owner_unavailable")
-    assert "cluster.secret" in answer.body["description"]
+    response = send("GET", other.url + path + "/assignments")
+    assert (response.status, response.reason) == (503, "owner_unavailable")
+    assert "cluster.secret" in response.body["description"]
 
 
 def test_an_instance_exists_for_its_principal_only(
@@ -412,10 +412,10 @@ def test_a_client_that_leaves_while_its_read_waits(
 
 
 @pytest.mark.parametrize("many", [1200, 10], ids=["not-written", "written"])
-def test_a_client_that_leaves_before_it_has_its_answer_gets_the_records_again(
+def test_a_client_that_leaves_before_it_has_its_response_gets_the_records_again(
     site: Scenario, three: Processes, topic: Callable[..., str], group: str, many: int
 ) -> None:
-    """The answer is larger than what the systems buffer of a connection, or than what the client's does."""
+    """The response is larger than what the systems buffer of a connection, or than what the client's does."""
     name = topic()
     site.write(name, *(OutgoingRecord(name, None, b"\x01" * 1000, None, 0) for _ in range(many)))
     first, second, third = three.urls
@@ -429,8 +429,8 @@ def test_a_client_that_leaves_before_it_has_its_answer_gets_the_records_again(
     found: list[int] = []
 
     def reads() -> bool:
-        answer = send("GET", f"{third}{path}/records?timeout=1000&max_bytes=2000000")
-        found.extend(record["offset"] for record in answer.body if answer.status == 200)
+        response = send("GET", f"{third}{path}/records?timeout=1000&max_bytes=2000000")
+        found.extend(record["offset"] for record in response.body if response.status == 200)
         return len(found) >= many
 
     site.wait_until(reads, "all records")

@@ -109,7 +109,7 @@ def test_what_is_not_there_is_told_in_one_paragraph(headrace: Any, topic: Any, t
     (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1', request_timeout_seconds: 1}")
     failed = headrace("topics", "list", "-c", "headrace.yaml", code=1)
     assert failed.stderr == (
-        "list topics: no answer from Kafka at localhost:1 within 1 s: connection refused by localhost:1. "
+        "list topics: no response from Kafka at localhost:1 within 1 s: connection refused by localhost:1. "
         "Start it (headrace dev up) or correct kafka.bootstrap_servers\n"
     )
 

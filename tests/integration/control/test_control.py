@@ -14,7 +14,7 @@ from yaml_table import table
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer, HeadraceProcess
+from headrace.testing import HeadraceProcess, PlannedResponse
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_functions_and_retry_tiers_are_steered_alike(
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}
     spec = {"handler": "work:handler", "triggers": {"in": {"kind": "kafka-cluster", "attributes": attributes}}}
     (tmp_path / "function.yaml").write_text(json.dumps({"metadata": {"name": "work"}, "spec": spec}))
-    backend.answer = Answer(fails=lambda record: record["value"] == 1)
+    backend.response = PlannedResponse(fails=lambda record: record["value"] == 1)
     site.write_json(name, 0, 1, 2)
     site.write_json(source, 5, 6)
     api = Api(push(name, retry={"tiers": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
@@ -227,7 +227,7 @@ def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, back
 
 
 def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Nothing can have been paused where there is no topic; the details of readiness and each answer say why."""
+    """Nothing can have been paused where there is no topic; the details of readiness and each response say why."""
     name = topic()
     site.write_json(name, *range(3))
     kafka = {"kafka": {**site.config["kafka"], "create_topics": False}}

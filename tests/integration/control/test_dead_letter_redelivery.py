@@ -14,7 +14,7 @@ from headrace.delivery.dead_letter import origin_of
 from headrace.devcluster import Received
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 from tests.dead_letter_records import bury
 
 OWN: list[Header] = [("own", b"h")]
@@ -66,11 +66,11 @@ def test_a_caller_loops_until_nothing_is_left(again: Any, letters: Letters, back
     assert set(empty) == {"group", "instance", "topics", "records", "description", "status"}
     letters.bury()
     counts = []
-    while (answer := call(topic=letters.name).body)["records"]:
-        assert answer["status"] == "processed"
-        assert "success" in answer["description"]
-        assert "| offset:" in answer["description"]
-        counts.append(answer["records"])
+    while (response := call(topic=letters.name).body)["records"]:
+        assert response["status"] == "processed"
+        assert "success" in response["description"]
+        assert "| offset:" in response["description"]
+        counts.append(response["records"])
     assert sum(counts) == 10
     assert max(counts) <= 4
     origins = {(r.partition, r.offset): r for r in letters.site.records(letters.name)}
@@ -91,7 +91,9 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
 ) -> None:
     """`lastretry` is of its own call: the next one without it keeps what fails (defect 26)."""
     letters.bury(3)
-    backend.answer = Answer(fails=lambda record: record["value"]["n"] == 1, stacktrace="ValueError: still no")
+    backend.response = PlannedResponse(
+        fails=lambda record: record["value"]["n"] == 1, stacktrace="ValueError: still no"
+    )
     call = again()
     last = call({"group": letters.group, "topic": letters.name, "lastretry": True, "unknown": 1}).body
     assert (last["records"], last["status"]) == (3, "processed")
@@ -113,15 +115,15 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
 def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, backend: Any) -> None:
     """By the consumer's threshold: nothing has ended, and the next call has the same letters."""
     letters.bury(16)
-    backend.answer = Answer(fails=lambda record: True)
+    backend.response = PlannedResponse(fails=lambda record: True)
     call = again(retry={"rollback_threshold_percent": 30})
     for _ in range(2):
-        answer = call()
-        assert (answer.status, answer.body["status"], answer.body["records"]) == (200, "rolledBack", 4)
-        assert "rollback" in answer.body["description"]
-        assert "| offset:" in answer.body["description"]
+        response = call()
+        assert (response.status, response.body["status"], response.body["records"]) == (200, "rolledBack", 4)
+        assert "rollback" in response.body["description"]
+        assert "| offset:" in response.body["description"]
     assert len(letters.site.records(letters.dlq)) == 16
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     assert call().body["status"] == "processed"
 
 
@@ -130,12 +132,12 @@ def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend
     letters.bury(2)
     came, go = threading.Event(), threading.Event()
 
-    def answer(request: Received) -> Answer:
+    def answer(request: Received) -> PlannedResponse:
         came.set()
         go.wait(120)
-        return Answer()
+        return PlannedResponse()
 
-    backend.answer = answer
+    backend.response = answer
     call = again()
     found: list[Any] = []
     first = threading.Thread(target=lambda: found.append(call()))

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
 RECORDS = 40
 
@@ -24,7 +24,7 @@ def broken(site: Any, topic: Any, headrace: Any, backend: Any) -> Any:
     """A process whose backend is away, with records that wait."""
     name = topic(2)
     site.write(name, *(OutgoingRecord(name, None, b"{}", partition=n % 2) for n in range(RECORDS)))
-    backend.answer = Answer(status=503)
+    backend.response = PlannedResponse(status=503)
     consumer = {"topics": [name], "group": f"{name}-push", "backend": {"url": backend.url, "mode": "status"}}
     process = headrace({**site.config, "reactive_consumers": {"orders": consumer}})
 
@@ -54,11 +54,11 @@ def test_one_table_for_people_and_programs(site: Any, broken: Any, backend: Any)
     head = next(index for index, line in enumerate(lines) if line.startswith("CONSUMER"))
     assert lines[head].split() == ["CONSUMER", "REC/S", "LAG", "IN", "FLIGHT", "TRIES", "BREAKER", "OLDEST"]
     assert lines[head + 1].split()[::2][:2] == ["orders", str(RECORDS)]
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     site.wait_until(lambda: table(site, broken.url)["consumers"][0]["lag"] == 0, "the lag to be gone")
 
 
-def test_without_an_answer_the_exit_code_is_1(site: Any) -> None:
+def test_without_an_response_the_exit_code_is_1(site: Any) -> None:
     """A script that asks once sees that the work failed, and the output says why."""
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     words = ["reactive", "top", "--url", url, "--interval", "0.2", "--once"]

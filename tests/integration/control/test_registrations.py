@@ -14,7 +14,7 @@ import pytest
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
-from tests.active_client import Answer, send
+from tests.active_client import Response, send
 
 PLACE = "/reactive-consumers"
 
@@ -38,7 +38,7 @@ def by(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token_of(name)}"}
 
 
-def ask(process: HeadraceProcess, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+def ask(process: HeadraceProcess, method: str, path: str, body: Any = None, **headers: str) -> Response:
     return send(method, f"{process.url}{path}", body, headers)
 
 

@@ -15,7 +15,7 @@ import pytest
 from yaml_table import table
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Answer, HeadraceProcess
+from headrace.testing import HeadraceProcess, PlannedResponse
 
 FUNCTION = table(__file__, "function")
 HANDLER = """
@@ -46,15 +46,15 @@ def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProces
 def begin(site: Any, process: HeadraceProcess, topic: str, **request: Any) -> dict[str, Any]:
     """Begin a replay to the consumer and return its job."""
     asked = {"topic": topic, "to": {"consumer": "push"}, **request}
-    answer = site.ask(f"{process.url}/adm/replays", asked)
-    assert answer.status == 202, answer.body
-    return answer.body  # type: ignore[no-any-return]
+    response = site.ask(f"{process.url}/adm/replays", asked)
+    assert response.status == 202, response.body
+    return response.body  # type: ignore[no-any-return]
 
 
 def job(site: Any, process: HeadraceProcess, name: str) -> dict[str, Any]:
-    answer = site.ask(f"{process.url}/adm/jobs/{name}")
-    assert answer.status == 200, answer.body
-    return answer.body  # type: ignore[no-any-return]
+    response = site.ask(f"{process.url}/adm/jobs/{name}")
+    assert response.status == 200, response.body
+    return response.body  # type: ignore[no-any-return]
 
 
 def wait_for(site: Any, process: HeadraceProcess, name: str, state: str = "done") -> dict[str, Any]:
@@ -122,11 +122,11 @@ def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: 
     process = push(name)
     site.wait_committed(f"{name}-push", name, 6)
 
-    def answer(request: Any) -> Answer:
+    def answer(request: Any) -> PlannedResponse:
         bodies = [{"record": entry, "processed": entry["offset"] != 3} for entry in request.body]
-        return Answer(body=bodies)
+        return PlannedResponse(body=bodies)
 
-    backend.answer = answer
+    backend.response = answer
     failed = begin(site, process, name)
     done = wait_for(site, process, failed["id"])
     counts = done["progress"]["counts"]
@@ -141,12 +141,12 @@ def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: 
     assert len(letters) == 1
     assert dict(last.headers)["headrace.dlq.offset"] == b"3"
     assert dict(last.headers)["headrace.dlq.topic"] == name.encode()
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     good = begin(site, process, name, deadLetter=True)
     wait_for(site, process, good["id"])
     assert [entry["deliveryId"] for entry in replayed(backend, good["id"])] == [f"{name}-push:{name}:0:3"] * 2
 
-    backend.answer = answer
+    backend.response = answer
     given_up = begin(site, process, name, lastRetry=True)
     done = wait_for(site, process, given_up["id"])
     assert (done["progress"]["counts"]["given_up"], len(site.records(f"{name}.dlq"))) == (1, 2)
@@ -239,7 +239,7 @@ def test_a_record_that_can_end_nowhere_ends_the_replay(site: Any, topic: Any, pu
     """Where dead letters are off nothing is passed over: the job fails and names the record."""
     name = topic()
     site.write_json(name, *range(5))
-    backend.answer = lambda request: Answer(
+    backend.response = lambda request: PlannedResponse(
         body=[{"record": entry, "processed": entry["offset"] != 2} for entry in request.body]
     )
     process = push(name, dead_letter={"enabled": False}, auto_offset_reset="latest", retry={"attempts": 1})
@@ -309,8 +309,10 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
         return json.loads(json.dumps(value).replace("{topic}", name).replace("{other}", other))
 
     for changes, status, said in BAD:
-        answer = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, **filled(changes)})
-        assert (answer.status, said in answer.body["description"]) == (status, True), (changes, answer.body)
+        response = site.ask(
+            f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, **filled(changes)}
+        )
+        assert (response.status, said in response.body["description"]) == (status, True), (changes, response.body)
 
     usual = {"topicName": name, "partition": 0, "startOffset": 0, "endOffset": 5, "consumerGroup": f"{name}-push"}
     for wrong, said in (
@@ -326,27 +328,27 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
         ({"partition": "x"}, "partition"),
         ({"dlqIndicator": True}, "beyond the log"),
     ):
-        answer = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **wrong})
-        assert (answer.status, answer.body["code"]) == (400, "ERR12218"), (wrong, answer.body)
-        assert said in answer.body["description"], (wrong, answer.body)
+        response = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **wrong})
+        assert (response.status, response.body["code"]) == (400, "ERR12218"), (wrong, response.body)
+        assert said in response.body["description"], (wrong, response.body)
     assert site.ask(f"{process.url}/adm/jobs").body == {"jobs": []}
 
 
 def test_the_seeds_endpoint_replays_to_the_backend_and_to_a_topic(
     site: Any, topic: Any, push: Any, backend: Any
 ) -> None:
-    """Its answer is that of a produce request, and names the job; a consumer group of its own is as good as any."""
+    """Its response is that of a produce request, and names the job; a consumer group of its own is as good as any."""
     name, other = topic(), topic()
     site.write_json(name, *range(10))
     process = push(name)
     site.wait_committed(f"{name}-push", name, 10)
     usual = {"topicName": name, "partition": 0, "startOffset": 2, "endOffset": 5, "consumerGroup": f"{name}-push"}
-    answer = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, "timeout": 100, "extra": 1})
-    assert answer.status == 200, answer.body
-    ((place,), status) = answer.body["offsets"], answer.body["requestStatus"]
+    response = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, "timeout": 100, "extra": 1})
+    assert response.status == 200, response.body
+    ((place,), status) = response.body["offsets"], response.body["requestStatus"]
     assert (place["partition"], place["offset"] >= 0, status) == (0, True, "OK")
-    wait_for(site, process, answer.body["jobId"])
-    assert [entry["offset"] for entry in replayed(backend, answer.body["jobId"])] == [2, 3, 4]
+    wait_for(site, process, response.body["jobId"])
+    assert [entry["offset"] for entry in replayed(backend, response.body["jobId"])] == [2, 3, 4]
     own_group = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, "consumerGroup": "only-for-replays"})
     wait_for(site, process, own_group.body["jobId"])
     assert [entry["offset"] for entry in replayed(backend, own_group.body["jobId"])] == [2, 3, 4]
@@ -363,11 +365,11 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     """To where they came from, to the backend as what they were, aside and away; each is marked, and not met again."""
     name = topic()
     site.write_json(name, *range(8))
-    backend.answer = lambda request: Answer(body=[{"record": e, "processed": False} for e in request.body])
+    backend.response = lambda request: PlannedResponse(body=[{"record": e, "processed": False} for e in request.body])
     process = push(name, retry={"attempts": 1})
     site.wait_until(lambda: len(site.records(f"{name}.dlq")) == 8, "the dead letters")
     url = f"{process.url}/adm/dead-letters/{name}.dlq"
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     before = all_offsets(site, name)
 
     dry = site.ask(f"{url}/redrive", {"dryRun": True, "keys": ["k1", "k2"]})
@@ -378,9 +380,9 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     assert site.ask(f"{url}/drop", {}).status == 400
 
     def run(kind: str, **asked: Any) -> dict[str, Any]:
-        answer = site.ask(f"{url}/{kind}", asked)
-        assert answer.status == 202, answer.body
-        return wait_for(site, process, answer.body["id"])
+        response = site.ask(f"{url}/{kind}", asked)
+        assert response.status == 202, response.body
+        return wait_for(site, process, response.body["id"])
 
     done = run("redrive", toConsumer="push", keys=["k1", "k2"])
     assert (done["kind"], done["progress"]["counts"]["delivered"]) == ("redrive", 2)

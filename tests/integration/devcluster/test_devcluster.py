@@ -51,8 +51,8 @@ def _alive(pid: int) -> bool:
 def _json(url: str, body: Any = None) -> Any:
     data = json.dumps(body).encode() if body else None
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
 
 
 def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> None:

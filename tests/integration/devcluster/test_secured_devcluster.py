@@ -155,8 +155,8 @@ def test_the_registry_wants_tls_and_a_login(secured: Secured) -> None:
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         request = urllib.request.Request(url, b'{"schema": "\\"long\\""}', headers)
         try:
-            with urllib.request.urlopen(request, context=context, timeout=LIMIT_SECONDS) as answer:
-                return int(answer.status)
+            with urllib.request.urlopen(request, context=context, timeout=LIMIT_SECONDS) as response:
+                return int(response.status)
         except urllib.error.HTTPError as refusal:
             return refusal.code
 

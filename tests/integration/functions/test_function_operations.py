@@ -40,8 +40,8 @@ def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
     watcher = headrace({**site.config, "watched_functions": [file]})
 
     def hint(query: str = "", process: HeadraceProcess = watcher) -> Any:
-        answer = site.ask(f"{process.url}/adm/functions/work/scale{query}")
-        return answer.body if answer.status == 200 else {}
+        response = site.ask(f"{process.url}/adm/functions/work/scale{query}")
+        return response.body if response.status == 200 else {}
 
     site.wait_until(lambda: hint(), "the lag is known")
     assert (hint()["desiredReplicas"], hint()["lag"]) == (0, 0)
@@ -84,10 +84,10 @@ def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
     process = RunFunction(site.config, tmp_path / "run")
     process.file = write("work", source, code.format("first"), outputTopic=target)
 
-    def answers_with(text: str) -> bool:
+    def responses_with(text: str) -> bool:
         before = len(site.records(target))
         site.write(source, OutgoingRecord(source, b"k", b""))
-        site.wait_until(lambda: len(site.records(target)) > before, "an answer")
+        site.wait_until(lambda: len(site.records(target)) > before, "a response")
         return bool(site.records(target)[-1].value == text.encode())
 
     def changes() -> list[str]:
@@ -97,20 +97,20 @@ def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
     process.start()
     try:
         process.wait_ready()
-        assert answers_with("first")
+        assert responses_with("first")
         at_first = changes()
         assert at_first
         write("work", source, code.format("second, which is longer"), outputTopic=target)
-        site.wait_until(lambda: answers_with("second, which is longer"), "the answer of the changed file")
+        site.wait_until(lambda: responses_with("second, which is longer"), "the response of the changed file")
         write("work", source, "def handler(context, event)\n    return 'third'\n", outputTopic=target)
         site.wait_until(lambda: "the old workers stay" in process.output, "the broken file is named")
-        assert answers_with("second, which is longer")
-        answer = site.ask(f"{process.url}/adm/functions/work/reload", {})
-        assert answer.status == 400
-        assert "does not compile" in answer.body["description"]
+        assert responses_with("second, which is longer")
+        response = site.ask(f"{process.url}/adm/functions/work/reload", {})
+        assert response.status == 400
+        assert "does not compile" in response.body["description"]
         write("work", source, code.format("the fourth, which is longer still"), outputTopic=target)
         assert site.ask(f"{process.url}/adm/functions/work/reload", {}).body == {"function": "work"}
-        site.wait_until(lambda: answers_with("the fourth, which is longer still"), "the answer after the request")
+        site.wait_until(lambda: responses_with("the fourth, which is longer still"), "the response after the request")
         assert changes() == at_first, "the consumer has stayed in its group"
     finally:
         process.terminate()

@@ -63,7 +63,7 @@ def test_an_output_that_a_topic_refuses_is_a_dead_letter_and_the_others_are_writ
 @pytest.mark.long
 @pytest.mark.parametrize("size", [101_000_000, 104_700_000])
 def test_the_largest_batch_that_a_broker_takes_is_received(site: Any, topic: Any, function: Any, size: int) -> None:
-    """The client would disconnect from an answer above its own default limit of 100 MB, again and again."""
+    """The client would disconnect from a response above its own default limit of 100 MB, again and again."""
     source, target = topic(max_message_bytes=104_857_600, segment_bytes=209_715_200), topic()
     write_large(site, source, 10, size, 20)
     function(source, ECHO, fetchMax=1000, retry={"errors": {"RecordTooLarge": "skip"}}, outputTopic=target)

@@ -57,8 +57,8 @@ def test_avro_comes_in_decoded_and_json_goes_out(site: Any, topic: Any, function
         "valueSchema": json.dumps(schema),
         "records": [{"key": "/v8=", "value": value} for value in values],
     }
-    answer = site.ask(f"{process.url}/producers/{source}", body)
-    assert answer.status == 200, answer.body
+    response = site.ask(f"{process.url}/producers/{source}", body)
+    assert response.status == 200, response.body
     site.wait_until(lambda: len(site.records(target)) == 2, "the outputs")
     first, second = site.records(target)
     assert first.key == second.key == b"\xfe\xff"

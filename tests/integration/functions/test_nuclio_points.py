@@ -100,9 +100,9 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
     wait_ready()
     stuck.touch()
     os.kill(process.server.id.pid, signal.SIGUSR1)
-    site.wait_until(lambda: not is_live(), "no answer of the loop")
+    site.wait_until(lambda: not is_live(), "no response of the loop")
     stuck.unlink()
-    site.wait_until(is_live, "an answer of the loop")
+    site.wait_until(is_live, "a response of the loop")
     wait_ready()
     assert process.terminate() == 0
 

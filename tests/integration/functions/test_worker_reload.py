@@ -19,7 +19,7 @@ from tests.function_workers import PARTITION, Run, Write, acknowledged
 
 REPLY = """
     def handler(context, event):
-        return {answer!r}
+        return {response!r}
 """
 
 
@@ -35,7 +35,7 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
     write_function: Callable[..., Any], running: Callable[..., Any]
 ) -> None:
     """The new handler serves; each broken file and changed triggers are refused, and the old workers stay."""
-    folder = write_function(REPLY.format(answer="old"), workers=2, outputTopic="out")
+    folder = write_function(REPLY.format(response="old"), workers=2, outputTopic="out")
     async with running(folder) as function:
         service = function.service
         await function.until(lambda: all(slot.up for slot in service._slots))
@@ -51,14 +51,14 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
                 await reload.reload()
             assert await reply(function) == b"old"
         before = {function.pid(number) for number in range(2)}
-        write_function(REPLY.format(answer="new"), workers=2, outputTopic="out")
+        write_function(REPLY.format(response="new"), workers=2, outputTopic="out")
         for _ in range(4):  # more than the failures after which callers are refused
             await reload.reload()
             await function.until(lambda: not service._reloading and all(slot.up for slot in service._slots))
         assert before.isdisjoint({function.pid(number) for number in range(2)})
         assert await reply(function) == b"new"
         assert (service.restarts, service.readiness().ready) == (0, True)
-        write_function(REPLY.format(answer="new"), workers=2, outputTopic="other")
+        write_function(REPLY.format(response="new"), workers=2, outputTopic="other")
         with pytest.raises(FunctionInvalid, match="the triggers have changed"):
             await reload.reload()
 
@@ -70,21 +70,21 @@ async def test_a_reload_replaces_all_pools_or_none(
     code = """
         import os
         def init_context(context):
-            if "{answer}" == "new" and context.trigger_name == "second":
+            if "{response}" == "new" and context.trigger_name == "second":
                 raise OSError("no database")
         def handler(context, event):
-            return "{answer}"
+            return "{response}"
     """
     kafka = {"kind": "kafka", "attributes": {"topics": ["flights"], "consumerGroup": "g", "outputTopic": "out"}}
     second = {"kind": "kafka", "attributes": {"topics": ["others"], "consumerGroup": "h"}}
     spec = {"triggers": {"kafka": kafka, "second": second}}
-    folder = write_function(code.format(answer="old"), spec=spec)
+    folder = write_function(code.format(response="old"), spec=spec)
     async with running(folder) as function:
         await function.ready()
         other = FunctionService(function.service.spec, function.service.spec.worker_pools[1], function.clock)
         await other.start()
         await function.until(lambda: other.readiness().ready)
-        write_function(code.format(answer="new"), spec=spec)
+        write_function(code.format(response="new"), spec=spec)
         reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service, other], function.clock)
         before = function.pid()
         with pytest.raises(FunctionInvalid, match="no database"):
@@ -111,7 +111,7 @@ async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
     folder = write_function(code, outputTopic="out")
     async with running(folder) as function:
         await function.until((tmp_path / "started").exists)
-        write_function(REPLY.format(answer="new"), outputTopic="out")
+        write_function(REPLY.format(response="new"), outputTopic="out")
         await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
         (tmp_path / "go").touch()
         await function.ready()
@@ -136,13 +136,13 @@ async def test_a_reload_waits_for_the_event_at_work(
     """
     folder = write_function(code, outputTopic="out")
     async with running(folder) as function:
-        answers = function.begin(b"")
+        responses = function.begin(b"")
         await function.until((tmp_path / "calls").exists)
-        write_function(REPLY.format(answer="new"), outputTopic="out")
+        write_function(REPLY.format(response="new"), outputTopic="out")
         reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock)
         await reload.reload()
         (tmp_path / "go").touch()
-        await function.until(lambda: answers)
+        await function.until(lambda: responses)
         assert [record.value for record in function.written] == [b"old"]
         assert (tmp_path / "calls").read_text() == "x"
         assert await reply(function) == b"new"

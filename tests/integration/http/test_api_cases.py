@@ -115,17 +115,17 @@ def with_schema(body: dict[str, Any]) -> None:
 
 
 def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[int]:
-    """Send cases, check every answer, and return how many had which status."""
+    """Send cases, check every response, and return how many had which status."""
     statuses: collections.Counter[int] = collections.Counter()
     again = count < 1000  # the short run sends the same cases every time
 
     @settings(max_examples=count, deadline=None, database=None, derandomize=again, suppress_health_check=[*HealthCheck])
     @given(cases)
     def send(case: Any) -> None:
-        answer = case.call(timeout=120)
-        statuses[answer.status_code] += 1
-        assert answer.status_code != 500
-        case.validate_response(answer, checks=CHECKS)
+        response = case.call(timeout=120)
+        statuses[response.status_code] += 1
+        assert response.status_code != 500
+        case.validate_response(response, checks=CHECKS)
 
     send()
     return statuses

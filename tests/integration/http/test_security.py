@@ -117,16 +117,16 @@ def bearer(oauth: OAuth, name: str) -> str:
     """Ask for a token, as a client does (client credentials)."""
     form = {"grant_type": "client_credentials", "client_id": name, "client_secret": f"{name}-secret"}
     data = urllib.parse.urlencode({**form, "scope": CLIENTS[name]}).encode()
-    with urllib.request.urlopen(f"{oauth.url}/token", data, timeout=120) as answer:
-        return f"Bearer {json.load(answer)['access_token']}"
+    with urllib.request.urlopen(f"{oauth.url}/token", data, timeout=120) as response:
+        return f"Bearer {json.load(response)['access_token']}"
 
 
 def produce(url: str, authorization: str = "") -> tuple[int, Any]:
     headers = {"Content-Type": "application/json", **({"Authorization": authorization} if authorization else {})}
     request = urllib.request.Request(url, json.dumps(RECORD).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
 
@@ -138,17 +138,17 @@ def test_produce_with_tokens_of_an_oauth_server(site: Any, topic: Any, headrace:
     process = headrace({**site.config, "security": {"mode": "jwt", "jwt": jwt_settings}})
     url = f"{process.url}/producers/{name}"
     loader = bearer(oauth, "loader")
-    status, answer = produce(url, loader)
-    assert (status, answer["requestStatus"]) == (200, "OK")
+    status, response = produce(url, loader)
+    assert (status, response["requestStatus"]) == (200, "OK")
     for authorization, status, code in (
         ("", 401, "ERR10002"),
         (loader[:-5], 401, "ERR10000"),
         (bearer(oauth, "reader"), 403, "ERR10005"),
         (bearer(oauth, "orders-only"), 403, "ERR10005"),
     ):
-        found, answer = produce(url, authorization)
-        assert (found, answer["code"]) == (status, code)
-    assert answer["metadata"]["scope"] == f"produce:{name}"
+        found, response = produce(url, authorization)
+        assert (found, response["code"]) == (status, code)
+    assert response["metadata"]["scope"] == f"produce:{name}"
     assert site.ask(f"{process.url}/health/readiness").body == {"ready": True}
     assert site.ask(f"{process.url}/metrics").status == 401
     assert len(site.records(name)) == 1

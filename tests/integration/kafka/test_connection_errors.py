@@ -90,8 +90,8 @@ def wrong_tokens(kafka_secured: SecuredCluster) -> Iterator[str]:
             }.get(kind, {})
             key = RSAKey.import_key(json.loads((kafka_secured.security.folder / "token.key").read_text()))
             token = jwt.encode({"alg": "RS256", "kid": "dev"}, claims, key)
-            answer = {"access_token": token, "token_type": "Bearer", "expires_in": 300}
-            body = json.dumps({"hello": WRONG} if kind == "other" else answer).encode()
+            response = {"access_token": token, "token_type": "Bearer", "expires_in": 300}
+            body = json.dumps({"hello": WRONG} if kind == "other" else response).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -173,7 +173,7 @@ def assert_refused(section: dict[str, Any], name: str, **details: str) -> None:
     """The error names the servers, the problem, the fix, and no secret."""
     servers = section["bootstrap_servers"]
     text = refusal(section)
-    assert text == f"list topics: no answer from Kafka at {servers}: {sentence(name, servers, **details)}"
+    assert text == f"list topics: no response from Kafka at {servers}: {sentence(name, servers, **details)}"
     assert WRONG not in text
 
 
@@ -237,7 +237,7 @@ def test_a_wrong_listener(kafka_secured: SecuredCluster) -> None:
 
 
 def test_a_wrong_token_server(kafka_secured: SecuredCluster, wrong_tokens: str) -> None:
-    """Unreachable, wrong secret, unknown authority, and no answer of a token server."""
+    """Unreachable, wrong secret, unknown authority, and no response of a token server."""
     section, url = kafka_secured.login("OAUTHBEARER"), kafka_secured.tokens.token_url
     nothing = "https://localhost:1/token"
     assert_refused(changed(section, security__sasl__oauth__token_url=nothing), "token server", token_url=nothing)

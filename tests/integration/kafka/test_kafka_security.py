@@ -23,5 +23,5 @@ def test_every_login_produces(kafka_secured: SecuredCluster, headrace: Callable[
     topic = f"login-{way.lower()}"
     kafka_secured.cluster.create_topic(topic)
     process = headrace({"kafka": _section(kafka_secured, way)})
-    answer = send("POST", f"{process.url}/producers/{topic}", {"records": [{"value": 1}]})
-    assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])
+    response = send("POST", f"{process.url}/producers/{topic}", {"records": [{"value": 1}]})
+    assert (response.status, response.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])

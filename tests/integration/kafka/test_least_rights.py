@@ -16,7 +16,7 @@ import yaml
 
 from headrace.errors import TopicNotFound
 from headrace.records import TopicPartition
-from headrace.testing import Answer, RecordingBackend
+from headrace.testing import PlannedResponse, RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import Feature, Posted, World, Written, assert_named, rows_of
@@ -58,7 +58,7 @@ class Push(Written):
     titles = ("Push to a backend",)
 
     def start(self) -> None:
-        self.world.backend.answer = Answer(fails=lambda entry: True)
+        self.world.backend.response = PlannedResponse(fails=lambda entry: True)
         self.world.run(reactive_consumers={"push": self.world.consumer(retry={"attempts": 1, "tiers": [1]})})
 
     def done(self, number: int) -> bool:
@@ -73,7 +73,7 @@ class CreatedTopics(Push):
     def start(self) -> None:
         self.world.give(*rows_of("Push to a backend"))
         self.world.create_topic("_headrace-control")
-        self.world.backend.answer = Answer(fails=lambda entry: True)
+        self.world.backend.response = PlannedResponse(fails=lambda entry: True)
         consumer = self.world.consumer(retry={"attempts": 1})
         self.world.run(wait=False, kafka={"create_topics": True}, reactive_consumers={"push": consumer})
 
@@ -127,14 +127,14 @@ class Active(Feature):
         self.world.site.write_json(self.world("orders"), {"n": number})
 
     def done(self, number: int) -> bool:
-        answer = self.instance("GET", "/records?timeout=500")
-        assert_named(answer)
-        self.answer = json.dumps(answer.body)
-        if answer.status == 200:
-            self.read |= {record["value"]["n"] for record in answer.body}
+        response = self.instance("GET", "/records?timeout=500")
+        assert_named(response)
+        self.response = json.dumps(response.body)
+        if response.status == 200:
+            self.read |= {record["value"]["n"] for record in response.body}
         committed = self.instance("POST", "/offsets")
         assert_named(committed)
-        self.answer += json.dumps(committed.body)
+        self.response += json.dumps(committed.body)
         return number in self.read and committed.status in (200, 204)
 
 
@@ -177,13 +177,13 @@ class Doctor(Feature):
         self.file = self.world.file(reactive_consumers={"push": self.world.consumer(dead_letter={"enabled": False})})
 
     def trigger(self, number: int) -> None:
-        self.answer = self.world.site.cli("doctor", "-c", str(self.file), "--output", "json", code=1).stdout
+        self.response = self.world.site.cli("doctor", "-c", str(self.file), "--output", "json", code=1).stdout
 
     def done(self, number: int) -> bool:
-        return "has no right" not in self.answer and "retention" in self.answer
+        return "has no right" not in self.response and "retention" in self.response
 
     def texts(self) -> str:
-        return self.answer
+        return self.response
 
 
 class Pipeline(Written):

@@ -15,7 +15,7 @@ import pytest
 from headrace.records import OutgoingRecord
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.active_client import Answer, Instance, send
+from tests.active_client import Instance, Response, send
 from tests.least_rights import Row, World
 from tests.least_rights_jobs import write_dead_letters
 
@@ -144,28 +144,30 @@ def filled(world: World, text: str) -> str:
     return text.replace("{backend}", world.backend.url)
 
 
-def answer_to(method: str, url: str, body: Any, headers: dict[str, str]) -> Answer:
-    """Return the answer; sent again while the client is new and does not know why it was refused, or reads nothing."""
+def response_to(method: str, url: str, body: Any, headers: dict[str, str]) -> Response:
+    """Return the response; sent again while the client is new and does not know why, or reads nothing."""
     end = time.monotonic() + LIMIT_SECONDS
     while True:
         try:
-            answer = send(method, url, body, headers)
+            response = send(method, url, body, headers)
         except TimeoutError as none:
-            return Answer(599, str(none))
-        unknown = answer.body == [] or "the Kafka client is being replaced" in json.dumps(answer.body)
+            return Response(599, str(none))
+        unknown = response.body == [] or "the Kafka client is being replaced" in json.dumps(response.body)
         if not unknown or time.monotonic() > end:
-            return answer
+            return response
         time.sleep(0.1)
 
 
 def refusal(world: World, url: str, use: Use) -> str:
-    """Return what is wrong with the answer to a use; nothing if it is as it should be."""
+    """Return what is wrong with the response to a use; nothing if it is as it should be."""
     body = None if use.body is None else json.loads(filled(world, json.dumps(use.body)))
-    answer = answer_to(use.method, url + filled(world, use.path), body, use.headers)
-    text = json.dumps(answer.body)
-    named = answer.status == 403 and f"User:{world.user} has no right" in text and "kafka-acls.sh" in text
-    right = named if user_of(world) in use.refused else answer.status < 500
-    return "" if right else f"{world.user}: {use.method} {use.path} {use.body or ''} {use.headers or ''}\n    {answer}"
+    response = response_to(use.method, url + filled(world, use.path), body, use.headers)
+    text = json.dumps(response.body)
+    named = response.status == 403 and f"User:{world.user} has no right" in text and "kafka-acls.sh" in text
+    right = named if user_of(world) in use.refused else response.status < 500
+    return (
+        "" if right else f"{world.user}: {use.method} {use.path} {use.body or ''} {use.headers or ''}\n    {response}"
+    )
 
 
 def refusals(world: World, pool: Executor) -> list[Future[str]]:
@@ -190,7 +192,7 @@ def refusals(world: World, pool: Executor) -> list[Future[str]]:
 def test_requests_are_answered_403(
     kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend, users: Any
 ) -> None:
-    """Not as an outage, and with an answer at all; each user has a process."""
+    """Not as an outage, and with a response at all; each user has a process."""
     worlds = [world_of(user, kafka_secured, tmp_path, headrace, backend) for user in users]
     with ThreadPoolExecutor(64) as pool:
         waiting = [one for world in worlds for one in refusals(world, pool)]

@@ -90,7 +90,7 @@ def scenario(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator
         pytest.param(
             Cluster.kill, Cluster.restart, "connection refused by 127.0.0.1", SOON_SECONDS, marks=pytest.mark.long
         ),
-        (Cluster.pause, Cluster.resume, "neither an answer nor an error arrived", 2 * SOON_SECONDS),
+        (Cluster.pause, Cluster.resume, "neither a response nor an error arrived", 2 * SOON_SECONDS),
     ],
     ids=["killed", "hanging"],
 )

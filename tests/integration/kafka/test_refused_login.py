@@ -93,10 +93,10 @@ def assert_refused(process: Any, topic: str) -> None:
         (f"/producers/{topic}", {"records": [record] * 100}),
         ("/transactions", {"topics": [{"topic": topic, "records": [record]}]}),
     ):
-        answer = Scenario.ask(process.url + path, body)
-        assert (answer.status, answer.body["code"]) == (503, "ERR40012")
-        assert REFUSED in answer.body["description"]
-        assert "retry-after" in answer.headers
+        response = Scenario.ask(process.url + path, body)
+        assert (response.status, response.body["code"]) == (503, "ERR40012")
+        assert REFUSED in response.body["description"]
+        assert "retry-after" in response.headers
 
 
 def test_a_refused_login_heals(
@@ -128,8 +128,8 @@ def test_a_refused_login_heals(
         assert_one_line(process, before)
         set_password(short_logins, short_logins.security.passwords["app"])
         scenario.wait_until(lambda: scenario.ask(ready).status == 200, "an accepted login")
-        answer = scenario.ask(f"{process.url}/producers/{topic}", {"records": [{"value": turn}]})
-        assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": turn - 1}])
+        response = scenario.ask(f"{process.url}/producers/{topic}", {"records": [{"value": turn}]})
+        assert (response.status, response.body["offsets"]) == (200, [{"partition": 0, "offset": turn - 1}])
         scenario.wait_until(lambda turn=turn: backend.accepted_records >= CONSUMERS * turn, "every consumer")
     assert [record.value for record in scenario.records(topic)] == [b"1", b"2"]
 

@@ -209,8 +209,8 @@ def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(
 
 def readiness(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/health/readiness", timeout=60) as answer:
-            return str(answer.read().decode())
+        with urllib.request.urlopen(f"{url}/health/readiness", timeout=60) as response:
+            return str(response.read().decode())
     except urllib.error.HTTPError as refusal:
         return str(refusal.read().decode())
     except OSError:

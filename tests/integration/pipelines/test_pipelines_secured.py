@@ -69,8 +69,8 @@ def ids(servers: str, topic: str, wanted: int) -> list[int]:
 
 def get(process: HeadraceProcess, path: str) -> str:
     try:
-        with urllib.request.urlopen(f"{process.url}/{path}", timeout=30) as answer:
-            return str(answer.read().decode())
+        with urllib.request.urlopen(f"{process.url}/{path}", timeout=30) as response:
+            return str(response.read().decode())
     except urllib.error.HTTPError as refused:
         with refused:
             return refused.read().decode()

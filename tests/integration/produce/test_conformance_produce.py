@@ -62,16 +62,16 @@ class Produce:
         self._consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader", **QUICK})
 
     def post(self, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Send a request, and check that its answer is one of ours."""
+        """Send a request, and check that its response is one of ours."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         path = topic if topic.startswith("/") else f"/producers/{topic}"
         self._connection.request("POST", path, data, {"Content-Type": "application/json", **headers})
-        answer = self._connection.getresponse()
-        assert answer.getheader("Content-Type") == "application/json"
-        return answer.status, json.loads(answer.read())
+        response = self._connection.getresponse()
+        assert response.getheader("Content-Type") == "application/json"
+        return response.status, json.loads(response.read())
 
     def read(self, topic: str, place: dict[str, int]) -> Any:
-        """Return the record that an answer speaks of."""
+        """Return the record that a response speaks of."""
         self._consumer.assign([TopicPartition(topic, place["partition"], place["offset"])])
         (record,) = self._consumer.consume(1, timeout=120)
         assert not record.error()
@@ -83,8 +83,8 @@ class Produce:
         body = {"schema": FORMATS[name].schema, "schemaType": FORMATS[name].registry_type}
         headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
         url = f"{self._registry}/subjects/{subject}/versions"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
-            return int(json.load(answer)["id"])
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
+            return int(json.load(response)["id"])
 
     def close(self) -> None:
         self._connection.close()
@@ -150,16 +150,16 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
     for part, name in parts.items():
         if FORMATS[name].schema:
             body |= {f"{part}Schema": FORMATS[name].schema, f"{part}SchemaSubject": f"{place}-{name}"}
-    answers = []
+    responses = []
     for spell in (str.upper, lambda name: FORMATS[name].code):
-        status, answer = produce.post(place, body | {f"{part}Format": spell(name) for part, name in parts.items()})
-        assert status == 200, answer
-        record = produce.read(place, answer["offsets"][0])
-        assert record.key() == stored(key, answer.get("key_schema_id"))
-        assert record.value() == stored(value, answer.get("value_schema_id"))
-        answers.append({name: answer[name] for name in answer if name != "offsets"})
-    assert answers[0] == answers[1]
-    assert ("key_schema_id" in answers[0], "value_schema_id" in answers[0]) == (
+        status, response = produce.post(place, body | {f"{part}Format": spell(name) for part, name in parts.items()})
+        assert status == 200, response
+        record = produce.read(place, response["offsets"][0])
+        assert record.key() == stored(key, response.get("key_schema_id"))
+        assert record.value() == stored(value, response.get("value_schema_id"))
+        responses.append({name: response[name] for name in response if name != "offsets"})
+    assert responses[0] == responses[1]
+    assert ("key_schema_id" in responses[0], "value_schema_id" in responses[0]) == (
         bool(FORMATS[key].schema),
         bool(FORMATS[value].schema),
     )
@@ -171,13 +171,13 @@ def test_a_format_is_named_in_any_case(produce: Produce, place: str, name: str) 
     schema = {"valueSchema": FORMATS[name].schema, "valueSchemaSubject": f"{place}-{name}"}
     for spelled in (name, name.upper(), name.title(), name[0] + name[1:].upper()):
         body = {"valueFormat": spelled, "records": [{"value": FORMATS[name].value}]}
-        status, answer = produce.post(place, body | (schema if FORMATS[name].schema else {}))
-        assert status == 200, answer
-        record = produce.read(place, answer["offsets"][0])
-        assert record.value() == stored(name, answer.get("value_schema_id"))
+        status, response = produce.post(place, body | (schema if FORMATS[name].schema else {}))
+        assert status == 200, response
+        record = produce.read(place, response["offsets"][0])
+        assert record.value() == stored(name, response.get("value_schema_id"))
     for spelled in (f"{name} ", f" {name}", f"{name}s", 6, -1, 2**70, 1.5, True, [name], {"name": name}):
-        status, answer = produce.post(place, {"valueFormat": spelled, "records": [{"value": FORMATS[name].value}]})
-        assert (status, answer["code"]) == (400, "ERR11004"), spelled
+        status, response = produce.post(place, {"valueFormat": spelled, "records": [{"value": FORMATS[name].value}]})
+        assert (status, response["code"]) == (400, "ERR11004"), spelled
 
 
 INPUTS: dict[str, Callable[[str, Subject], dict[str, Any]]] = {
@@ -230,11 +230,11 @@ def asked(part: str, name: str, given: dict[str, Any], value: Any = ...) -> dict
 @pytest.mark.parametrize("name", WITH_SCHEMA)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_schema_input(produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str) -> None:
-    """Each way to name a schema finds the same one, and the answer says its id."""
+    """Each way to name a schema finds the same one, and the response says its id."""
     subject = subjects[name]
-    status, answer = produce.post(subject.topic, asked(part, name, INPUTS[given](part, subject)))
-    assert (status, answer.get(f"{part}_schema_id")) == (200, subject.schema_id), answer
-    record = produce.read(subject.topic, answer["offsets"][0])
+    status, response = produce.post(subject.topic, asked(part, name, INPUTS[given](part, subject)))
+    assert (status, response.get(f"{part}_schema_id")) == (200, subject.schema_id), response
+    record = produce.read(subject.topic, response["offsets"][0])
     assert (record.key() if part == "key" else record.value()) == stored(name, subject.schema_id)
     assert (record.value() if part == "key" else record.key()) is None
 
@@ -248,8 +248,8 @@ def test_every_conflict_of_schema_inputs(
     """400 with the code of the case, for keys as for values; and nothing was sent."""
     subject = subjects[name]
     code, make = CONFLICTS[given]
-    status, answer = produce.post(subject.topic, asked(part, name, make(part, subject)))
-    assert (status, answer["code"], "offsets" in answer) == (400, code, False), answer
+    status, response = produce.post(subject.topic, asked(part, name, make(part, subject)))
+    assert (status, response["code"], "offsets" in response) == (400, code, False), response
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.misfit])
@@ -263,9 +263,9 @@ def test_what_does_not_fit_its_format_names_its_records(
     good, bad = body["records"][0], {part: FORMATS[name].misfit}
     good["partition"] = bad["partition"] = 0
     _, before = produce.post(topic, body)
-    status, answer = produce.post(topic, {**body, "records": [good, bad, bad]})
-    assert (status, answer["code"]) == (400, "ERR12206")
-    assert {"part": part, "index": 1, "indexes": [1, 2]}.items() <= answer["metadata"].items()
+    status, response = produce.post(topic, {**body, "records": [good, bad, bad]})
+    assert (status, response["code"]) == (400, "ERR12206")
+    assert {"part": part, "index": 1, "indexes": [1, 2]}.items() <= response["metadata"].items()
     _, after = produce.post(topic, body)
     assert after["offsets"][0]["offset"] == before["offsets"][0]["offset"] + 1
 
@@ -276,15 +276,15 @@ def test_record_headers_in_the_order_of_the_original(produce: Produce, place: st
     records = [{"value": 1, "traceabilityId": "t", "correlationId": "c", "headers": own}, {"value": 2}]
     records.append({"value": 3, "headers": {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "z": None}})
     ids = {"X-Correlation-Id": "http-c", "X-Traceability-Id": "http-t"}
-    status, answer = produce.post(place, {"records": records}, **ids)
-    assert status == 200, answer
-    first, second, third = (produce.read(place, entry).headers() for entry in answer["offsets"])
+    status, response = produce.post(place, {"records": records}, **ids)
+    assert status == 200, response
+    first, second, third = (produce.read(place, entry).headers() for entry in response["offsets"])
     assert first[:2] == [("X-Traceability-Id", b"t"), ("X-Correlation-Id", b"c")]
     assert first[2:] == [("b", b"1"), ("a", b""), ("b", None), ("é", "ü".encode())]
     assert second == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
     assert [name for name, _ in third[2:]] == ["traceparent", "z"]
-    _, answer = produce.post(place, {"records": [{"value": 1}]})
-    made = dict(produce.read(place, answer["offsets"][0]).headers())
+    _, response = produce.post(place, {"records": [{"value": 1}]})
+    made = dict(produce.read(place, response["offsets"][0]).headers())
     assert set(made) == {"X-Correlation-Id"}
     assert len(base64.urlsafe_b64decode(made["X-Correlation-Id"] + b"==")) == 16
 
@@ -294,9 +294,9 @@ def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str)
     values = ["first", "x" * 5000, None, "last"]
     # The large one stands alone in its partition: Kafka refuses whole batches.
     records = [{"key": str(n), "value": value, "partition": int(n == 1)} for n, value in enumerate(values)]
-    status, answer = produce.post(place, {"valueFormat": "string", "records": records})
-    assert (status, answer["requestStatus"]) == (200, "OK")
-    first, failed, third, last = answer["offsets"]
+    status, response = produce.post(place, {"valueFormat": "string", "records": records})
+    assert (status, response["requestStatus"]) == (200, "OK")
+    first, failed, third, last = response["offsets"]
     assert (set(failed), failed["errorCode"], failed["outcome"]) == ({"errorCode", "error", "outcome"}, 50002, "fail")
     for entry, value in ((first, b"first"), (third, None), (last, b"last")):
         assert set(entry) == {"partition", "offset"}
@@ -309,13 +309,13 @@ def test_tombstones_and_records_without_a_key(produce: Produce, subjects: dict[s
     topic = subjects["avro"].topic
     for key, value in itertools.product(FORMATS, FORMATS):
         records = [{"value": None}, {"key": None, "value": None}]
-        status, answer = produce.post(topic, {"keyFormat": key, "valueFormat": value, "records": records})
-        assert (status, "value_schema_id" in answer) == (200, False)
-    for entry in answer["offsets"]:
+        status, response = produce.post(topic, {"keyFormat": key, "valueFormat": value, "records": records})
+        assert (status, "value_schema_id" in response) == (200, False)
+    for entry in response["offsets"]:
         record = produce.read(topic, entry)
         assert (record.key(), record.value()) == (None, None)
-    _, answer = produce.post(topic, {"valueFormat": "string", "records": [{"key": "", "value": ""}]})
-    record = produce.read(topic, answer["offsets"][0])
+    _, response = produce.post(topic, {"valueFormat": "string", "records": [{"key": "", "value": ""}]})
+    record = produce.read(topic, response["offsets"][0])
     assert (record.key(), record.value()) == (b"", b"")
 
 
@@ -323,8 +323,8 @@ def test_tombstones_and_records_without_a_key(produce: Produce, subjects: dict[s
 def test_timestamps(produce: Produce, place: str, timestamp: int | None) -> None:
     """Milliseconds above zero are kept; anything else is now."""
     began = int(time.time() * 1000)
-    _, answer = produce.post(place, {"records": [{"value": 1, "timestamp": timestamp}]})
-    kept = produce.read(place, answer["offsets"][0]).timestamp()[1]
+    _, response = produce.post(place, {"records": [{"value": 1, "timestamp": timestamp}]})
+    kept = produce.read(place, response["offsets"][0]).timestamp()[1]
     if timestamp and timestamp > 0:
         assert kept == timestamp
     else:
@@ -334,18 +334,18 @@ def test_timestamps(produce: Produce, place: str, timestamp: int | None) -> None
 def test_an_explicit_partition_wins_over_the_key(produce: Produce, place: str) -> None:
     """The same key lands where each record says."""
     records = [{"key": "k", "value": n, "partition": n % 2} for n in range(6)]
-    _, answer = produce.post(place, {"records": records})
-    assert [entry["partition"] for entry in answer["offsets"]] == [0, 1, 0, 1, 0, 1]
+    _, response = produce.post(place, {"records": records})
+    assert [entry["partition"] for entry in response["offsets"]] == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_compacted_topic_wants_keys(produce: Produce, kafka: Any) -> None:
     """Kafka refuses what has none, and the request is at fault."""
     name = f"conformance-compact-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, 1, {"cleanup.policy": "compact"})
-    status, answer = produce.post(name, {"records": [{"value": 1}]})
-    assert (status, answer["code"], answer["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
-    status, answer = produce.post(name, {"records": [{"key": "k", "value": 1}]})
-    assert (status, answer["offsets"]) == (200, [{"partition": 0, "offset": 0}])
+    status, response = produce.post(name, {"records": [{"value": 1}]})
+    assert (status, response["code"], response["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
+    status, response = produce.post(name, {"records": [{"key": "k", "value": 1}]})
+    assert (status, response["offsets"]) == (200, [{"partition": 0, "offset": 0}])
 
 
 NUMBERS = ["-1", "0", "-0", "1e0", "1.5", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 30]
@@ -365,15 +365,15 @@ def test_numbers_out_of_range(produce: Produce, subjects: dict[str, Subject], fi
         record = f'"{part}":{THING_JSON.decode()}' + (f',"{field}":{number}' if of_record else "")
         given = "" if of_record else f',"{field}":{number}'
         body = f'{{"{part}Format":"avro"{given},"records":[{{{record}}}]}}'
-        status, answer = produce.post(subjects["avro"].topic, body.encode())
+        status, response = produce.post(subjects["avro"].topic, body.encode())
         if number in SERVED.get(field, ()):
             assert status == 200, number
         elif number in NOT_THERE.get(field, ()):
-            assert (status, answer["code"]) == (404, "ERR40007"), number
+            assert (status, response["code"]) == (404, "ERR40007"), number
         elif number in REFUSED_BY_KAFKA.get(field, ()):
-            assert (status, answer["code"], answer["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
+            assert (status, response["code"], response["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
         else:
-            assert (status, answer["code"]) in ((400, "ERR11004"), (400, "ERR10015")), number
+            assert (status, response["code"]) in ((400, "ERR11004"), (400, "ERR10015")), number
 
 
 VALID = {"records": [{"value": 1}]}
@@ -397,9 +397,9 @@ STATUSES: dict[str, tuple[str, Any, dict[str, str], int, str, str]] = {
 def test_the_status_body_of_every_refusal(produce: Produce, place: str, case: str) -> None:
     """Fields in their order, severity, the code and name of sidecar.md 14, correct JSON whatever is quoted."""
     topic, body, headers, status, code, message = STATUSES[case]
-    given, answer = produce.post(topic or place, body, **headers)
-    assert list(answer) == ["statusCode", "code", "message", "description", "severity", "metadata"]
-    assert (given, answer["statusCode"], answer["code"]) == (status, status, code), answer
-    assert (answer["message"], answer["severity"]) == (message, "ERROR")
-    assert answer["metadata"]["reason"] == message.lower()
-    assert answer["description"]
+    given, response = produce.post(topic or place, body, **headers)
+    assert list(response) == ["statusCode", "code", "message", "description", "severity", "metadata"]
+    assert (given, response["statusCode"], response["code"]) == (status, status, code), response
+    assert (response["message"], response["severity"]) == (message, "ERROR")
+    assert response["metadata"]["reason"] == message.lower()
+    assert response["description"]

@@ -30,15 +30,15 @@ class Client(threading.Thread):
             try:
                 body = json.dumps({"valueFormat": "string", "records": [{"value": value}]})
                 connection.request("POST", f"/producers/{self._topic}", body, kind)
-                answer = connection.getresponse()
-                said = json.loads(answer.read())
+                response = connection.getresponse()
+                said = json.loads(response.read())
             except (OSError, http.client.HTTPException):
                 break  # a request on a connection that is closed meanwhile was not taken
-            if answer.status == 200:
+            if response.status == 200:
                 self.written[said["offsets"][0]["offset"]] = value
                 self.begun.set()
             else:
-                self.refused.append((answer.status, said["code"]))
+                self.refused.append((response.status, said["code"]))
             number += 1
         connection.close()
 

@@ -23,7 +23,7 @@ BODY_BYTES = 50_000
 AT_ONCE = 12  # twelve times 50 kB is three times a fifth of the budget
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What one request was told."""
 
     status: int
@@ -31,20 +31,20 @@ class Answer(NamedTuple):
     body: Any
 
 
-def post(url: str, topic: str, partition: int, number: int, size: int = BODY_BYTES) -> Answer:
+def post(url: str, topic: str, partition: int, number: int, size: int = BODY_BYTES) -> Response:
     record = {"value": [number, "x" * size], "partition": partition}
     request = urllib.request.Request(
         f"{url}/producers/{topic}", json.dumps({"records": [record]}).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=240) as answer:
-            return Answer(answer.status, None, json.load(answer))
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return Answer(answer.code, answer.headers["Retry-After"], json.load(answer))
+        with urllib.request.urlopen(request, timeout=240) as response:
+            return Response(response.status, None, json.load(response))
+    except urllib.error.HTTPError as response:
+        with response:
+            return Response(response.code, response.headers["Retry-After"], json.load(response))
 
 
-def wait_for_refusals(asked: list[Future[Answer]]) -> None:
+def wait_for_refusals(asked: list[Future[Response]]) -> None:
     """Wait until two thirds of several requests were answered, and see that none of those was taken."""
     end = time.monotonic() + 120
     while 3 * sum(one.done() for one in asked) < 2 * len(asked):
@@ -52,10 +52,10 @@ def wait_for_refusals(asked: list[Future[Answer]]) -> None:
         time.sleep(0.01)
     for one in asked:
         if one.done():
-            answer = one.result()
-            assert (answer.status, answer.body["code"]) == (503, "ERR40016"), answer
-            assert answer.retry_after
-            assert "partition 0 of topic" in answer.body["description"]
+            response = one.result()
+            assert (response.status, response.body["code"]) == (503, "ERR40016"), response
+            assert response.retry_after
+            assert "partition 0 of topic" in response.body["description"]
 
 
 def wait_for_end(pid: int) -> None:
@@ -75,7 +75,7 @@ async def numbers_in(kafka: Any, topic: str) -> list[int]:
     return [json.loads(r.value or b"")[0] async for batch in read_records(config, starts, ends) for r in batch]
 
 
-def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[Answer]]:
+def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[Response]]:
     """Ask for more than partition 0 may hold, see that the others go on meanwhile, and return what was asked."""
     asked = [pool.submit(post, url, stuck, 0, number) for number in range(AT_ONCE)]
     wait_for_refusals(asked)

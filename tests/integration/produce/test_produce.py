@@ -28,11 +28,11 @@ def post(url: str, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
         f"{url}/producers/{topic}", data, {"Content-Type": "application/json", **headers}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return answer.code, json.load(answer)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as response:
+        with response:
+            return response.code, json.load(response)
 
 
 def read(kafka: Any, topic: str, partition: int, count: int) -> list[Message]:
@@ -60,7 +60,7 @@ def url(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any]) -
     ).url
 
 
-def test_records_are_where_the_answer_says(kafka: Any, topic: Callable[..., str], url: str) -> None:
+def test_records_are_where_the_response_says(kafka: Any, topic: Callable[..., str], url: str) -> None:
     """Partition and offset, key, value, timestamp and headers, byte for byte."""
     name = topic(3)
     records = [
@@ -185,16 +185,16 @@ def test_without_kafka_and_registry_headrace_lives_and_says_what_it_waits_for(he
     limit = time.monotonic() + 120
     while True:
         try:
-            with urllib.request.urlopen(f"{process.url}/health/liveness", timeout=60) as answer:
-                assert answer.status == 200
+            with urllib.request.urlopen(f"{process.url}/health/liveness", timeout=60) as response:
+                assert response.status == 200
             break
         except urllib.error.URLError:
             assert time.monotonic() < limit
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(f"{process.url}/health/readiness", timeout=60)
-    with raised.value as answer:
-        assert answer.code == 503
-        assert not json.load(answer)["ready"]
+    with raised.value as response:
+        assert response.code == 503
+        assert not json.load(response)["ready"]
     status, body = post(process.url, "t", {"records": [{"value": 1}]})
     assert (status, body["code"]) == (503, "ERR40012")
     assert process.terminate() == 0
@@ -205,7 +205,7 @@ def test_a_record_that_is_refused_leaves_no_doubt_of_others(topic: Callable[...,
     name = topic(**{"cleanup.policy": "compact"})
     good, bad = b'{"records":[{"key":"k","value":1}]}', b'{"records":[{"value":1}]}'
     host, port = url.removeprefix("http://").split(":")
-    answers: dict[bytes, set[int]] = {good: set(), bad: set()}
+    responses: dict[bytes, set[int]] = {good: set(), bad: set()}
     with contextlib.ExitStack() as stack:
         sent = []
         for body in [*[good] * 9, bad] * 10:
@@ -213,11 +213,11 @@ def test_a_record_that_is_refused_leaves_no_doubt_of_others(topic: Callable[...,
             connection.request("POST", f"/producers/{name}", body, {"Content-Type": "application/json"})
             sent.append((body, connection))
         for body, connection in sent:
-            answer = connection.getresponse()
-            answers[body].add(answer.status)
-            entry = json.load(answer)["offsets"][0]
+            response = connection.getresponse()
+            responses[body].add(response.status)
+            entry = json.load(response)["offsets"][0]
             assert entry.get("outcome", "ok") in ("ok", "fail")
-    assert answers[bad] == {400}
-    assert answers[good] == {200}
+    assert responses[bad] == {400}
+    assert responses[good] == {200}
     status, body = post(url, name, {"records": [{"key": "k", "value": 1}, {"value": 1}, {"key": "k", "value": 2}]})
     assert (status, [entry.get("errorCode") for entry in body["offsets"]]) == (200, [None, 50002, None])

@@ -27,8 +27,8 @@ class Stream:
         stream = cls(*await asyncio.open_connection(place.hostname, place.port))
         head = f"POST /producers/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         stream.writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        answer = await asyncio.wait_for(stream._reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)
-        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        response = await asyncio.wait_for(stream._reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)
+        assert response.startswith(b"HTTP/1.1 200 "), response
         try:
             yield stream
         finally:
@@ -48,7 +48,7 @@ class Stream:
         self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     async def receipts(self) -> AsyncGenerator[Any]:
-        """Yield receipts to the end of the answer."""
+        """Yield receipts to the end of the response."""
         text = b""
         async with asyncio.timeout(LIMIT_SECONDS):
             while size := int(await self._reader.readline(), 16):

@@ -45,8 +45,8 @@ def test_a_registry_behind_tls_and_a_login_serves(
     """Schemas are registered and read; the command line uses the same section."""
     kafka_secured.cluster.create_topic("registry-avro")
     process = headrace({"kafka": kafka_secured.login(), "schema_registry": front})
-    answer = send("POST", f"{process.url}/producers/registry-avro", BODY)
-    assert (answer.status, answer.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])
+    response = send("POST", f"{process.url}/producers/registry-avro", BODY)
+    assert (response.status, response.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])
 
 
 def test_the_command_line_reads_with_the_registry_of_the_file(
@@ -98,7 +98,7 @@ def test_a_password_that_changes_on_disk_is_taken_up(
 def test_an_authority_that_changes_on_disk_is_taken_up(
     kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """With another authority the answer and readiness name the setting; with the right one the process recovers."""
+    """With another authority the response and readiness name the setting; with the right one the process recovers."""
     kafka_secured.cluster.create_topic("registry-rotation")
     authority = tmp_path / "authority.pem"
     shutil.copy(kafka_secured.security.folder / "other-ca.pem", authority)
@@ -106,8 +106,8 @@ def test_an_authority_that_changes_on_disk_is_taken_up(
     process, scenario = headrace(config, wait=False), Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     scenario.wait_until(lambda: scenario.ask(f"{process.url}/health/liveness").status == 200, "the listener")
     wait_for_reason(scenario, process.url, "name its authority in schema_registry.tls.ca")
-    answer = send("POST", f"{process.url}/producers/registry-rotation", BODY)
-    assert (answer.status, "schema_registry.tls.ca" in answer.body["description"]) == (503, True)
+    response = send("POST", f"{process.url}/producers/registry-rotation", BODY)
+    assert (response.status, "schema_registry.tls.ca" in response.body["description"]) == (503, True)
     shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")
     (tmp_path / "new.pem").replace(authority)
     url = f"{process.url}/producers/registry-rotation"

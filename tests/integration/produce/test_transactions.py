@@ -22,15 +22,15 @@ pytestmark = pytest.mark.secured
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
-    """Return status, body and headers of an answer."""
+    """Return status, body and headers of a response."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as answer:
-            return answer.status, json.load(answer), answer.headers
-    except urllib.error.HTTPError as answer:
-        with answer:
-            return answer.code, json.load(answer), answer.headers
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as response:
+            return response.status, json.load(response), response.headers
+    except urllib.error.HTTPError as response:
+        with response:
+            return response.code, json.load(response), response.headers
 
 
 def values(site: Any, topic: str, count: int) -> list[Any]:
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_request_is_said_before_anything_is_sent(
 
 
 def test_a_key_writes_once(site: Any, topic: Callable[..., str], url: str) -> None:
-    """The same answer again; another request under the key is a conflict; another topic is another key."""
+    """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()
     body = {"records": [{"value": 1}, {"value": 2}]}
     first = post(f"{url}/producers/{name}", body, Idempotency_Key="k")
@@ -161,7 +161,7 @@ def test_a_key_whose_request_failed_may_be_sent_again(site: Any, topic: Callable
 
 
 def test_keys_outlive_a_crash(site: Any, topic: Callable[..., str], headrace: Callable[..., Any]) -> None:
-    """After SIGKILL the same key has the same answer, and the topic of keys is as safe as the first topic was."""
+    """After SIGKILL the same key has the same response, and the topic of keys is as safe as the first topic was."""
     name, keys = topic(1, min_insync_replicas=1), topic() + "-keys"
     process = headrace({**site.config, "producer": {"idempotency": {"topic": keys}}})
     body = {"records": [{"value": 1}]}
@@ -186,9 +186,9 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
     assert post(f"{url}/transactions", body)[0] == 200
     thief = Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": f"{name}-0"})
     thief.init_transactions(120)
-    status, answer, headers = post(f"{url}/transactions", body)
-    assert (status, answer["code"], headers["Retry-After"]) == (503, "ERR40042", "1")
-    assert answer["topics"][0]["offsets"][0]["outcome"] == "fail"
+    status, response, headers = post(f"{url}/transactions", body)
+    assert (status, response["code"], headers["Retry-After"]) == (503, "ERR40042", "1")
+    assert response["topics"][0]["offsets"][0]["outcome"] == "fail"
     assert post(f"{url}/transactions", body)[0] == 200
     assert values(site, name, 2) == [1, 1]
 
@@ -197,7 +197,7 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
 def test_a_commit_in_doubt_is_looked_up(
     site: Any, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    """The client fails while it commits: the answer is what its successor finds in the topic, and never a guess."""
+    """The client fails while it commits: the response is what its successor finds in the topic, and never a guess."""
 
     class Doubtful(Producer):
         def commit_transaction(self, timeout: float = -1) -> None:

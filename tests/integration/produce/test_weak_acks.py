@@ -1,4 +1,4 @@
-"""Producing without waiting for every replica: the records arrive, and the answers say what they are worth."""
+"""Producing without waiting for every replica: the records arrive, and the responses say what they are worth."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ OFFSETS = {1: [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}], 0:
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_answers_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_responses_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[..., str], headrace: Any) -> None:
     """The leader's word has an offset, nobody's has none; the log says what is given up."""
     name = topic()
     weak = {"properties": {"enable.idempotence": False, "acks": acks}}
     process = headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "producer": weak})
     body = json.dumps({"records": [{"value": 1}, {"value": 2}]}).encode()
     request = urllib.request.Request(f"{process.url}/producers/{name}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        told = json.load(answer)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        told = json.load(response)
     assert (told["offsets"], told["acks"]) == (OFFSETS[acks], acks)
     assert f"producer.properties: acks is {acks}: a record that is answered may be lost" in process.output
     assert "may reorder and double records" in process.output

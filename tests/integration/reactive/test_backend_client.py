@@ -91,17 +91,17 @@ COMPLETE = {
 
 
 @pytest.mark.parametrize("case", COMPLETE)
-def test_whole_answers_are_read_and_only_sound_connections_kept(case: str) -> None:
-    """Every framing of HTTP/1.1; what leaves doubt about where the next answer begins ends the connection."""
+def test_whole_responses_are_read_and_only_sound_connections_kept(case: str) -> None:
+    """Every framing of HTTP/1.1; what leaves doubt about where the next response begins ends the connection."""
     raw, status, body, kept = COMPLETE[case]
 
     async def main() -> None:
         first = always(raw, then="eof") if case == "until close" else always(raw, OK)
         async with served(first, always(OK)) as server:
             with client_for(server.url) as client:
-                answer = await client.post(b"x")
-                assert (answer.status, answer.body) == (status, body)
-                assert case != "an error" or answer.headers == {"retry-after": "7", "content-length": "0"}
+                response = await client.post(b"x")
+                assert (response.status, response.body) == (status, body)
+                assert case != "an error" or response.headers == {"retry-after": "7", "content-length": "0"}
                 assert (await client.post(b"x")).body == b"ok"
                 assert server.connections == (1 if kept else 2)
 
@@ -110,7 +110,7 @@ def test_whole_answers_are_read_and_only_sound_connections_kept(case: str) -> No
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("target", ["http://127.0.0.1:{port}/other", "http://169.254.169.254/", "file:///etc/passwd"])
-def test_redirects_are_answers(status: int, target: str) -> None:
+def test_redirects_are_responses(status: int, target: str) -> None:
     """They are never followed (E7)."""
 
     async def main() -> None:
@@ -127,12 +127,12 @@ def test_redirects_are_answers(status: int, target: str) -> None:
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BROKEN = {
-    "nothing": (b"", "without an answer"),
-    "half a head": (HEAD + b"Content-", "before its answer was complete"),
-    "half a body": (HEAD + b"Content-Length: 5\r\n\r\nab", "before its answer was complete"),
-    "half a chunk": (CHUNKED + b"5\r\nab", "before its answer was complete"),
-    "no last chunk": (CHUNKED + b"2\r\nab\r\n", "before its answer was complete"),
-    "interims only": (b"HTTP/1.1 100 C\r\n\r\n", "before its answer was complete"),
+    "nothing": (b"", "without a response"),
+    "half a head": (HEAD + b"Content-", "before its response was complete"),
+    "half a body": (HEAD + b"Content-Length: 5\r\n\r\nab", "before its response was complete"),
+    "half a chunk": (CHUNKED + b"5\r\nab", "before its response was complete"),
+    "no last chunk": (CHUNKED + b"2\r\nab\r\n", "before its response was complete"),
+    "interims only": (b"HTTP/1.1 100 C\r\n\r\n", "before its response was complete"),
     "garbage": (b"<html>hello</html>", "not HTTP/1.1"),
     "garbage before the status": (b"x" + OK, "not HTTP/1.1"),
     "a TLS alert": (b"\x15\x03\x01\x00\x02\x02\x46", "not HTTP/1.1"),
@@ -150,21 +150,21 @@ BROKEN = {
     "a packed body": (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nab", r"compressed \(gzip\)"),
     "packed chunks": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "compressed"),
     "too many interims": (b"HTTP/1.1 100 C\r\n\r\n" * (MAX_INTERIMS + 1) + OK, "interim"),
-    "a long head": (HEAD + b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n", "head of its answer"),
-    "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
-    "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its answer"),
+    "a long head": (HEAD + b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n", "head of its response"),
+    "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
+    "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
     "a large body": (HEAD + b"Content-Length: 1048577\r\n\r\n", "larger than 1048576 bytes"),
     "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than 1048576 bytes"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_whole_answer_is_none_and_the_connection_is_not_used_again(case: str) -> None:
+def test_what_is_no_whole_response_is_none_and_the_connection_is_not_used_again(case: str) -> None:
     """The reason is said in words that name the backend and not its query; the next request has a new connection."""
     raw, reason = BROKEN[case]
 
     async def main() -> None:
-        ends = "answer" in reason and not reason.startswith("head")
+        ends = "response" in reason and not reason.startswith("head")
         async with served(always(raw, then="close") if ends else always(raw, OK)) as server:
             with client_for(f"{server.url}?key=secret") as client:
                 text = await why_not(client)
@@ -177,8 +177,8 @@ def test_what_is_no_whole_answer_is_none_and_the_connection_is_not_used_again(ca
     run(main)
 
 
-def test_a_connection_whose_answer_is_not_awaited_serves_nobody_else() -> None:
-    """What comes late is no answer to the next request."""
+def test_a_connection_whose_response_is_not_awaited_serves_nobody_else() -> None:
+    """What comes late is no response to the next request."""
 
     async def main() -> None:
         gate = asyncio.Event()
@@ -204,14 +204,14 @@ def test_a_connection_whose_answer_is_not_awaited_serves_nobody_else() -> None:
 
 
 def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> None:
-    """No byte of an answer came, so the request goes once more on a new connection; after a byte it does not."""
+    """No byte of a response came, so the request goes once more on a new connection; after a byte it does not."""
 
     async def main() -> None:
         async with served(always(OK, b"", then="close"), always(OK, b"HTTP/1.1 ", then="close"), always(OK)) as server:
             with client_for(server.url) as client:
                 await client.post(b"1")
                 assert (await client.post(b"2")).body == b"ok"
-                assert "before its answer was complete" in await why_not(client, b"3")
+                assert "before its response was complete" in await why_not(client, b"3")
                 assert (await client.post(b"4")).body == b"ok"
         assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
 
@@ -219,7 +219,7 @@ def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> None:
 
 
 def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
-    """Bytes that come while nobody waits are no answer to what is sent next."""
+    """Bytes that come while nobody waits are no response to what is sent next."""
 
     async def main() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -240,8 +240,8 @@ def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
     run(main)
 
 
-def test_an_answer_before_the_whole_request_ends_the_connection() -> None:
-    """The answer counts; who answers early will not read the rest as what it is."""
+def test_a_response_before_the_whole_request_ends_the_connection() -> None:
+    """The response counts; who answers early will not read the rest as what it is."""
 
     async def main() -> None:
         async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -298,7 +298,7 @@ def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bool) ->
 
 @pytest.mark.parametrize("start", [HEAD + b"Content-Length: 5\r\n\r\n", CHUNKED + b"5\r\nab", HEAD, b""])
 def test_a_half_closed_connection_is_over(start: bytes) -> None:
-    """A server that ends its side before the answer is complete is not waited for."""
+    """A server that ends its side before the response is complete is not waited for."""
 
     async def main() -> None:
         async with served(always(start, then="eof")) as server:
@@ -310,7 +310,7 @@ def test_a_half_closed_connection_is_over(start: bytes) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x" * 65_536, b"HTTP/1.1 100 C\r\n\r\n" * 100, b"X: y\r\n" * 1000, b"y" * 65_536])
-def test_endless_answers_are_not_read_to_their_end(piece: bytes) -> None:
+def test_endless_responses_are_not_read_to_their_end(piece: bytes) -> None:
     """Endless body, interim answers or head (E6): the server cannot get rid of it, as nobody reads."""
 
     async def main() -> None:

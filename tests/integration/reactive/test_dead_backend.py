@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
 RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
 
@@ -22,7 +22,7 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
     """What is held is bounded however much waits, the reason is told, and once the backend is back all goes on."""
     name = topic(PARTITIONS)
     site.write(name, *(OutgoingRecord(name, b"%d" % n, b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)))
-    backend.answer = Answer(status=503)
+    backend.response = PlannedResponse(status=503)
     consumer = {
         "topics": [name],
         "group": f"{name}-push",
@@ -43,7 +43,7 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
     times = Counter((record["partition"], record["offset"]) for request in backend.requests for record in request.body)
     assert {record["attempt"] for request in backend.requests for record in request.body} == {1}
     assert sum(times.values()) <= 100 * len(backend.requests)
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     for partition in range(PARTITIONS):
         site.wait_committed(f"{name}-push", name, RECORDS // PARTITIONS, partition)
     assert {(record["partition"], record["offset"]) for record in backend.accepted} == {
@@ -55,7 +55,7 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
 def test_what_retry_after_asks_for_is_kept(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
     """Nobody asks again, whatever comes in meanwhile; the sentence for people says until when."""
     name = topic()
-    backend.script.append(Answer(status=429, headers={"Retry-After": "3600"}))
+    backend.script.append(PlannedResponse(status=429, headers={"Retry-After": "3600"}))
     consumer = {"topics": [name], "group": f"{name}-push", "backend": {"url": backend.url, "mode": "status"}}
     process = headrace({**site.config, "reactive_consumers": {"push": consumer}})
     site.write(name, *(OutgoingRecord(name, None, b"1") for _ in range(500)))

@@ -65,13 +65,13 @@ class Raw:
         try:
             with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
                 while (request := self._read(connection)) and self.fatal not in request[1]:
-                    answer = self.script.popleft() if self.script else self._usual
-                    if answer == self._usual:
+                    response = self.script.popleft() if self.script else self._usual
+                    if response == self._usual:
                         self.accepted.append(request)
-                    if answer == SILENCE:
+                    if response == SILENCE:
                         connection.recv(1)  # until the client ends it
                         return
-                    connection.sendall(answer)
+                    connection.sendall(response)
         except OSError:
             return
 
@@ -112,11 +112,11 @@ def consumer(topic: str, backend: dict[str, Any]) -> dict[str, Any]:
 
 
 def offsets(accepted: list[tuple[str, bytes]]) -> list[int]:
-    """Return what was accepted in the order of its first time; an answer may be late on a busy machine."""
+    """Return what was accepted in the order of its first time; a response may be late on a busy machine."""
     return list(dict.fromkeys(entry["offset"] for _, body in accepted for entry in json.loads(body)))
 
 
-def test_what_is_no_answer_costs_no_record_and_no_attempt(site: Any, topic: Any, headrace: Any, raw: Any) -> None:
+def test_what_is_no_response_costs_no_record_and_no_attempt(site: Any, topic: Any, headrace: Any, raw: Any) -> None:
     """E5 to E7: each kind comes before the backend is well; then all is delivered in order, no dead letter."""
     name, server = topic(), raw()
     server.script.extend(HOSTILE)
@@ -145,7 +145,7 @@ def test_a_record_at_which_the_backend_closes_the_connection_ends_alone(
     (dead,) = site.records(f"{name}.dlq")
     history = dict(dead.headers)
     assert (history["headrace.dlq.error"], history["headrace.dlq.attempts"]) == (b"ConnectionClosed", b"2")
-    assert b"it closed the connection without an answer" in history["headrace.dlq.reason"]
+    assert b"it closed the connection without a response" in history["headrace.dlq.reason"]
     site.wait_until(lambda: site.reasons(process.url) == {}, "readiness")
 
 

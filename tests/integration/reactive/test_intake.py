@@ -398,7 +398,7 @@ def test_a_member_that_is_static_comes_back_to_its_partitions_without_a_rebalanc
 def test_who_keeps_the_offsets_is_asked_where_to_go_on_and_told_the_epoch(
     at_desk: Any, topic: Callable[..., str]
 ) -> None:
-    """As long as there is no answer the partition waits and readiness says why; then it begins there."""
+    """As long as there is no response the partition waits and readiness says why; then it begins there."""
     name = topic(2)
 
     async def test(desk: Desk) -> None:

@@ -8,9 +8,9 @@ import signal
 from typing import Any
 
 from headrace.records import Header, OutgoingRecord, TopicPartition
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
-NOTHING = Answer(body=[])
+NOTHING = PlannedResponse(body=[])
 EVENT = {"specversion": b"1.0", "id": b"e 1", "source": b"/shop", "type": b"sold"}
 
 
@@ -47,8 +47,8 @@ def test_batches_are_pushed_in_order_and_committed(site: Any, topic: Any, push: 
 def test_a_status_is_enough_in_status_mode(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """2xx ends the batch whatever the body is; a backend that is overloaded gets it again as it was."""
     name = topic()
-    backend.script.append(Answer(status=503))
-    backend.answer = Answer(status=202, body="thanks")
+    backend.script.append(PlannedResponse(status=503))
+    backend.response = PlannedResponse(status=202, body="thanks")
     site.write_json(name, 1, 2, 3)
     push(name, backend={"mode": "status"})
     site.wait_committed(f"{name}-push", name, 3)
@@ -110,12 +110,12 @@ def test_consumption_waits_for_the_backends_health(site: Any, topic: Any, push: 
     """Nothing is posted before the first 2xx, and readiness says what is waited for."""
     name = topic()
     site.write_json(name, 1, 2)
-    backend.answer = lambda request: Answer(status=503 if request.path == "/ready" else 200)
+    backend.response = lambda request: PlannedResponse(status=503 if request.path == "/ready" else 200)
     process = push(name, backend={"health": {"path": "/ready"}}, wait=False)
     said = f"waiting for 2xx of GET /ready: {backend.url} answers HTTP 503"
     site.wait_until(lambda: site.reasons(process.url).get(f"reactive {name} consumer") == said, "the reason")
     assert backend.accepted == []
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     site.wait_committed(f"{name}-push", name, 2)
     assert {request.path for request in backend.requests} == {"/ready", "/kafka/records"}
 
@@ -131,7 +131,7 @@ def test_what_the_backend_says_of_a_failed_record_is_in_its_dead_letter(
         said = {"key": "order 1", "correlationId": "c-1", "traceabilityId": "t-1", "stacktrace": "Boom\n at x"}
         return {"consumerRecord": record, "processed": True} if record["value"] == 0 else {"record": record, **said}
 
-    backend.answer = lambda request: Answer(body=[result(record) for record in reversed(request.body)])
+    backend.response = lambda request: PlannedResponse(body=[result(record) for record in reversed(request.body)])
     push(name, retry={"attempts": 1})
     site.wait_committed(f"{name}-push", name, 2)
     (letter,) = site.records(f"{name}.dlq")
@@ -151,7 +151,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     name = topic()
     own = [("trace", b"\x00\xff"), ("trace", None), ("a", b"")]
     site.write(name, *(OutgoingRecord(name, b"k\xfe%d" % n, b'{"n": %d}' % n, own) for n in range(5)))
-    backend.answer = Answer(fails=lambda record: record["value"]["n"] in (1, 3))
+    backend.response = PlannedResponse(fails=lambda record: record["value"]["n"] in (1, 3))
     push(name, key_format="binary", retry={"attempts": 3, "first_delay_seconds": 0.05})
     site.wait_committed(f"{name}-push", name, 5)
     assert offsets(backend.accepted) == [0, 2, 4]
@@ -173,7 +173,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     for part in (f"{name}-0 offset 1", "3", "the backend answered processed: false", '{"n": 1}'):
         assert part in shown, shown
 
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     said = site.cli("dlq", "redrive", f"{name}.dlq").stdout
     assert said == f"2 dead letters of {name}.dlq back and acknowledged: 2 to {name}\n"
     site.wait_committed(f"{name}-push", name, 7)
@@ -185,7 +185,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
 
 
 def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Records wait, the process stays and says what it waits for; the first answer is to attempt 1."""
+    """Records wait, the process stays and says what it waits for; the first response is to attempt 1."""
     name = topic()
     backend.stop()
     site.write_json(name, *range(10))
@@ -204,18 +204,18 @@ def test_a_backend_that_is_down_costs_no_attempts(site: Any, topic: Any, push: A
     assert "Traceback" not in process.output
 
 
-def test_answers_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_responses_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
     """Nothing is committed and nobody is blamed; readiness says what is wrong, and all go on when that is mended."""
     cases = {
-        "few": (Answer(body=[]), "answered 0 results for"),
-        "object": (Answer(body={"processed": True}), "not a JSON array of results"),
-        "text": (Answer(body="<html>"), "not a JSON array of results"),
-        "redirect": (Answer(status=301), "HTTP 301"),
-        "missing": (Answer(status=404), "HTTP 404"),
-        "slow": (Answer(delay_seconds=3), "no answer arrived in time"),
+        "few": (PlannedResponse(body=[]), "answered 0 results for"),
+        "object": (PlannedResponse(body={"processed": True}), "not a JSON array of results"),
+        "text": (PlannedResponse(body="<html>"), "not a JSON array of results"),
+        "redirect": (PlannedResponse(status=301), "HTTP 301"),
+        "missing": (PlannedResponse(status=404), "HTTP 404"),
+        "slow": (PlannedResponse(delay_seconds=3), "no response arrived in time"),
     }
     topics = {case: topic() for case in cases}
-    answers = {topics[case]: answer for case, (answer, _) in cases.items()}
+    responses = {topics[case]: response for case, (response, _) in cases.items()}
     consumers = {
         case: {
             "topics": [name],
@@ -227,7 +227,7 @@ def test_answers_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headr
     }
     for name in topics.values():
         site.write_json(name, 1, 2)
-    backend.answer = lambda request: answers[request.body[0]["topic"]]
+    backend.response = lambda request: responses[request.body[0]["topic"]]
     process = headrace({**site.config, "reactive_consumers": consumers})
 
     def said(case: str) -> str:
@@ -236,7 +236,7 @@ def test_answers_that_are_not_as_agreed_end_nothing(site: Any, topic: Any, headr
     for case, (_, says) in cases.items():
         site.wait_until(lambda case=case, says=says: says in said(case), f"the reason of {case}")
         assert site.committed(f"{topics[case]}-push").get(TopicPartition(topics[case], 0), 0) == 0
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     for name in topics.values():
         site.wait_committed(f"{name}-push", name, 2)
         assert site.records(f"{name}.dlq") == []
@@ -290,12 +290,12 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
     """What is at the backend ends and is committed, nothing comes twice, and the exit code is 0."""
     name = topic()
     site.write_json(name, *range(20))
-    backend.answer = Answer(delay_seconds=600)
+    backend.response = PlannedResponse(delay_seconds=600)
     process = push(name, alone=True, batch={"max_records": 5})
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.ask_to_stop()
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 503, "the drain")
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     backend.release()
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
@@ -310,7 +310,7 @@ def test_a_second_sigterm_stops_now(site: Any, topic: Any, push: Any, backend: A
     """What is in flight is given up, not committed, and said to come again."""
     name = topic()
     site.write_json(name, 1)
-    backend.answer = Answer(delay_seconds=600)
+    backend.response = PlannedResponse(delay_seconds=600)
     process = push(name, alone=True)
     backend.wait_for(lambda b: len(b.requests) == 1)
     process.server.signal(signal.SIGTERM)
@@ -327,7 +327,7 @@ def test_a_drain_past_its_limit_ends_the_process_all_the_same(site: Any, topic: 
     """`drain_seconds` bounds the whole; what did not end in time comes again."""
     name = topic()
     site.write_json(name, 1)
-    backend.answer = Answer(delay_seconds=600)
+    backend.response = PlannedResponse(delay_seconds=600)
     process = push(name, more={"drain_seconds": 1})
     backend.wait_for(lambda b: len(b.requests) == 1)
     assert process.terminate() == 0
@@ -338,7 +338,7 @@ def test_a_partition_that_stands_still_leaves_the_others_room(site: Any, topic: 
     """One whose delivery hangs holds its part of what may be held, and records of another partition go on."""
     name = topic(2)
     site.write(name, *(OutgoingRecord(name, None, b"1", partition=0) for _ in range(3000)))
-    backend.answer = lambda request: Answer(delay_seconds=600 if request.body[0]["partition"] == 0 else 0)
+    backend.response = lambda request: PlannedResponse(delay_seconds=600 if request.body[0]["partition"] == 0 else 0)
     process = push(name, alone=True, flow={"max_records": 1000})
 
     def taken() -> int:
@@ -357,7 +357,7 @@ def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, ba
     """The consumer's own flow limit counts: beyond it and one poll nothing is taken from Kafka."""
     name = topic()
     site.write_json(name, *range(3000))
-    backend.answer = NOTHING
+    backend.response = NOTHING
     process = push(name, batch={"max_records": 10}, flow={"max_records": 100})
     backend.wait_for(lambda b: len(b.requests) >= 3)
 
@@ -368,7 +368,7 @@ def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, ba
 
     site.wait_until(lambda: held() >= 100, "records to be held")
     assert held() <= 600
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     site.wait_committed(f"{name}-push", name, 3000)
     site.wait_until(lambda: held() == 0, "nothing to be held")
     assert offsets(backend.accepted) == list(range(3000))

@@ -14,15 +14,15 @@ from headrace.config.producer import ProducerConfig
 from headrace.devcluster import Received
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, Produced, Record
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
 
-def spoiled_by(status: int, *offsets: int) -> Callable[[Received], Answer]:
-    """Answer for a whole request with a status when one of these records is in it."""
+def spoiled_by(status: int, *offsets: int) -> Callable[[Received], PlannedResponse]:
+    """Answer a whole request with a status when one of these records is in it."""
 
-    def answer(request: Received) -> Answer:
+    def answer(request: Received) -> PlannedResponse:
         bad = any(entry["offset"] in offsets for entry in request.body)
-        return Answer(status=status, body={"no": "such order"}) if bad else Answer()
+        return PlannedResponse(status=status, body={"no": "such order"}) if bad else PlannedResponse()
 
     return answer
 
@@ -36,10 +36,10 @@ def firsts(offsets: Iterable[int]) -> list[int]:
 
 
 def test_random_errors_leave_no_record_without_an_end(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """One answer in five is a 500: everything is handled or a dead letter, in the order of its key (E1)."""
+    """One response in five is a 500: everything is handled or a dead letter, in the order of its key (E1)."""
     name, chance = topic(2), Random(11)
     site.write(name, *(OutgoingRecord(name, b"k%d" % (n % 7), b"%d" % n, None, n % 7 % 2) for n in range(300)))
-    backend.answer = lambda request: Answer(status=500 if chance.random() < 0.2 else 200)
+    backend.response = lambda request: PlannedResponse(status=500 if chance.random() < 0.2 else 200)
     push(name, ordering="key", batch={"max_records": 10}, retry={"attempts": 5}, backend={"mode": "status"})
     ends = [len([record for record in site.records(name) if record.partition == partition]) for partition in (0, 1)]
     for partition, end in enumerate(ends):
@@ -58,10 +58,10 @@ def test_random_errors_leave_no_record_without_an_end(site: Any, topic: Any, pus
 def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
     site: Any, topic: Any, push: Any, backend: Any, status: int, attempts: int
 ) -> None:
-    """The answer is for the whole batch: it is cut in halves, in order, and the letter holds what was said (E3)."""
+    """The response is for the whole batch: it is cut in halves, in order, and the letter holds what was said (E3)."""
     name = topic()
     site.write_json(name, *range(40))
-    backend.answer = spoiled_by(status, 17)
+    backend.response = spoiled_by(status, 17)
     push(name, batch={"max_records": 40}, backend={"mode": "status"})
     site.wait_committed(f"{name}-push", name, 40)
     (letter,) = site.records(f"{name}.dlq")
@@ -85,7 +85,7 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
     """Nothing is passed over; readiness and the log say what it waits for, and it goes on by itself (E10)."""
     name = topic()
     site.write_json(name, *range(3))
-    backend.answer = spoiled_by(422, 1)
+    backend.response = spoiled_by(422, 1)
     process = push(name, more={"kafka": {**site.config["kafka"], "create_topics": False}}, backend={"mode": "status"})
     site.wait_until(
         lambda: "dead letters" in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason", 60
@@ -107,7 +107,7 @@ def test_a_record_as_large_as_its_topic_allows_lands(
     if not ours:
         kafka.create_topic(f"{name}.dlq", 1, {"max.message.bytes": "20000"})
     value = asyncio.run(write_largest(site.kafka, name, 20_000))
-    backend.answer = Answer(status=422, body="e" * 2000)
+    backend.response = PlannedResponse(status=422, body="e" * 2000)
     process = push(name, value_format="string", backend={"mode": "status"})
     site.wait_committed(f"{name}-push", name, 1)
     (letter,) = site.records(f"{name}.dlq")

@@ -10,12 +10,12 @@ from typing import Any
 from headrace.control.health.lag import lag_of
 from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
 
 def fail(backend: Any, fails: Callable[[dict[str, Any]], bool]) -> None:
-    """Have the backend answer that it did not process some records."""
-    backend.answer = Answer(fails=fails)
+    """Have the backend response that it did not process some records."""
+    backend.response = PlannedResponse(fails=fails)
 
 
 def seen(backend: Any, number: int) -> list[dict[str, Any]]:
@@ -131,8 +131,8 @@ def test_a_seek_back_delivers_what_lies_before_a_record_that_waits(
     site.wait_until(lambda: len(site.records(f"{group}.retry.60s")) == 2, "records of the key to wait")
     fail(backend, lambda entry: False)
     body = {"topic": name, "partitions": [0], "offset": 0}
-    answer = site.ask(f"{process.url}/adm/reactive-consumers/{name}/seek", body)
-    assert answer.body["results"][0]["outcome"] == "sought"
+    response = site.ask(f"{process.url}/adm/reactive-consumers/{name}/seek", body)
+    assert response.body["results"][0]["outcome"] == "sought"
     backend.wait_for(lambda b: [record["value"]["n"] for record in b.accepted] == [0, 0, 1, 2])
     assert waiting_in(site, group) == []
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 from tests.active_client import send
 
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
@@ -48,7 +48,7 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
 def test_by_default_requests_and_deliveries_have_a_note_each(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """With partition, first and last offset and count; a record that failed has an event of its own."""
     name, audit = topic(), f"{topic()}-audit"
-    backend.answer = Answer(fails=lambda record: record["offset"] == 1)
+    backend.response = PlannedResponse(fails=lambda record: record["offset"] == 1)
     process = push(name, more={"audit": {"to": "topic", "topic": audit}}, retry={"attempts": 1})
     assert produce(f"{process.url}/producers/{name}", "loader") == 200
     site.wait_committed(f"{name}-push", name, 3)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 
 HANDLER = """
 def handler(context, event):
@@ -32,9 +32,9 @@ def events(site: Any, topic: str, kind: str) -> list[Any]:
     return [event for record in site.records(topic) if (event := json.loads(record.value))["auditType"] == kind]
 
 
-def judged(request: Any) -> Answer:
+def judged(request: Any) -> PlannedResponse:
     """Answer a batch: what says so fails."""
-    return Answer(
+    return PlannedResponse(
         body=[
             {"processed": not entry["value"].get("bad"), "stacktrace": "ValueError: no", "correlationId": "r-1"}
             for entry in request.body
@@ -50,9 +50,9 @@ def test_each_record_that_ended_has_one_event(site: Any, topic: Any, push: Any, 
     given: list[tuple[dict[str, Any], list[Header] | None]] = [({"n": 0}, None), ({"n": 1}, own), ({"n": 2}, again)]
     given += [({"n": 3, "bad": True}, None), ({"n": 4, "bad": True}, own)]
     site.write(name, *(OutgoingRecord(name, b"k", json.dumps(v).encode(), h) for v, h in given))
-    backend.answer = judged
-    # The first answer is a whole batch that fails: it is rolled back, and leaves no event.
-    backend.script.append(Answer(fails=lambda record: True))
+    backend.response = judged
+    # The first response is a whole batch that fails: it is rolled back, and leaves no event.
+    backend.script.append(PlannedResponse(fails=lambda record: True))
     process = push(name, more=audited(name), retry={"rollback_threshold_percent": 50})
     site.wait_committed(f"{name}-push", name, 5)
     assert process.terminate() == 0
@@ -81,11 +81,11 @@ def test_records_that_wait_in_a_tier_are_noted_when_they_end(site: Any, topic: A
     site.write(name, *(OutgoingRecord(name, b"k", b'{"bad":%s}' % bad, None, 0) for bad in (b"true", b"false")))
     calls: Counter[int] = Counter()
 
-    def answer(request: Any) -> Answer:
+    def answer(request: Any) -> PlannedResponse:
         calls.update(entry["offset"] for entry in request.body)
-        return Answer(body=[{"processed": entry["offset"] == 1 or calls[0] > 1} for entry in request.body])
+        return PlannedResponse(body=[{"processed": entry["offset"] == 1 or calls[0] > 1} for entry in request.body])
 
-    backend.answer = answer
+    backend.response = answer
     retry = {"attempts": 1, "tiers": [1], "keep_key_order": True}
     process = push(name, more=audited(name), ordering="key", batch={"max_records": 1}, retry=retry)
     site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both events")
@@ -143,7 +143,7 @@ def test_a_redrive_over_http_is_noted(site: Any, topic: Any, push: Any, backend:
     """Who asked for it, the record that was written again, and its delivery under the place it had first."""
     name = topic()
     site.write_json(name, 0)
-    backend.answer = lambda request: Answer(fails=lambda record: len(backend.requests) == 1)
+    backend.response = lambda request: PlannedResponse(fails=lambda record: len(backend.requests) == 1)
     process = push(name, more=audited(name), retry={"attempts": 1})
     site.wait_committed(f"{name}-push", name, 1)
     assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
@@ -167,8 +167,8 @@ def test_a_client_reports_what_became_of_its_records(
     process = headrace({**site.config, "audit": {"to": to, "records": "none", "topic": name}})
     url = f"{process.url}/consumers/active/audit"
     results = [{"record": {"topic": "orders", "partition": 0, "offset": n}, "processed": not n} for n in range(3)]
-    answer = site.ask(url, results)
-    assert answer.status == 200
+    response = site.ask(url, results)
+    assert response.status == 200
     refused = site.ask(url, [*results, {"processed": True}])
     assert (refused.status, refused.body["code"], refused.body["metadata"]["index"]) == (400, "ERR30004", 3)
     assert process.terminate() == 0
@@ -177,5 +177,5 @@ def test_a_client_reports_what_became_of_its_records(
     else:
         [file] = tmp_path.rglob("sidecar-audit.log")
         found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert found == answer.body
+    assert found == response.body
     assert [event["auditStatus"] for event in found] == ["SUCCESS", "FAILURE", "FAILURE"]

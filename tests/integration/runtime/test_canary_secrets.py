@@ -1,4 +1,4 @@
-"""Secrets that are found nowhere: in no log, answer, metric, process list, file or topic, whatever goes wrong."""
+"""Secrets that are found nowhere: in no log, response, metric, process list, file or topic, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.devcluster import HeadraceProcess, RecordingBackend, Registry
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.ports import free_ports
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing import Answer
+from headrace.testing import PlannedResponse
 from headrace.testing.forked import ForkedCommand
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
@@ -117,11 +117,11 @@ class Seen(dict[str, bytes]):
     """What others can see, by where it is."""
 
     def ask(self, url: str, body: bytes | None = None, token: str = "") -> bytes:
-        """Send a GET, or a POST if there is a body; return the answer."""
+        """Send a GET, or a POST if there is a body; return the response."""
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
-                found = bytes(answer.read())
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as response:
+                found = bytes(response.read())
         except urllib.error.HTTPError as error:
             with error:
                 found = str(error.headers).encode() + error.read()
@@ -259,22 +259,22 @@ def test_no_secret_is_seen_anywhere(
     for topic in (name, f"{name}-avro", f"{name}-more"):
         kafka_secured.cluster.create_topic(topic)
     site = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    backend.answer = Answer(fails=lambda record: record["offset"] == 2)
+    backend.response = PlannedResponse(fails=lambda record: record["offset"] == 2)
     configs = _configs(_logins(kafka_secured, secrets), secrets, name, backend.url)
     started = {way: headrace(config, wait=False, env=secrets.variables) for way, config in configs.items()}
     main, token = started["password"], secrets["HTTP token"]
 
-    def wait_for_answer(way: str, topic: str, body: bytes, text: bytes, token: str = "") -> None:
+    def wait_for_response(way: str, topic: str, body: bytes, text: bytes, token: str = "") -> None:
         url = f"{started[way].url}/producers/{topic}"
         site.wait_until(lambda: text in seen.ask(url, body, token), f"{text!r} from the process of {way}")
 
-    wait_for_answer("password", name, records, b'"offset"', token)
-    wait_for_answer("password", f"{name}-avro", AVRO, b'"offset"', token)
+    wait_for_response("password", name, records, b'"offset"', token)
+    wait_for_response("password", f"{name}-avro", AVRO, b'"offset"', token)
     for way in ("token", "key as text", "locked key", "store", "properties"):
-        wait_for_answer(way, f"{name}-more", records, b'"offset"')
-    wait_for_answer("wrong password", name, records, b"ERR")
-    wait_for_answer("wrong client secret", name, records, b"ERR")
-    wait_for_answer("wrong registry password", f"{name}-avro", AVRO, b"ERR40010")
+        wait_for_response(way, f"{name}-more", records, b'"offset"')
+    wait_for_response("wrong password", name, records, b"ERR")
+    wait_for_response("wrong client secret", name, records, b"ERR")
+    wait_for_response("wrong registry password", f"{name}-avro", AVRO, b"ERR40010")
     backend.wait_for(lambda b: len(b.accepted) >= 2)
     site.wait_until(lambda: site.records(f"{name}-out") and site.records(f"{name}.dlq"), "outputs and dead letters")
     site.wait_until(lambda: sum(site.committed(f"{name}-mounted").values()) >= 3, "the function with mounted secrets")

@@ -15,7 +15,7 @@ import pytest
 from yaml_table import table
 
 from headrace.devcluster.ports import free_ports
-from headrace.testing import Answer, Cluster, HeadraceProcess, Registry
+from headrace.testing import Cluster, HeadraceProcess, PlannedResponse, Registry
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 
@@ -112,7 +112,7 @@ def test_bodies_that_are_too_large_or_broken(site: Any, topic: Callable[..., str
     assert "http.max_body_bytes" in large.body["description"]
     broken = site.ask(f"{process.url}/producers/{name}", b'{"records": [')
     assert (broken.status, broken.body["code"]) == (400, "ERR10015")
-    assert all(answer.headers["x-correlation-id"] for answer in (large, broken))
+    assert all(response.headers["x-correlation-id"] for response in (large, broken))
     assert site.records(name) == []
     assert "Traceback" not in process.output
 
@@ -160,7 +160,7 @@ def test_a_consumer_that_dies_is_named_and_starts_again_alone(
     name, slow = topic(), topic()
     only = push(name, backend, consumer={"properties": {"group.instance.id": "the-one"}})
     config = {**site.config, "reactive_consumers": only}
-    backend.answer = Answer(delay_seconds=600)
+    backend.response = PlannedResponse(delay_seconds=600)
     first = headrace({**config, "reactive_consumers": {**only, "slow": push(slow, backend)["push"]}})
     site.write_json(slow, 1)
     backend.wait_for(lambda b: len(b.requests) == 1)
@@ -169,7 +169,7 @@ def test_a_consumer_that_dies_is_named_and_starts_again_alone(
     second.server.kill()
     site.write_json(name, 2)
     backend.wait_for(lambda b: len(b.requests) == 2)
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     backend.release()
     for one in (name, slow):
         site.wait_committed(f"{one}-push", one, 1)
@@ -191,7 +191,7 @@ def metric(text: str, name: str, /, **labels: str) -> float:
 def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
     """Records in and out per way in, what is held, and the lag of each partition, while the backend is slow."""
     name = topic()
-    backend.answer = Answer(status=503)
+    backend.response = PlannedResponse(status=503)
     process = headrace({**site.config, "reactive_consumers": push(name, backend)})
     records = {"records": [{"value": number} for number in range(30)]}
     assert site.ask(f"{process.url}/producers/{name}", records).status == 200
@@ -209,7 +209,7 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     wait_for_metric("headrace_received_records_total", 30, **push_labels)
     wait_for_metric("headrace_open_records", 30, **push_labels)
     wait_for_metric("headrace_producer_pending_bytes", 0, producer="producer")
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     backend.wait_for(lambda b: len(b.accepted) == 30)
     wait_for_metric("headrace_ended_records_total", 30, outcome="delivered", **push_labels)
     wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
@@ -222,7 +222,7 @@ def test_the_process_takes_nothing_new_while_it_drains(
 ) -> None:
     """After SIGTERM health still answers and says why; new requests get 503."""
     name = topic()
-    backend.answer = Answer(delay_seconds=600)
+    backend.response = PlannedResponse(delay_seconds=600)
     process = headrace({**site.config, "reactive_consumers": push(name, backend)})
     site.write_json(name, 1)
     backend.wait_for(lambda b: len(b.requests) == 1)
@@ -231,7 +231,7 @@ def test_the_process_takes_nothing_new_while_it_drains(
     assert set(site.reasons(process.url).values()) == {"draining"}
     refused = site.ask(f"{process.url}/producers/{name}", RECORD)
     assert (refused.status, refused.body["code"]) == (503, "ERR40029")
-    backend.answer = Answer()
+    backend.response = PlannedResponse()
     backend.release()
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0

@@ -21,7 +21,7 @@ from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import EnvironmentProblem, HeadraceError
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
+class _Responses(http.server.BaseHTTPRequestHandler):
     seen: list[tuple[str, str, bytes, str | None]]
 
     def _answer(self) -> None:
@@ -41,13 +41,13 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
 
 for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-    setattr(_Answers, f"do_{_method}", _Answers._answer)
+    setattr(_Responses, f"do_{_method}", _Responses._answer)
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
     seen: list[tuple[str, str, bytes, str | None]] = []
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Answers,), {"seen": seen}))
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Responses,), {"seen": seen}))
     threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{made.server_port}", seen
     made.shutdown()
@@ -119,12 +119,12 @@ def test_what_is_no_url_of_a_server_is_wrong_usage(url: str) -> None:
 def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Until readiness is 200; each reason is told once; 1 is the exit code when the time is up."""
     away = "Kafka at k:1 has not answered for {} s: connection refused by k:1"
-    answers = [(False, {"kafka": away.format(n)}) for n in (1, 2)] + [(False, {"push": "not joined"}), (True, {})]
+    responses = [(False, {"kafka": away.format(n)}) for n in (1, 2)] + [(False, {"push": "not joined"}), (True, {})]
 
     def readiness(*_: Any) -> dict[str, Any]:
-        if not answers:
+        if not responses:
             raise EnvironmentProblem("nobody")
-        ok, reasons = answers.pop(0)
+        ok, reasons = responses.pop(0)
         return {"ready": ok, "services": {name: {"ready": False, "reason": why} for name, why in reasons.items()}}
 
     monkeypatch.setattr(Api, "call", readiness)

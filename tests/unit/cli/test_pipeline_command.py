@@ -40,8 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class FakeDriver:
     """Answers tasks from a table."""
 
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
+    def __init__(self, responses: dict[str, Any]) -> None:
+        self.responses = responses
         self.tasks: list[DriverTask] = []
 
     @asynccontextmanager
@@ -50,15 +50,15 @@ class FakeDriver:
 
     async def ask(self, file: Path, spec: Any, kafka: Any, task: DriverTask, registry: Any = None) -> Any:
         self.tasks.append(task)
-        return self.answers[task.kind]
+        return self.responses[task.kind]
 
     def sentence(self, file: Path, problem: dict[str, str]) -> str:
         line = {"flows.by_gate": ":7"}.get(problem["part"], "")
         return f"{file}{line}: {problem['part']}: {problem['text']}"
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> FakeDriver:
-    driver = FakeDriver(answers)
+def fake(monkeypatch: pytest.MonkeyPatch, **responses: Any) -> FakeDriver:
+    driver = FakeDriver(responses)
     monkeypatch.setattr(commands, "TaskDriver", driver)
     return driver
 

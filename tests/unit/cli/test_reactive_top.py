@@ -1,4 +1,4 @@
-"""`headrace reactive top`: from the answers of a process to a table that fits the terminal."""
+"""`headrace reactive top`: from the responses of a process to a table that fits the terminal."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     assert " ".join(" ".join(lines).split()).endswith("so look at its log")
 
 
-def test_without_consumers_and_without_an_answer() -> None:
+def test_without_consumers_and_without_an_response() -> None:
     """The first line counts none, and a process that does not answer has a line with the reason."""
     assert text(Poll(0.0, [])) == []
     assert text(Poll(0.0, (), "no Headrace answers")) == [f"{URL}: no Headrace answers"]

@@ -65,9 +65,9 @@ def test_other_modes_leave_batches_as_they_are(mode: str) -> None:
     assert consumer(mode, {"max_records": 7}).batch.max_records == 7
 
 
-def test_answers_that_may_echo_records_may_be_larger() -> None:
+def test_responses_that_may_echo_records_may_be_larger() -> None:
     """The limit follows the size of a batch."""
-    assert consumer("status").max_answer_bytes == 1_048_576
+    assert consumer("status").max_response_bytes == 1_048_576
     small, large = consumer("results"), consumer("results", {"max_bytes": 10_000_000})
-    assert small.max_answer_bytes == 1_048_576 + 4 * 102_400 + 100 * 16_384
-    assert large.max_answer_bytes > 40_000_000
+    assert small.max_response_bytes == 1_048_576 + 4 * 102_400 + 100 * 16_384
+    assert large.max_response_bytes > 40_000_000

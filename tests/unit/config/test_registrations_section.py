@@ -119,7 +119,7 @@ def test_what_reaches_further_than_a_team_may_is_refused_by_name(changes: Any, s
     assert said in problem_of(with_(**changes) if isinstance(changes, dict) else changes)
 
 
-def test_answers_show_no_secret() -> None:
+def test_responses_show_no_secret() -> None:
     """No value of a header, whatever its name, no client secret, no query of a URL; what is shown is not taken back."""
     oauth = {"token_url": "https://api.example.org/t?key=hush", "client_id": "c", "client_secret": "hush"}
     settings = with_(backend={"url": "https://api.example.org/?code=hush", "headers": {"X-A": "hush"}, "oauth": oauth})

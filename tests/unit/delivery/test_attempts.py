@@ -16,23 +16,23 @@ from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
 from headrace.testing.pump_harness import P0, RETRY, Harness, running
 
-Answer = Callable[[Delivery], Sequence[Reply]]
+Response = Callable[[Delivery], Sequence[Reply]]
 
 
 class Answering(Harness):
     """A harness whose destination answers for a delivery as a whole."""
 
-    def __init__(self, answer: Answer, **given: Any) -> None:
+    def __init__(self, response: Response, **given: Any) -> None:
         super().__init__(**{"max_records": 100, **given})
-        self.answer = answer
+        self.response = response
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         await super().deliver(delivery)
-        return self.answer(delivery)
+        return self.response(delivery)
 
 
-def status(code: int, *bad: int) -> Answer:
-    """Answer for all with a status when a bad record is there."""
+def status(code: int, *bad: int) -> Response:
+    """Answer all with a status when a bad record is there."""
 
     def answer(delivery: Delivery) -> Sequence[Reply]:
         spoiled = any(record.offset in bad for record in delivery.records)
@@ -41,7 +41,7 @@ def status(code: int, *bad: int) -> Answer:
     return answer
 
 
-def stopping(failures: dict[int, int], begun: list[int]) -> Answer:
+def stopping(failures: dict[int, int], begun: list[int]) -> Response:
     """Begin no record after one that fails before its last attempt; `failures` are attempts by offset."""
 
     def answer(delivery: Delivery) -> Sequence[Reply]:
@@ -89,8 +89,8 @@ def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
 
 async def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
     """Ten failures in a hundred records a second take their ten pauses, and not ten seconds."""
-    answer = stopping(dict.fromkeys(range(0, 100, 10), 1), [])
-    async with running(Answering(answer, retry={"first_delay_seconds": 0.01})) as harness:
+    response = stopping(dict.fromkeys(range(0, 100, 10), 1), [])
+    async with running(Answering(response, retry={"first_delay_seconds": 0.01})) as harness:
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=100))
         harness.feed(*range(100))
         await harness.clock.advance(3)
@@ -120,7 +120,7 @@ async def test_what_ends_without_a_letter_is_said(
     """Nothing else holds it then; the log names the record and the policy."""
     caplog.set_level("INFO")
     async with running(Harness(max_records=1, retry=retry)) as harness:
-        harness.answers = {1: reply}
+        harness.responses = {1: reply}
         harness.feed(0, 1, 2)
         await harness.clock.advance(60)
         assert (harness.letters, harness.pump.numbers()["delivered"]) == ([], 2)
@@ -147,7 +147,7 @@ async def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attem
 async def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.LogCaptureFixture) -> None:
     """Kafka may hold a write for minutes; the log and readiness say what the partition waits for within seconds."""
     async with running(Harness(attempts=1)) as harness:
-        harness.answers = {0: RETRY}
+        harness.responses = {0: RETRY}
         harness.writing.clear()
         harness.feed(0)
         await harness.clock.advance(4)
@@ -164,7 +164,7 @@ async def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.L
 async def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not with every try; and what was written beside it is not written again."""
     async with running(Harness(attempts=1, max_records=3)) as harness:
-        harness.answers = dict.fromkeys(range(3), RETRY)
+        harness.responses = dict.fromkeys(range(3), RETRY)
         failing = [[0, 2]]
 
         async def write(letters: Any) -> None:

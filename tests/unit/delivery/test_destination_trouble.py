@@ -17,7 +17,7 @@ from headrace.testing.pump_harness import Harness
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")
 HTTP_500 = Reply("HTTP 500", "", 500)
-Answer = Callable[[Delivery], Awaitable[Sequence[Reply]]]
+Response = Callable[[Delivery], Awaitable[Sequence[Reply]]]
 
 
 class Troubled(Harness):
@@ -25,7 +25,7 @@ class Troubled(Harness):
 
     def __init__(self, partitions: int = 8, **given: Any) -> None:
         super().__init__(**{"max_records": 100, "ordering": "key", "attempts": 5, **given})
-        self.answer: Answer = fine
+        self.response: Response = fine
         self.begun: list[float] = []
         self.attempts: Counter[tuple[TopicPartition, int]] = Counter()
         self.partitions = PARTITIONS[:partitions]
@@ -39,7 +39,7 @@ class Troubled(Harness):
             for record in delivery.records:
                 place = (record.topic_partition, record.offset)
                 self.attempts[place] = max(self.attempts[place], delivery.attempt)
-            return await self.answer(delivery)
+            return await self.response(delivery)
         finally:
             self.under_way -= 1
 
@@ -84,7 +84,7 @@ async def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ord
     """five minutes with 10,000 records waiting; within ten seconds of its return it is used again."""
     harness = Troubled(ordering=ordering)
     await harness.open()
-    harness.answer = dead
+    harness.response = dead
     harness.give(1250)
     await harness.clock.advance(300)
     assert len(harness.begun) <= 300 / 5
@@ -93,7 +93,7 @@ async def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ord
     assert all("failures: connection refused" in why for why in harness.standing)
     assert harness.pump.numbers()["breaker_open"] == 1
     tried = len(harness.begun)
-    harness.answer = fine
+    harness.response = fine
     await harness.clock.advance(10)
     assert len(harness.begun) > tried
     assert harness.pump.numbers()["breaker_open"] == 0
@@ -106,20 +106,20 @@ async def test_a_dead_backend_gets_one_delivery_per_pause_and_spills_nothing(ord
 
 
 @pytest.mark.parametrize(
-    ("ordering", "partitions", "answer"), [("partition", 1, broken), ("key", 8, broken), ("none", 8, internal_error)]
+    ("ordering", "partitions", "response"), [("partition", 1, broken), ("key", 8, broken), ("none", 8, internal_error)]
 )
-async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int, answer: Answer) -> None:
+async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int, response: Response) -> None:
     """Whatever every record fails with, all of them wait for a better one, and then go as if they had never failed."""
     harness = Troubled(partitions, ordering=ordering)
     await harness.open()
     harness.give(500)
     await harness.clock.advance(1)
-    harness.answer = answer
+    harness.response = response
     harness.give(500)
     await harness.clock.advance(3600)
     assert not harness.letters
     assert "nearly all that is delivered fails, the last with" in harness.pump.readiness().reason
-    harness.answer = fine
+    harness.response = fine
     await harness.clock.advance(60)
     assert harness.drained
     assert not harness.letters
@@ -136,7 +136,7 @@ async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempt
         return [outcome] * len(delivery.records)
 
     await harness.open()
-    harness.answer = fail
+    harness.response = fail
     for _ in range(bad):
         harness.give(1)
         await harness.clock.advance(100)
@@ -154,7 +154,7 @@ async def test_a_run_of_bad_records_ends_while_others_succeed(ordering: str, bad
         return [FAILED if r.partition == 0 and r.offset < bad else ACK for r in delivery.records]
 
     await harness.open()
-    harness.answer = answer
+    harness.response = answer
     harness.give(bad)
     for _ in range(400):
         harness.give(5)
@@ -174,12 +174,12 @@ async def test_a_wish_to_be_left_alone_is_kept_to_the_second(wish: float | None,
         raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
 
     await harness.open()
-    harness.answer = busy
+    harness.response = busy
     harness.give(100)
     await harness.clock.settle()
     await harness.clock.advance(seconds - 0.001 if seconds else 0)
     assert len(harness.begun) == 1
-    harness.answer = fine
+    harness.response = fine
     await harness.clock.advance(1)
     assert harness.drained
     await harness.pump.stop()
@@ -197,7 +197,7 @@ async def test_what_fails_alone_waits_alone() -> None:
         return await fine(delivery)
 
     await harness.open()
-    harness.answer = drops_one
+    harness.response = drops_one
     for _ in range(300):
         harness.give(1)
         await harness.clock.advance(0.1)
@@ -206,13 +206,13 @@ async def test_what_fails_alone_waits_alone() -> None:
     assert {offset for _, offset in harness.attempts} == set(range(300))
     assert harness.attempts[PARTITIONS[0], 70] == 1
     assert not harness.letters
-    harness.answer = fine
+    harness.response = fine
     await harness.clock.advance(40)
     assert harness.drained
     await harness.pump.stop()
 
 
-def closes_at(*bad: int, is_alive: bool = False) -> Answer:
+def closes_at(*bad: int, is_alive: bool = False) -> Response:
     """Close the connection at these offsets; without any at all."""
 
     async def answer(delivery: Delivery) -> Sequence[Reply]:
@@ -233,7 +233,7 @@ async def test_a_record_at_which_a_backend_closes_the_connection_is_found(
     """Among a hundred it costs 3 + 7 deliveries and its attempts, and the others none."""
     harness = Troubled(partitions, ordering=ordering)
     await harness.open()
-    harness.answer = closes_at(*bad)
+    harness.response = closes_at(*bad)
     harness.give(100)
     await harness.clock.advance(600)
     assert harness.drained
@@ -262,7 +262,7 @@ async def test_a_crash_costs_records_in_flight_no_attempt(ordering: str, max_rec
         return await fine(delivery)
 
     await harness.open()
-    harness.answer = answer
+    harness.response = answer
     harness.give(30)
     await harness.clock.advance(300)
     assert harness.drained
@@ -284,11 +284,11 @@ async def test_a_suspected_record_stops_no_others(later: str) -> None:
         tries = sum(one.records[0] == record for one in harness.deliveries)
         if later == "hangs" and tries > 3:
             await harness.clock.sleep(30)
-            raise DestinationUnavailable("no answer in time")
+            raise DestinationUnavailable("no response in time")
         raise DestinationUnavailable("it closed the connection", broken_off=True)
 
     await harness.open()
-    harness.answer = answer
+    harness.response = answer
     harness.writing.clear()
     harness.give(2000)
     await harness.clock.advance(60)
@@ -304,14 +304,14 @@ async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is
     """Without that nothing proves that the backend is up: it waits, and is named, until the backend takes it."""
     harness = Troubled(1, ordering="partition")
     await harness.open()
-    harness.answer = closes_at(*([0] if is_alive else []), is_alive=is_alive)
+    harness.response = closes_at(*([0] if is_alive else []), is_alive=is_alive)
     harness.give(9)
     await harness.clock.advance(600)
     assert (harness.letters, harness.drained) == (([0], True) if is_alive else ([], False))
     if not is_alive:
         assert "closed the connection, always at t-0 offset 0; to skip it: headrace" in harness.standing[0]
         assert set(harness.attempts.values()) == {1}
-        harness.answer = fine
+        harness.response = fine
         await harness.clock.advance(30)
     assert harness.drained
     await harness.pump.stop()
@@ -321,7 +321,7 @@ async def test_a_breaker_closes_when_nothing_is_left_to_try() -> None:
     """As after a skip of the record that it waited for."""
     harness = Troubled(1, ordering="partition")
     await harness.open()
-    harness.answer = dead
+    harness.response = dead
     harness.give(1)
     await harness.clock.advance(60)
     assert harness.pump.status().breaker.state != "closed"
@@ -345,7 +345,7 @@ async def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> 
         return await fine(delivery)
 
     await harness.open()
-    harness.answer = crowded
+    harness.response = crowded
     harness.give(300)
     await harness.clock.advance(5)
     harness.most_under_way = 0
@@ -369,7 +369,7 @@ async def test_partitions_try_a_dead_backend_in_turns() -> None:
         return await fine(delivery)
 
     await harness.open()
-    harness.answer = dies_of_some
+    harness.response = dies_of_some
     harness.give(20)
     await harness.clock.advance(300)
     assert {place.partition for place, commit in harness.commits.items() if commit.offset < 20} == {0, 1, 2}
@@ -390,7 +390,7 @@ async def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Rep
     async def half(delivery: Delivery) -> Sequence[Reply]:
         return [outcome if record.offset % 2 else FAILED for record in delivery.records]
 
-    harness.answer = half
+    harness.response = half
     await harness.open()
     closed = 0
     for _ in range(600):

@@ -15,7 +15,7 @@ from headrace.testing.pump_harness import P0, Harness, running
 async def test_held_records_are_bounded_and_named() -> None:
     """The partition stops a span of the offset map behind the first, readiness says which; an ack lets it continue."""
     async with running(Harness(max_records=10_000)) as harness:
-        harness.answers = dict.fromkeys(range(SPAN_OFFSETS + 10), HELD)
+        harness.responses = dict.fromkeys(range(SPAN_OFFSETS + 10), HELD)
         harness.feed(*range(SPAN_OFFSETS + 10))
         for _ in range(9):
             await harness.clock.advance(1)
@@ -30,7 +30,7 @@ async def test_held_records_are_bounded_and_named() -> None:
 async def test_records_given_back_before_a_revoke_are_neither_failures_nor_ended() -> None:
     """The worker had not begun them."""
     async with running(Harness(max_records=4)) as harness:
-        harness.answers = {2: NOT_BEGUN, 3: NOT_BEGUN}
+        harness.responses = {2: NOT_BEGUN, 3: NOT_BEGUN}
         harness.free.clear()
         harness.feed(0, 1, 2, 3)
         await harness.clock.advance(0)
@@ -45,7 +45,7 @@ async def test_records_given_back_before_a_revoke_are_neither_failures_nor_ended
 async def test_a_held_record_is_skipped_by_hand() -> None:
     """It ends; what else waits for its acknowledgement is delivered again."""
     async with running(Harness(max_records=3)) as harness:
-        harness.answers = dict.fromkeys(range(3), HELD)
+        harness.responses = dict.fromkeys(range(3), HELD)
         harness.feed(0, 1, 2)
         await harness.clock.advance(1)
         assert harness.why() == ""

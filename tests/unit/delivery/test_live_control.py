@@ -58,8 +58,8 @@ async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_ti
 async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
     """A record in its pause is not tried, and a letter that could not be written is not written, until the end."""
     async with running(Harness()) as harness:
-        harness.letters_down, harness.answers[0] = True, BURY
-        harness.answers[5] = RETRY
+        harness.letters_down, harness.responses[0] = True, BURY
+        harness.responses[5] = RETRY
         harness.feed(0)
         harness.feed(5, partition=P1)
         await harness.clock.settle()
@@ -236,7 +236,7 @@ async def test_more_or_fewer_deliveries_are_under_way() -> None:
 async def test_the_status_says_where_a_partition_stands() -> None:
     """Position, what is committed, what is open and in flight, and the first record with its age and attempts."""
     async with running(Harness()) as harness:
-        harness.answers[2] = RETRY
+        harness.responses[2] = RETRY
         harness.feed(0, 1, 2, 3, 4)
         await harness.clock.settle()
         stands = harness.pump.status().partitions[P0]

@@ -26,7 +26,7 @@ async def skip(harness: Harness, *offsets: int) -> list[str]:
     return list(said)
 
 
-async def test_a_late_answer_means_nothing() -> None:
+async def test_a_late_response_means_nothing() -> None:
     """A destination that ignores the cancellation brings results of a delivery that is fenced."""
     async with running(Harness()) as harness:
 
@@ -85,7 +85,7 @@ async def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None
 async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -> None:
     """At once, whatever is left of the pause; the others are delivered again."""
     async with running(Harness(**letters)) as harness:
-        harness.letters_down, harness.answers = True, {0: BURY, 1: BURY}
+        harness.letters_down, harness.responses = True, {0: BURY, 1: BURY}
         harness.feed(0, 1, 2)
         await harness.clock.advance(10)
         assert harness.why()

@@ -42,7 +42,7 @@ async def test_records_without_key_wait_for_nothing() -> None:
 async def test_without_order_nothing_waits() -> None:
     """A partition fills every place, and a record that fails is passed by all others but not by the commit."""
     async with running(Harness(ordering="none", max_in_flight=3, max_records=1)) as harness:
-        harness.answers[0] = RETRY
+        harness.responses[0] = RETRY
         harness.hold(1, 2, 3)
         harness.feed_keys("aaaaaa")
         await harness.clock.settle()
@@ -50,7 +50,7 @@ async def test_without_order_nothing_waits() -> None:
         harness.held[2].set()
         await harness.clock.settle()
         assert harness.delivered == [[0], [3], [1], [2], [4], [5]]
-        harness.answers.clear()
+        harness.responses.clear()
         await harness.clock.advance(20)
         assert (harness.delivered[6:], harness.commits[P0].offset) == ([[0]], 1)
 
@@ -128,13 +128,13 @@ async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
 
 
 async def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_after_the_other() -> None:
-    """One record failed and others by one answer: several batches are left, and one is in flight at a time."""
+    """One record failed and others by one response: several batches are left, and one is in flight at a time."""
     async with running(Harness(ordering="partition", max_records=3)) as harness:
         together = Reply("HTTP 500", "", 500)
-        harness.answers = {0: RETRY, 1: together, 2: together}
+        harness.responses = {0: RETRY, 1: together, 2: together}
         harness.feed_keys("abc")
         await harness.clock.settle()
-        harness.answers.clear()
+        harness.responses.clear()
         harness.free.clear()
         for _ in range(10):
             await harness.clock.advance(5)

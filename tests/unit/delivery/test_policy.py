@@ -70,7 +70,7 @@ def test_what_cannot_be_decoded_is_a_letter_unless_a_line_names_it() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 409, 500])
-def test_one_answer_for_several_records_blames_none_of_them(code: int) -> None:
+def test_one_response_for_several_records_blames_none_of_them(code: int) -> None:
     """Only alone is a record to blame, whatever the status means; what was not in the request is judged by itself."""
     bad = Reply("DecodeError", permanent=True)
     found = judged(status(code), bad, status(code), attempt=5, statuses={409: "skip"})

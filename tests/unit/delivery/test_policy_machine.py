@@ -22,7 +22,7 @@ from headrace.testing.pump_harness import P0, Harness
 
 ATTEMPTS = 3
 WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}
-"""Records that spoil the delivery they are in, and the status of the answer; a flaky one does so once."""
+"""Records that spoil the delivery they are in, and the status of the response; a flaky one does so once."""
 ALONE = {"fails": "E", "once": "E", "bad": "a.b.Bad", "gone": "Gone", "sick": "Sick"}
 """Records whose own result is a failure, and its class; of one that fails once, only the first."""
 PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]

@@ -31,7 +31,7 @@ async def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
 async def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None:
     """Nothing is passed over, and the other partition goes on."""
     async with running(Harness(without_letters=True)) as harness:
-        harness.answers[0] = BURY
+        harness.responses[0] = BURY
         harness.feed(0)
         harness.feed(1, partition=P1)
         await harness.clock.advance(30)
@@ -63,7 +63,7 @@ async def test_who_stands_still_is_said_without_being_asked_before(caplog: pytes
 async def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """How many, from where and why, without keys and values."""
     async with running(Harness()) as harness:
-        harness.answers = {4: BURY, 5: BURY}
+        harness.responses = {4: BURY, 5: BURY}
         harness.feed(4, 5)
         await harness.clock.advance(1)
     assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
@@ -113,7 +113,7 @@ async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None
             harness.pump.acknowledge(P0, 0, up_to=False)
 
     async with running(Harness(hooks={"partitions": Listener()})) as harness:
-        harness.answers = {0: HELD}
+        harness.responses = {0: HELD}
         harness.feed(0)
         await harness.clock.settle()
         harness.free.clear()

@@ -36,7 +36,7 @@ class World:
         self.records = [Record(*SOURCE, offset, 0, key, b"v") for offset, key in enumerate(keys)]
         self.delivered: list[int] = []
         self.writes: list[tuple[float, bool]] = []
-        """Of the next writes: how long each takes, and whether its answer is lost."""
+        """Of the next writes: how long each takes, and whether its response is lost."""
         self.failing: set[int] = set()
         self.keeps_offsets_elsewhere = False
         self.turn = asyncio.Lock()
@@ -67,7 +67,7 @@ class World:
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == PARKED else (0.0, False)
         written = asyncio.ensure_future(self._append(records, seconds))
-        return [KafkaUnavailable("no answer")] * len(records) if is_lost else await written
+        return [KafkaUnavailable("no response")] * len(records) if is_lost else await written
 
     async def _append(self, records: Sequence[OutgoingRecord], seconds: float) -> list[Produced]:
         written = []

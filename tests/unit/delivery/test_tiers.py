@@ -34,7 +34,7 @@ class Broker:
         self.logs: dict[str, list[Record]] = {}
         self.letters: list[DeadLetter] = []
         self.delivered: list[Delivery] = []
-        self.answer: Callable[[Record], Reply] = lambda record: ACK
+        self.response: Callable[[Record], Reply] = lambda record: ACK
         self.refuses = ""
         self.too_large = b""
         self.away = False
@@ -65,7 +65,7 @@ class Broker:
         if self.away:
             raise DestinationUnavailable("away")
         self.delivered.append(delivery)
-        return [self.answer(record) for record in delivery.records]
+        return [self.response(record) for record in delivery.records]
 
     def end(self) -> int:
         return len(self.logs.get("parked", ()))
@@ -135,7 +135,7 @@ async def test_an_outage_of_one_topic_writes_no_copies_into_the_other(refused: s
     tiers = broker.tiers(attempts=1)
     pump, _ = pump_of(broker, tiers, max_records=2)
     broker.refuses = refused
-    broker.answer = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
+    broker.response = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
     await pump.start()
     pump.on_assigned({P3: 1}, {})
     pump.on_records(P3, 1, [record(1), record(2)])
@@ -213,7 +213,7 @@ async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_burie
     broker = Broker()
     tiers = broker.tiers(keep_key_order=True)
     _, pump = pump_of(broker, tiers)
-    broker.answer = lambda record: outcome
+    broker.response = lambda record: outcome
     await tiers.write([letter(record(1), 2)])
     broker.refuses = "parked"
     await pump.start()
@@ -325,7 +325,7 @@ async def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
     broker = Broker()
     tiers = broker.tiers()
     _, pump = pump_of(broker, tiers)
-    broker.answer = lambda record: RETRY
+    broker.response = lambda record: RETRY
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
@@ -341,7 +341,7 @@ async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> No
     broker = Broker()
     tiers = broker.tiers()
     beside, pump = pump_of(broker, tiers)
-    broker.answer = lambda record: RETRY
+    broker.response = lambda record: RETRY
     for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
         await each.start()
         each.on_assigned({place: 1}, {})
@@ -351,7 +351,7 @@ async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> No
     pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
     await broker.clock.advance(60)
     assert broker.letters == []
-    broker.answer = lambda record: ACK
+    broker.response = lambda record: ACK
     await broker.clock.advance(60)
     assert pump.numbers()["delivered"] >= 50
     assert broker.letters == []
@@ -364,7 +364,7 @@ async def test_a_key_is_free_once_its_record_is_skipped_by_policy_and_a_copy_is_
     broker = Broker()
     tiers = broker.tiers(keep_key_order=True, statuses={"409": "skip"})
     skipped = Reply("HTTP 409", "", 409)
-    broker.answer = lambda record: skipped
+    broker.response = lambda record: skipped
     await tiers.write([letter(record(1), 2)])
     await tiers.write([letter(record(1), 2)])
     destination = RetryTopicDestination(broker, tiers)

@@ -16,7 +16,7 @@ def _text(value: str) -> bytes:
 
 @pytest.fixture
 def broker() -> Iterator[Callable[[bytes], tuple[int, list[bytes]]]]:
-    """Answer one request with given bytes, in two parts; gives the port and the list that gets the request."""
+    """Response one request with given bytes, in two parts; gives the port and the list that gets the request."""
     threads: list[threading.Thread] = []
 
     def answer(body: bytes) -> tuple[int, list[bytes]]:

@@ -81,15 +81,15 @@ def test_a_stubborn_server_is_killed_after_the_limit(run: Callable[..., Server])
 
 
 def test_a_connection_error_means_not_ready_yet(run: Callable[..., Server]) -> None:
-    """The question is asked again until it has an answer."""
+    """The question is asked again until it has a response."""
     server = run(SLEEP)
-    answers = iter([ConnectionRefusedError(), False, True])
+    responses = iter([ConnectionRefusedError(), False, True])
 
     def ready() -> bool:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = next(responses)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     server.wait_until(ready, 60)
 

@@ -39,7 +39,7 @@ class SmallRegistry:
         self.types[schema_id] = type_
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer any path."""
+        """Response any path."""
         self.asked.append(f"{request.method} {request.path}")
         self.authorizations.add(request.headers.get("Authorization"))
         await self.gate.wait()

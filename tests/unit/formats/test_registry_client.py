@@ -97,7 +97,7 @@ async def test_what_was_latest_is_served_while_the_registry_is_down(serving: Any
 @pytest.mark.parametrize(
     ("status", "body", "user", "problem"), yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text())
 )
-async def test_an_answer_that_is_none_is_unavailable_and_not_kept(
+async def test_a_response_that_is_none_is_unavailable_and_not_kept(
     serving: Any, status: int, body: str, user: str, problem: str
 ) -> None:
     """A wrong URL, a broken store or a refused login is no "not found"; no redirect is followed, no password shown."""
@@ -113,11 +113,11 @@ async def test_an_answer_that_is_none_is_unavailable_and_not_kept(
         assert (await it.client.by_id(1)).id == 1
 
 
-async def test_a_registry_that_does_not_answer_in_time_is_unavailable(serving: Any) -> None:
+async def test_a_registry_that_does_not_response_in_time_is_unavailable(serving: Any) -> None:
     """The wait has the limit of the configuration."""
     async with serving(timeout_seconds=0.05) as it:
         it.server.gate.clear()
-        with pytest.raises(RegistryUnavailable, match=r"no answer within 0\.05 s"):
+        with pytest.raises(RegistryUnavailable, match=r"no response within 0\.05 s"):
             await it.client.by_id(1)
 
 

@@ -12,7 +12,7 @@ from yaml_table import table
 
 from headrace.functions.protocol import Output, Result
 from headrace.functions.sdk import Response
-from headrace.functions.worker.handler import Answers, Unusable, failure, is_async, load_handler
+from headrace.functions.worker.handler import Responses, Unusable, failure, is_async, load_handler
 
 
 class Logged:
@@ -21,7 +21,7 @@ class Logged:
 
 
 @pytest.mark.parametrize(
-    ("answer", "body"),
+    ("response", "body"),
     [
         ("as is", b"as is"),
         (b"\x00as is", b"\x00as is"),
@@ -39,57 +39,57 @@ class Logged:
         (Response(body=b"b"), b"b"),
     ],
 )
-def test_one_output_in_json(answer: Any, body: bytes) -> None:
+def test_one_output_in_json(response: Any, body: bytes) -> None:
     """Nuclio's return rules: text and bytes as they are, everything else as JSON."""
-    assert Answers("json").result_of(answer) == body
+    assert Responses("json").result_of(response) == body
 
 
 def test_an_empty_body_is_an_output_too() -> None:
     """It must not be taken for no output."""
-    assert Answers("json").result_of(b"") == Answers("json").result_of("") == Result([Output(b"", [])])
-    assert Answers("json", used=False).result_of(b"body") is None
+    assert Responses("json").result_of(b"") == Responses("json").result_of("") == Result([Output(b"", [])])
+    assert Responses("json", used=False).result_of(b"body") is None
 
 
-@pytest.mark.parametrize("answer", [None, [], Response(), (200, None), [None]])
-def test_none_is_no_output(answer: Any) -> None:
+@pytest.mark.parametrize("response", [None, [], Response(), (200, None), [None]])
+def test_none_is_no_output(response: Any) -> None:
     """Neither None nor an empty list writes a record, and neither fails."""
-    assert Answers("json").result_of(answer) is None
+    assert Responses("json").result_of(response) is None
 
 
 def test_a_list_is_several_replies() -> None:
     """Each item is one output; one failed item fails the record."""
-    assert Answers("json").result_of([{"a": 1}, "b"]) == Result([Output(b'{"a":1}', []), Output(b"b", [])])
-    assert Answers("json").result_of([{"a": 1}, (500, "no")]) == Result(error="status 500", reason="no")
+    assert Responses("json").result_of([{"a": 1}, "b"]) == Result([Output(b'{"a":1}', []), Output(b"b", [])])
+    assert Responses("json").result_of([{"a": 1}, (500, "no")]) == Result(error="status 500", reason="no")
 
 
 def test_response_headers_become_record_headers() -> None:
     """Text and numbers as UTF-8, bytes and null as they are."""
-    answer = Response({"a": "ä", "b": b"\x00", "c": None, "d": 5}, "body")
-    assert Answers("string").result_of(answer) == Result(
+    response = Response({"a": "ä", "b": b"\x00", "c": None, "d": 5}, "body")
+    assert Responses("string").result_of(response) == Result(
         [Output(b"body", [("a", "ä".encode()), ("b", b"\x00"), ("c", None), ("d", b"5")])]
     )
 
 
 @pytest.mark.parametrize("wanted", ["json", ""])
-@pytest.mark.parametrize("answer", [(400, "bad"), Response(body="bad", status_code=503)])
-def test_a_status_of_400_or_more_is_a_failure(answer: Any, wanted: str) -> None:
+@pytest.mark.parametrize("response", [(400, "bad"), Response(body="bad", status_code=503)])
+def test_a_status_of_400_or_more_is_a_failure(response: Any, wanted: str) -> None:
     """With or without an output topic."""
-    result = Answers(wanted).result_of(answer)
+    result = Responses(wanted).result_of(response)
     assert result and result.error.startswith("status ") and result.reason == "bad" and not result.outputs
 
 
 def test_without_an_output_topic_bodies_are_dropped() -> None:
     """What nobody wants is not encoded either."""
-    assert Answers("json", used=False).result_of({"a": object()}) is None
+    assert Responses("json", used=False).result_of({"a": object()}) is None
 
 
 def test_formats_hold_what_they_can() -> None:
     """`string` takes everything, `binary` only bytes and text."""
-    assert Answers("string").result_of(1.5) == b"1.5"
-    assert Answers("string").result_of({"a": 1}) == b'{"a":1}'
-    assert Answers("binary").result_of(b"b") == b"b"
+    assert Responses("string").result_of(1.5) == b"1.5"
+    assert Responses("string").result_of({"a": 1}) == b'{"a":1}'
+    assert Responses("binary").result_of(b"b") == b"b"
     with pytest.raises(TypeError, match="handler returned dict"):
-        Answers("binary").result_of({})
+        Responses("binary").result_of({})
 
 
 def test_a_failure_keeps_the_stack_of_the_users_code() -> None:

@@ -71,8 +71,8 @@ async def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_ord
         assert [each.value for each in function.written] == [b"a", b"b", b"c"]
 
 
-async def test_one_answer_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
-    """And an answer of a list for its own event."""
+async def test_one_response_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
+    """And a response of a list for its own event."""
     code = """
         def handler(context, events):
             response = context.Response()

@@ -30,15 +30,15 @@ async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, ex
     """Only that one has a record to blame."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     frames = FramesInFlight(memory)
-    answers = [frames.add(2, P), frames.add(3, P), frames.add(2, P)]
+    responses = [frames.add(2, P), frames.add(3, P), frames.add(2, P)]
     memoryview(memory).cast("Q")[0] = 2
     frames.answered(protocol.Done())
-    assert isinstance(await answers[0], protocol.Done)
+    assert isinstance(await responses[0], protocol.Done)
     memoryview(memory).cast("Q")[0] = 2 + begun
     frames.lose(lost)
-    for answer, count in zip(answers[1:], expected, strict=True):
+    for response, count in zip(responses[1:], expected, strict=True):
         with pytest.raises(WorkerLost) as caught:
-            await answer
+            await response
         assert caught.value.parameters["begun"] == count
     frames.close()
 
@@ -71,8 +71,8 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
         os.fstat(shared)
 
 
-async def test_answers_that_do_not_fit_are_no_answers() -> None:
-    """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in an answer."""
+async def test_responses_that_do_not_fit_are_no_responses() -> None:
+    """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in a response."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     with pytest.raises(protocol.WireBroken):
         frames.answered(protocol.Done())
@@ -86,7 +86,7 @@ async def test_answers_that_do_not_fit_are_no_answers() -> None:
 
 
 async def test_a_stopped_frame_may_be_short_while_the_next_one_is_stopped_too() -> None:
-    """Two triggers give up their partitions before the first answer is read."""
+    """Two triggers give up their partitions before the first response is read."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     frames, other = FramesInFlight(memory), TopicPartition("u", 0)
     for _ in range(300):  # numbers begin anew after 256

@@ -32,19 +32,19 @@ from headrace.testing import ManualClock
 from headrace.testing.pump_harness import kind_of
 
 P = TopicPartition("t", 0)
-Answer = Callable[[protocol.Work], protocol.Done | protocol.Results]
+Response = Callable[[protocol.Work], protocol.Done | protocol.Results]
 
 
 class FakeWorkers:
     """Answers each frame by a function, and remembers the offsets of the frames."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, response: Response) -> None:
         trigger = KafkaTrigger(
             name="k", kind="kafka", kafka=KafkaAttributes(topics=["t"], group="g"), output_topic="out"
         )
         self.triggers, self.workers, self.spec = [trigger], range(1), SimpleNamespace(name="fn")
         self.metrics = SimpleNamespace(handled={"k": Counter[str]()})
-        self.answer = answer
+        self.response = response
         self.frames: list[list[int]] = []
 
     async def serve(
@@ -59,7 +59,7 @@ class FakeWorkers:
         [work] = protocol.FrameReader(protocol.decode_to_worker).feed(bytes(frame))
         assert isinstance(work, protocol.Work) and len(work.offsets) == records
         self.frames.append(work.offsets)
-        return self.answer(work)
+        return self.response(work)
 
 
 class Kafka:
@@ -72,11 +72,11 @@ class Kafka:
         self.partitions: Any = 2
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        answer = self.results.pop(0) if self.results else [Produced(0, 0)] * len(records)
-        if isinstance(answer, Exception):
-            raise answer
+        response = self.results.pop(0) if self.results else [Produced(0, 0)] * len(records)
+        if isinstance(response, Exception):
+            raise response
         self.written += records
-        return list(answer)
+        return list(response)
 
     async def partitions_of(self, topic: str) -> int:
         self.asked += 1
@@ -159,23 +159,23 @@ def test_outputs_have_the_key_of_their_record_and_no_header_of_headrace(results:
     assert [(each.topic, each.key, each.value, each.headers) for each in kafka.written] == written
 
 
-@pytest.mark.parametrize("answer", [bodies, outputs])
-def test_a_refused_output_fails_its_own_record_only(answer: Any) -> None:
+@pytest.mark.parametrize("response", [bodies, outputs])
+def test_a_refused_output_fails_its_own_record_only(response: Any) -> None:
     """Whatever form the worker has answered in."""
     kafka = Kafka()
     kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB"), Produced(0, 1)]]
-    replies = asyncio.run(destination(FakeWorkers(answer), kafka).deliver(delivery(3)))
+    replies = asyncio.run(destination(FakeWorkers(response), kafka).deliver(delivery(3)))
     assert [reply.error for reply in replies] == ["", "RecordTooLarge", ""]
 
 
-@pytest.mark.parametrize("answer", [done, outputs, bodies])
-def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+@pytest.mark.parametrize("response", [done, outputs, bodies])
+def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyPatch, response: Any) -> None:
     """The worker makes the events, and work for each record here bounds the throughput."""
     kafka, sent = Kafka(), delivery(3)
-    to, columns = destination(FakeWorkers(answer), kafka), sent._replace(records=RecordBatch.of(sent.records))
+    to, columns = destination(FakeWorkers(response), kafka), sent._replace(records=RecordBatch.of(sent.records))
     monkeypatch.setattr("headrace.records.Record", None)
     assert asyncio.run(to.deliver(columns)) == [ACK] * 3
-    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if answer is not done else [])
+    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if response is not done else [])
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])

@@ -29,8 +29,8 @@ TOKEN = "a-token-of-some-length"
 OPEN = SecurityConfig()
 
 
-class Answer(NamedTuple):
-    """An answer as a client has it."""
+class Response(NamedTuple):
+    """A response as a client has it."""
 
     status: int
     headers: Mapping[str, str]
@@ -56,8 +56,8 @@ class Listening(Running):
         """Requests that have not ended."""
         return self.application.gate._in_progress
 
-    async def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> Answer:
-        """Send one request on a connection of its own, and read its answer to the end."""
+    async def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> Response:
+        """Send one request on a connection of its own, and read its response to the end."""
         reader, writer = await asyncio.open_connection("127.0.0.1", int(self.web.url.rpartition(":")[2]))
         named = {"host": "localhost", "content-length": str(len(body)), "connection": "close", **headers}
         head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
@@ -68,7 +68,7 @@ class Listening(Running):
         first, _, rest = received.partition(b"\r\n")
         lines, _, content = rest.partition(b"\r\n\r\n")
         found = dict(line.decode("latin-1").split(": ", 1) for line in lines.split(b"\r\n"))
-        return Answer(int(first.split()[1]), {name.lower(): value for name, value in found.items()}, content)
+        return Response(int(first.split()[1]), {name.lower(): value for name, value in found.items()}, content)
 
 
 @contextlib.asynccontextmanager
@@ -111,9 +111,9 @@ EVENT = """
 async def test_an_event_has_what_the_request_has(write: Write) -> None:
     """By Nuclio's names; JSON is decoded if the content type is exactly that, and stays as it is if it is none."""
     async with listening(write(EVENT)) as function:
-        answer = await function.ask("PUT", "/a%20b?x=1&x=2&y=", b"\xff", x_own="one", x_correlation_id="me-1")
-        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-        found = json.loads(answer.body)
+        response = await function.ask("PUT", "/a%20b?x=1&x=2&y=", b"\xff", x_own="one", x_correlation_id="me-1")
+        assert (response.status, response.headers["content-type"]) == (200, "application/json")
+        found = json.loads(response.body)
         assert found.pop("when") > "2020"
         assert found == {
             "method": "PUT",
@@ -132,7 +132,7 @@ async def test_an_event_has_what_the_request_has(write: Write) -> None:
             "any_case": "one",
             "context": "http",
         }
-        assert answer.headers["x-correlation-id"] == "me-1"
+        assert response.headers["x-correlation-id"] == "me-1"
         for kind, sent, body in (
             ("application/json", b'{"a": 1}', "{'a': 1}"),
             ("application/json", b"no json", "b'no json'"),
@@ -155,7 +155,7 @@ RETURNS = """
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_the_answer_follows_the_return_rules(write: Write, is_async: bool) -> None:
+async def test_the_response_follows_the_return_rules(write: Write, is_async: bool) -> None:
     """Text, JSON or bytes; status and headers of a response; and a failure is 500 without its words."""
     text, as_json = "text/plain", "application/json"
     cases = [
@@ -179,16 +179,20 @@ async def test_the_answer_follows_the_return_rules(write: Write, is_async: bool)
     code = RETURNS.replace("def handler", "async def handler") if is_async else RETURNS
     async with listening(write(code)) as function:
         for sent, status, body, kind in cases:
-            answer = await function.ask("POST", "/", sent.encode())
-            assert (answer.status, answer.body.decode(), answer.headers["content-type"]) == (status, body, kind), sent
+            response = await function.ask("POST", "/", sent.encode())
+            assert (response.status, response.body.decode(), response.headers["content-type"]) == (
+                status,
+                body,
+                kind,
+            ), sent
         sent = "context.Response({'X-A': 5, 'Content-Length': 1, 'x-nuclio-stream-no-ack': True}, 'body')"
-        answer = await function.ask("POST", "/", sent.encode())
-        assert (answer.headers["x-a"], answer.headers["content-length"], answer.body) == ("5", "4", b"body")
-        assert "x-nuclio-stream-no-ack" not in answer.headers
-        answer = await function.ask("POST", "/", b"context.Response(body='x', status_code=204)")
-        assert (answer.status, answer.body, "content-length" in answer.headers) == (204, b"", False)
-        answer = await function.ask("HEAD", "/", b"'four'")
-        assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "4")
+        response = await function.ask("POST", "/", sent.encode())
+        assert (response.headers["x-a"], response.headers["content-length"], response.body) == ("5", "4", b"body")
+        assert "x-nuclio-stream-no-ack" not in response.headers
+        response = await function.ask("POST", "/", b"context.Response(body='x', status_code=204)")
+        assert (response.status, response.body, "content-length" in response.headers) == (204, b"", False)
+        response = await function.ask("HEAD", "/", b"'four'")
+        assert (response.status, response.body, response.headers["content-length"]) == (200, b"", "4")
         for sent in (
             "1 / 0",
             "(99, 'x')",
@@ -200,10 +204,10 @@ async def test_the_answer_follows_the_return_rules(write: Write, is_async: bool)
             "context.Response(status_code='200')",
             "exit('secret')",
         ):
-            answer = await function.ask("POST", "/", sent.encode())
-            found = json.loads(answer.body)
-            assert (answer.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
-            assert b"secret" not in answer.body and b"Traceback" not in answer.body
+            response = await function.ask("POST", "/", sent.encode())
+            found = json.loads(response.body)
+            assert (response.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
+            assert b"secret" not in response.body and b"Traceback" not in response.body
         handled = function.service.metrics.handled["web"]
         assert (handled["success"], handled["failure"]) == (len(cases) - 2 + 3, 2 + 9)
         assert function.service.restarts == 0
@@ -218,8 +222,8 @@ EMITS = """
 """
 
 
-async def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    """Only of a call that has succeeded; if Kafka does not take it, the answer is 503."""
+async def test_what_is_emitted_is_written_before_the_response(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Only of a call that has succeeded; if Kafka does not take it, the response is 503."""
     async with listening(write(EMITS)) as function:
         assert (await function.ask("POST", "/400", b"v")).status == 400
         assert (await function.ask("POST", "/raise", b"v", x_correlation_id="visit-7")).status == 500
@@ -234,29 +238,29 @@ async def test_what_is_emitted_is_written_before_the_answer(write: Write, caplog
             raise KafkaUnavailable("no broker answers")
 
         function.produce = refuse
-        answer = await function.ask("POST", "/201", b"v")
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert "outputs to out are not acknowledged" in json.loads(answer.body)["description"]
+        response = await function.ask("POST", "/201", b"v")
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert "outputs to out are not acknowledged" in json.loads(response.body)["description"]
 
 
 TYPED = table(__file__, "typed")
 
 
 async def test_a_body_that_does_not_fit_the_type_is_400(write: Write) -> None:
-    """The answer names the field, and no value."""
+    """The response names the field, and no value."""
     kafka = {"kind": "kafka", "attributes": {"topics": ["t"], "consumerGroup": "g", "valueFormat": "json"}}
     spec = {"triggers": {"kafka": kafka, "web": {"kind": "http"}}}
     async with listening(write(TYPED, spec=spec)) as function:
         assert (await function.ask("POST", "/", b'{"id": 7}')).body == b"7 9"
         for body in (b'{"id": "secret"}', b"secret"):
-            answer = await function.ask("POST", "/", body, content_type="application/json")
-            assert answer.status == 400
-            assert b"secret" not in answer.body
+            response = await function.ask("POST", "/", body, content_type="application/json")
+            assert response.status == 400
+            assert b"secret" not in response.body
         assert b"$.id" in (await function.ask("POST", "/", b'{"id": ""}')).body
 
 
 async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request is not repeated, and the answer has none of the worker's words."""
+    """The request is not repeated, and the response has none of the worker's words."""
     async with listening(write("def handler(context, event):\n    return 'up'")) as function:
         for error, status in (("", 502), ("timeout", 504)):
 
@@ -265,11 +269,11 @@ async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypat
 
             with monkeypatch.context() as patch:
                 patch.setattr(function.service, "serve", lose)
-                answer = await function.ask("POST", "/")
-            found = json.loads(answer.body)
-            assert (answer.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
+                response = await function.ask("POST", "/")
+            found = json.loads(response.body)
+            assert (response.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
             assert found["metadata"]["retriable"] is False
-            assert b"secret" not in answer.body
+            assert b"secret" not in response.body
             assert (await function.ask("GET", "/")).body == b"up"
 
 
@@ -287,13 +291,13 @@ async def test_a_request_without_a_worker_in_time_is_503(write: Write, tmp_path:
     """The one that waits is never begun; the one at work is answered."""
     trigger = {"workerAvailabilityTimeoutMilliseconds": 200}
     async with listening(write(WAITS, trigger)) as function:
-        first = function.service.spawn(_keep(answers := [], function.ask("GET", "/first")), "first")
+        first = function.service.spawn(_keep(responses := [], function.ask("GET", "/first")), "first")
         await function.until((tmp_path / "first").exists)
         late = await asyncio.gather(*(function.ask("GET", "/late") for _ in range(3)))
-        assert [(answer.status, answer.headers["retry-after"]) for answer in late] == [(503, "1")] * 3
+        assert [(response.status, response.headers["retry-after"]) for response in late] == [(503, "1")] * 3
         (tmp_path / "go").touch()
         await first
-        assert [answer.body for answer in answers] == [b"done"]
+        assert [response.body for response in responses] == [b"done"]
         assert not (tmp_path / "late").exists()
         assert (await function.ask("GET", "/next")).status == 200
 
@@ -327,9 +331,9 @@ async def test_texts_of_requests_are_bytes_without_decoding(write: Write) -> Non
     """
     spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": "no"}]}
     async with listening(write(code, spec=spec)) as function:
-        answer = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
+        response = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
         whole = [b"PUT", b"/a", b"/a?x=1", {b"x": b"1"}, b"one", b"one", [1], b"web", "web"]
-        assert answer.body.decode() == repr(whole)
+        assert response.body.decode() == repr(whole)
 
 
 async def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
@@ -345,18 +349,18 @@ async def test_requests_that_wait_have_a_limit_of_memory(
     """A body above it is refused at once; one alone is always taken."""
     monkeypatch.setattr("headrace.functions.triggers.http_requests._MOST_WAITING_BYTES", 1000)
     async with listening(write(WAITS)) as function:
-        first = function.service.spawn(_keep(answers := [], function.ask("POST", "/first", b"x" * 2000)), "first")
+        first = function.service.spawn(_keep(responses := [], function.ask("POST", "/first", b"x" * 2000)), "first")
         await function.until((tmp_path / "first").exists)
-        answer = await function.ask("POST", "/second", b"x")
-        assert (answer.status, json.loads(answer.body)["statusCode"]) == (503, 503)
+        response = await function.ask("POST", "/second", b"x")
+        assert (response.status, json.loads(response.body)["statusCode"]) == (503, 503)
         (tmp_path / "go").touch()
         await first
-        assert [answer.body for answer in answers] == [b"done"]
+        assert [response.body for response in responses] == [b"done"]
         assert (await function.ask("POST", "/next", b"x")).status == 200
 
 
-async def _keep(found: list[Answer], answer: Any) -> None:
-    found.append(await answer)
+async def _keep(found: list[Response], response: Any) -> None:
+    found.append(await response)
 
 
 async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:

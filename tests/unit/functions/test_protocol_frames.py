@@ -61,7 +61,7 @@ def test_messages_survive_however_the_stream_is_cut(messages: list[protocol.ToWo
     )
 )
 def test_results_survive(results: list[protocol.Result | None]) -> None:
-    """A worker's answer comes back as it was."""
+    """A worker's response comes back as it was."""
     [back] = protocol.FrameReader(protocol.decode_to_parent).feed(
         bytes(protocol.encode_frame(protocol.Results(results)))
     )
@@ -83,6 +83,6 @@ def test_an_impossible_length_is_refused_at_once() -> None:
         protocol.FrameReader(protocol.decode_to_parent).feed(b"\xff\xff\xff\xff")
 
 
-def test_the_answer_of_a_frame_without_outputs_is_small() -> None:
+def test_the_response_of_a_frame_without_outputs_is_small() -> None:
     """Success of a whole frame costs a few bytes, not one value per record."""
     assert len(protocol.encode_frame(protocol.Done(0.05))) <= 16

@@ -132,8 +132,10 @@ def test_another_function_is_called_by_http(monkeypatch: pytest.MonkeyPatch) -> 
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("NUCLIO_FUNCTION_URL", f"http://127.0.0.1:{server.server_port}")
     platform = Platform()
-    answer = platform.call_function("enrich", Event({"a": 1}, path="do", headers={"h": b"1", "none": None}), timeout=60)
-    assert (answer.status_code, answer.body) == (201, ["/do", "enrich", "application/json", '{"a": 1}'])
+    response = platform.call_function(
+        "enrich", Event({"a": 1}, path="do", headers={"h": b"1", "none": None}), timeout=60
+    )
+    assert (response.status_code, response.body) == (201, ["/do", "enrich", "application/json", '{"a": 1}'])
     assert platform.call_function("enrich", Event(b"x")).body == ["/", "enrich", "text/plain", "x"]
     server.shutdown()
     server.server_close()

@@ -57,7 +57,7 @@ class FakeTransactions:
     """Keeps transactions; answers each by what `answers` holds, else by success."""
 
     def __init__(self) -> None:
-        self.answers: list[Any] = []
+        self.responses: list[Any] = []
         self.written: list[tuple[Sequence[OutgoingRecord], Any]] = []
 
     def open(self) -> None: ...
@@ -66,10 +66,10 @@ class FakeTransactions:
 
     async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
         self.written.append((records, group))
-        answer = self.answers.pop(0) if self.answers else lambda record: Produced(0, 0)
-        if isinstance(answer, HeadraceError):
-            raise answer
-        return [answer(record) for record in records]
+        response = self.responses.pop(0) if self.responses else lambda record: Produced(0, 0)
+        if isinstance(response, HeadraceError):
+            raise response
+        return [response(record) for record in records]
 
 
 class HoldingDestination:
@@ -152,7 +152,7 @@ async def test_a_failed_transaction_delivers_its_own_partitions_again() -> None:
     await world.feed(P0, 1, 2)
     world.consumer.committing = (P1,)
     await world.feed(P1, 7)
-    world.transactions.answers = [KafkaTimeout()]
+    world.transactions.responses = [KafkaTimeout()]
     assert await world.commit() == ["1", "2"]
     assert world.consumer.rewound == [{P0: 1}]
     world.consumer.committing = ()
@@ -197,7 +197,7 @@ async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> N
 
     world.pump.hooks = world.pump.hooks._replace(partitions=Listener())
     await world.feed(P0, 1)
-    world.transactions.answers = [KafkaTimeout()]
+    world.transactions.responses = [KafkaTimeout()]
     await world.commit()
     await world.pump.on_revoked([P0], Deadline(world.clock, 0))
     assert drained == [[P0], [P0]]
@@ -208,7 +208,7 @@ async def test_a_process_without_partitions_has_no_failing_transactions() -> Non
     """It has no transaction that could succeed."""
     world = World()
     await world.feed(P0, 1)
-    world.transactions.answers = [KafkaTimeout("late")] * 2
+    world.transactions.responses = [KafkaTimeout("late")] * 2
     await world.commit()
     world.pump.on_assigned({P0: 3}, {})
     await world.feed(P0, 1)
@@ -269,7 +269,7 @@ class AbortingWorld(World):
     async def turn(self, events: int = 1, *, abort: bool) -> None:
         """Let events come, and 0.1 seconds pass; end a transaction, and begin the assignment again if it fails."""
         count, self.consumer.looks = len(self.transactions.written), 0
-        self.transactions.answers = [KafkaTimeout()] if abort else []
+        self.transactions.responses = [KafkaTimeout()] if abort else []
         self.end += events
         if P0 in self.pump.lanes:
             await self.feed(P0, *range(self.end - events, self.end))

@@ -1,4 +1,4 @@
-"""Acknowledgements in a worker: each gets the answer with its number, whatever the order, and none waits for ever."""
+"""Acknowledgements in a worker: each gets the response with its number, whatever the order, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headrace.functions.worker.loop import Acks
 
 ACTIONS = st.one_of(
     st.tuples(st.just("send"), st.just(0)),
-    st.tuples(st.just("answer"), st.integers(0, 8)),
+    st.tuples(st.just("response"), st.integers(0, 8)),
     st.tuples(st.just("close"), st.just(0)),
 )
 
 
 @given(actions=st.lists(ACTIONS, min_size=3, max_size=30))
-def test_each_acknowledgement_gets_its_own_answer(actions: list[tuple[str, int]]) -> None:
+def test_each_acknowledgement_gets_its_own_response(actions: list[tuple[str, int]]) -> None:
     """Answers come in any order, some twice, and the parent may close the connection."""
 
     async def run() -> None:
         sent: list[protocol.Ack] = []
         acks = Acks(lambda message: sent.append(message) if isinstance(message, protocol.Ack) else None)
         calls: list[asyncio.Task[str]] = []
-        answers: dict[int, str] = {}
+        responses: dict[int, str] = {}
 
         def answer(number: int, problem: str) -> None:
-            answers.setdefault(number, problem)
+            responses.setdefault(number, problem)
             acks.answered(protocol.Acked(sent[number].number, problem))
 
         for what, number in actions:
@@ -42,18 +42,18 @@ def test_each_acknowledgement_gets_its_own_answer(actions: list[tuple[str, int]]
                 else:
                     assert [sent[-1].offset, len(sent)] == [len(calls), count + 1]
                     calls.append(call)
-            elif what == "answer" and sent and not acks.closed:
+            elif what == "response" and sent and not acks.closed:
                 answer(number % len(sent), f"problem {number}" if number % 2 else "")
             elif what == "close":
                 acks.close()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert {n: call.result() for n, call in enumerate(calls) if call.done() and n in answers} == answers
+            assert {n: call.result() for n, call in enumerate(calls) if call.done() and n in responses} == responses
             assert all(call.done() or not acks.closed for call in calls), "it waits for ever"
         for number in range(0 if acks.closed else len(sent)):
             answer(number, "")
         async with asyncio.timeout(5):
             results = await asyncio.gather(*calls)
-        assert all(results[n] == answers[n] if n in answers else "closed" in results[n] for n in range(len(calls)))
+        assert all(results[n] == responses[n] if n in responses else "closed" in results[n] for n in range(len(calls)))
 
     asyncio.run(run())

@@ -37,9 +37,9 @@ async def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_func
     """
     folder = write_function(code)
     async with running(folder) as function:
-        answers = function.begin(b"a")
+        responses = function.begin(b"a")
         await function.until((folder / "begun").exists)
-    assert answers == [[ACK]]
+    assert responses == [[ACK]]
     assert (folder / "calls").read_text() == "drain end"
 
 
@@ -83,11 +83,11 @@ async def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_fun
     folder = write_function(code)
     async with running(folder) as function:
         drain, far = function.service.give_up, Deadline(function.clock, 600)
-        answers = function.begin(b"a")
+        responses = function.begin(b"a")
         await function.until((folder / "begun").exists)
         async with asyncio.timeout(60):
             await drain([TopicPartition("flights", 4)], far)
-        assert (answers, (folder / "calls").exists()) == ([], False)
+        assert (responses, (folder / "calls").exists()) == ([], False)
         own = function.service.spawn(drain([PARTITION], far), "drain")
         (folder / "go").touch()
         await own
@@ -190,8 +190,8 @@ async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_en
         function.service._reload(0, process)
         await function.until(lambda: process._drain_callback.pending)
         work = protocol.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
-        answer = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
+        response = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
         await asyncio.sleep(0)
         (folder / "go").touch()
-        result = await answer  # without WorkerLost: None if it was recalled before the worker began it
+        result = await response  # without WorkerLost: None if it was recalled before the worker began it
         assert result is None or isinstance(result, protocol.Done)

@@ -144,7 +144,7 @@ async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, runn
 async def test_a_result_that_cannot_be_sent_fails_its_own_record(
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, ordering: str
 ) -> None:
-    """Half an emoji, as cut JSON has it; more than an answer holds. What does not fit beside others is called again."""
+    """Half an emoji, as cut JSON has it; more than a response holds. What does not fit is called again."""
     monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 4000)
     code = """
         import enum
@@ -261,8 +261,8 @@ async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
 async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
     """No attempt is used up, and it goes on by itself."""
     async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
-        function.schemas = {7: RegistryUnavailable("no answer")}
-        with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no answer"):
+        function.schemas = {7: RegistryUnavailable("no response")}
+        with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no response"):
             await function.deliver(framed(7, {"carrier": "UA"}))
         function.schemas = {7: FLIGHT}
         assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]

@@ -32,20 +32,20 @@ def bearer(name: str) -> str:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.id)
 async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
-    """Row J5: 401 for strangers, 403 that names the scope and nothing else, an answer of the endpoint for the rest."""
+    """Row J5: 401 for strangers, 403 that names the scope and nothing else, a response of the endpoint for the rest."""
     rule, method, path = endpoint.rule, endpoint.method, endpoint.path
     path += "?group=other&topic=other" if endpoint.id == "DLTopicReplayActive" else ""
     async with opened(security=SECURITY) as server:
         stranger = await server.ask(request(method, path))
         assert (stranger.status == 401) is (rule != OPEN)
         for name in TOKENS:
-            answer = await server.ask(request(method, path, bearer(name)))
+            response = await server.ask(request(method, path, bearer(name)))
             if name in ALLOWED[endpoint.id]:
-                assert answer.status not in (401, 403), name
+                assert response.status not in (401, 403), name
             else:
-                assert (answer.status, answer.json["code"]) == (403, "ERR10005"), name
-                assert set(answer.json["metadata"]) == {"reason", "retriable", "scope"}
-                assert answer.json["description"] == f"this needs the scope {answer.json['metadata']['scope']}"
+                assert (response.status, response.json["code"]) == (403, "ERR10005"), name
+                assert set(response.json["metadata"]) == {"reason", "retriable", "scope"}
+                assert response.json["description"] == f"this needs the scope {response.json['metadata']['scope']}"
 
 
 async def test_credentials_and_their_codes(opened: Any) -> None:
@@ -53,9 +53,9 @@ async def test_credentials_and_their_codes(opened: Any) -> None:
     async with opened(security=SECURITY) as server:
         for template, status, code in CALLERS["credentials"]:
             more = template.format(**{name: f"{name:->16}" for name in TOKENS})
-            answer = await server.ask(request("POST", "/producers/t", more))
-            assert (answer.status, answer.json.get("code", "")) == (status, code), more
-            assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
+            response = await server.ask(request("POST", "/producers/t", more))
+            assert (response.status, response.json.get("code", "")) == (status, code), more
+            assert (response.headers.get("www-authenticate") == "Bearer") is (status == 401)
         assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
 
 
@@ -80,25 +80,25 @@ async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
 async def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
     """429 with Retry-After; others go on."""
     async with opened(security={**SECURITY, "requests_per_second": 3}) as server:
-        answers = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
-        assert [answer.status for answer in answers] == [404, 404, 404, 429]
-        assert answers[-1].headers["retry-after"] == "1"
+        responses = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
+        assert [response.status for response in responses] == [404, 404, 404, 429]
+        assert responses[-1].headers["retry-after"] == "1"
         assert (await server.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
 
 
 async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
-    """429 with Retry-After for the one more; others go on, and so does this one when it has its answers."""
+    """429 with Retry-After for the one more; others go on, and so does this one when it has its responses."""
     async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
         server.kafka.gate.clear()
         waiting = [asyncio.create_task(server.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)]
         while len(server.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
             await asyncio.sleep(0)
-        answer = await server.ask(request("POST", "/producers/t", bearer("writer")))
-        assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (429, "ERR40004", "1")
+        response = await server.ask(request("POST", "/producers/t", bearer("writer")))
+        assert (response.status, response.json["code"], response.headers["retry-after"]) == (429, "ERR40004", "1")
         assert (await server.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
         assert (await server.ask(request("GET", "/ready", bearer("writer")))).status == 200
         server.kafka.gate.set()
-        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert [response.status for response in await asyncio.gather(*waiting)] == [200, 200]
         assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
 
 
@@ -111,8 +111,8 @@ async def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) ->
         )
         guesses = [asyncio.create_task(server.ask(bad)) for _ in range(60)]
         await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
-        answers = [await server.ask(good) for _ in range(10)]
-        assert [answer.status for answer in answers] == [200] * 10
+        responses = [await server.ask(good) for _ in range(10)]
+        assert [response.status for response in responses] == [200] * 10
         for name in ("wrong", "nothing"):
             assert (await server.ask(request("GET", "/ready", bearer(name)))).json == {"ready": True}
         assert not all(guess.done() for guess in guesses), "the wrong ones are slowed"

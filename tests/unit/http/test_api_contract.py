@@ -70,8 +70,8 @@ def contract() -> Any:
                 ),
                 "request": {"required": request.get("required"), **body(request.get("content", {}))},
                 "responses": {
-                    status: {"headers": sorted(answer["headers"]), **body(answer["content"])}
-                    for status, answer in operation["responses"].items()
+                    status: {"headers": sorted(response["headers"]), **body(response["content"])}
+                    for status, response in operation["responses"].items()
                 },
                 "security": operation["security"],
             }

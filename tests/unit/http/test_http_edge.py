@@ -50,10 +50,10 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 )
 async def test_records_are_taken(server: Any, request_bytes: bytes) -> None:
     """Whole or in chunks, in any spelling of the media type, the path decoded."""
-    answer = await server.ask(request_bytes)
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
+    response = await server.ask(request_bytes)
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.json == {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"}
     assert [(record.topic, record.value) for record in server.kafka.records] == [("t", b'{"n":1}')]
 
 
@@ -81,13 +81,13 @@ BAD = [
 async def test_what_does_not_fit_is_answered_with_the_one_error_body(server: Any) -> None:
     """Correct JSON with the code of the case and an id, and nothing reaches Kafka; the server goes on."""
     for request_bytes, status, code in BAD:
-        answer = await server.ask(request_bytes)
-        assert (answer.status, answer.json["code"]) == (status, code), request_bytes[:200]
-        assert list(answer.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
-        assert answer.json["statusCode"] == status
-        assert answer.headers["content-type"] == "application/json"
-        assert len(answer.headers["x-correlation-id"]) == 22
-        assert "Traceback" not in answer.body.decode()
+        response = await server.ask(request_bytes)
+        assert (response.status, response.json["code"]) == (status, code), request_bytes[:200]
+        assert list(response.json) == ["statusCode", "code", "message", "description", "severity", "metadata"]
+        assert response.json["statusCode"] == status
+        assert response.headers["content-type"] == "application/json"
+        assert len(response.headers["x-correlation-id"]) == 22
+        assert "Traceback" not in response.body.decode()
     assert server.kafka.records == []
     assert (await server.ask(post(RECORD))).status == 200
 
@@ -101,7 +101,7 @@ async def test_a_wrong_method_says_which_are_right(server: Any) -> None:
 
 @pytest.mark.parametrize("request_bytes", [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")])
 async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
-    """By its announced length or by counting; the answer arrives, and 413 is not waited for by the whole body."""
+    """By its announced length or by counting; the response arrives, and 413 is not waited for by the whole body."""
     async with opened(max_body_bytes=1000) as server:
         reader, writer = await server.connect()
         writer.write(request_bytes)
@@ -154,12 +154,12 @@ async def test_an_id_that_is_none_is_replaced(server: Any, identity: str) -> Non
 
 
 async def test_a_defect_is_one_error_body_without_a_trace(server: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the trace under the answer's id; the client does not."""
+    """The log has the trace under the response's id; the client does not."""
 
     server.kafka.failure = ZeroDivisionError("inner secret")
-    answer = await server.ask(post(RECORD))
-    assert (answer.status, answer.json["code"]) == (500, "ERR10010")
-    assert "secret" not in answer.body.decode()
+    response = await server.ask(post(RECORD))
+    assert (response.status, response.json["code"]) == (500, "ERR10010")
+    assert "secret" not in response.body.decode()
 
     assert "ZeroDivisionError" in caplog.text
 
@@ -176,7 +176,7 @@ async def test_one_connection_serves_many_requests_also_after_errors(server: Any
 @pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
 @pytest.mark.uvloop
 async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, request_bytes: bytes) -> None:
-    """Sixteen are answered; of thousands the first are, and the connection ends with the last answer."""
+    """Sixteen are answered; of thousands the first are, and the connection ends with the last response."""
 
     reader, writer = await server.connect()
     for _ in range(3):
@@ -185,9 +185,9 @@ async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, reque
     server.kafka.records.clear()
     reader, writer = await server.connect()
     writer.write(request_bytes * 300)
-    answers = [await server.read(reader) for _ in range(17)]
-    assert [answer.status for answer in answers] == [200] * 17
-    assert [answer.headers.get("connection") for answer in answers] == [None] * 16 + ["close"]
+    responses = [await server.read(reader) for _ in range(17)]
+    assert [response.status for response in responses] == [200] * 17
+    assert [response.headers.get("connection") for response in responses] == [None] * 16 + ["close"]
     assert len(server.kafka.records) in (0, 17)
 
 
@@ -213,9 +213,9 @@ async def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
         reader, writer = await server.connect()
         writer.write(post(RECORD))
         assert (await server.read(reader)).status == 200
-        answer = await server.ask(post(RECORD))
-        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
-        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        response = await server.ask(post(RECORD))
+        assert (response.status, response.json["code"]) == (503, "ERR40031")
+        assert (response.headers["connection"], response.headers["retry-after"]) == ("close", "1")
         assert (await server.get("/live")).status == 200
         writer.write(post(RECORD))
         assert (await server.read(reader)).status == 200
@@ -279,8 +279,8 @@ async def test_slow_heads_lose_their_connections_to_requests(opened: Any, monkey
             pairs.append(await server.connect())
             pairs[-1][1].write(b"POST /producers/t HTTP/1.1\r\nHost:")
             assert (await server.get("/health/liveness")).status == 200
-        answer = await server.read(pairs[0][0])
-        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        response = await server.read(pairs[0][0])
+        assert (response.status, response.json["code"]) == (503, "ERR40031")
         assert (await server.ask(post(RECORD))).status == 200
         assert len(server.web._server.server_state.connections) <= 22
 
@@ -359,9 +359,9 @@ async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> Non
     """The size is compared first, so a refusal costs nothing."""
     body = b"{" * 65_537
     request = b"PUT /reactive-consumers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-    answer = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    assert answer.status == 400
-    assert "65537 bytes, and registrations may have 65536" in answer.body.decode()
+    response = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert response.status == 400
+    assert "65537 bytes, and registrations may have 65536" in response.body.decode()
 
 
 READ = b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -409,7 +409,7 @@ def with_tls(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("how", ["plain", "tls", "goodbye", "idle"])
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_how_a_client_closes_says_whether_it_has_received_the_answer(
+def test_how_a_client_closes_says_whether_it_has_received_the_response(
     opened: Any, with_tls: Any, loop_factory: Any, how: str, reads: bool
 ) -> None:
     """With unread bytes its system resets the connection, also after a goodbye of TLS, which we answer."""
@@ -454,7 +454,7 @@ for _ in range(20):
 def test_a_client_that_closes_at_once_has_received_what_it_has_read(
     opened: Any, with_tls: Any, monkeypatch: pytest.MonkeyPatch, loop_factory: Any
 ) -> None:
-    """It is quicker than a busy server, which has not looked yet whether the system has its answer."""
+    """It is quicker than a busy server, which has not looked yet whether the system has its response."""
     arrivals, written = [], ClientConnection.written
 
     async def observed(connection: ClientConnection, *patience: float) -> Any:

@@ -95,9 +95,9 @@ def test_operations_are_in_groups() -> None:
 
 async def test_the_root_says_where_to_read_on(server: Any) -> None:
     """Every path that it names is served."""
-    answer = await server.get("/")
-    assert answer.status == 200
-    for path in answer.json["paths"]:
+    response = await server.get("/")
+    assert response.status == 200
+    for path in response.json["paths"]:
         assert (await server.get(path)).status == 200
 
 
@@ -107,12 +107,12 @@ async def test_nothing_is_changed_for_a_page_of_another_site(server: Any) -> Non
     for (method, path), operation in OPERATIONS.items():
         for more in ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil.example"):
             refused = operation.changes or more.startswith("Origin")
-            answer = await server.ask(request(method, path, f"{more}\r\n"))
-            assert (answer.status == 403) is refused, (method, path, more)
-            assert not refused or answer.json["code"] == "ERR40034"
+            response = await server.ask(request(method, path, f"{more}\r\n"))
+            assert (response.status == 403) is refused, (method, path, more)
+            assert not refused or response.json["code"] == "ERR40034"
         for site in ("same-origin", "none"):
-            answer = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
-            assert answer.status != 403, (method, path)
+            response = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
+            assert response.status != 403, (method, path)
 
     assert DeadLetterEndpoints.redeliver_by_get.changes
 
@@ -122,9 +122,9 @@ async def test_a_body_that_may_be_left_out_is_not_required(server: Any) -> None:
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
             if "requestBody" in operation:
-                answer = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
-                refused = answer.status == 400 and answer.json["code"] != "ERR12218"
-                assert operation["requestBody"]["required"] is refused, (method, path, answer.body)
+                response = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
+                refused = response.status == 400 and response.json["code"] != "ERR12218"
+                assert operation["requestBody"]["required"] is refused, (method, path, response.body)
 
 
 async def test_the_page_asks_no_other_site(server: Any) -> None:
@@ -135,19 +135,19 @@ async def test_the_page_asks_no_other_site(server: Any) -> None:
     named = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
     assert len(named) == 3
     for name in named:
-        answer = await server.get(f"/{name}")
-        assert answer.status == 200
-        assert "text/css" in answer.headers["content-type"] or "javascript" in answer.headers["content-type"]
+        response = await server.get(f"/{name}")
+        assert response.status == 200
+        assert "text/css" in response.headers["content-type"] or "javascript" in response.headers["content-type"]
     start = (await server.get("/specui/start.js")).body.decode()
     assert "validatorUrl: null" in start
     assert (await server.get("/" + re.findall(r'url: "([^"]*)"', start)[0])).json == DOCUMENT
     assert (await server.get("/specui/..%2f__init__.py")).status == 404
 
 
-Answers = AsyncIterator[tuple[tuple[str, str], Any]]
+Responses = AsyncIterator[tuple[tuple[str, str], Any]]
 
 
-async def open_answers(opened: Any) -> Answers:
+async def open_responses(opened: Any) -> Responses:
     """Provoke what endpoints answer to whoever may do everything."""
     async with opened(max_body_bytes=1000) as server:
         for method, path in OPERATIONS:
@@ -176,7 +176,7 @@ async def open_answers(opened: Any) -> Answers:
                 yield (method, path), await server.ask(request(method, path))
 
 
-async def guarded_answers(opened: Any) -> Answers:
+async def guarded_responses(opened: Any) -> Responses:
     """Provoke what endpoints answer to those who may not, or may not so often."""
     tokens = {f"{'-'.join(place):->16}": place for place in OPERATIONS}
     principals = {f"n{number}": {"token": token} for number, token in enumerate(tokens)}
@@ -187,13 +187,13 @@ async def guarded_answers(opened: Any) -> Answers:
                 yield (method, path), await server.ask(request(method, path, more))
     async with opened(security=NO_KEYS) as server:
         for method, path in OPERATIONS:
-            answer = await server.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
-            yield (method, path), answer
+            response = await server.ask(request(method, path, f"Authorization: Bearer {SIGNED}\r\n"))
+            yield (method, path), response
 
 
-def code_of(answer: Any) -> str:
-    is_json = answer.headers.get("content-type") == "application/json"
-    return answer.json.get("code", "") if is_json and isinstance(answer.json, dict) else ""
+def code_of(response: Any) -> str:
+    is_json = response.headers.get("content-type") == "application/json"
+    return response.json.get("code", "") if is_json and isinstance(response.json, dict) else ""
 
 
 def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
@@ -208,7 +208,7 @@ def usual(method: str, path: str, more: str = "", value: int = 1) -> bytes:
 
 
 def keyed_requests(method: str, path: str) -> list[Any]:
-    """Return what makes the answers of keys, and of transactions; and what else an endpoint fails with."""
+    """Return what makes the responses of keys, and of transactions; and what else an endpoint fails with."""
     if path not in (POST, TRANSACTIONS):
         endpoint = OPERATIONS[method, path]
         failures = (error() for error in (*endpoint.errors, *(JSON_BODY if endpoint.request else ())))
@@ -258,13 +258,13 @@ async def test_the_documented_statuses_are_those_that_happen(opened: Any) -> Non
     paths = DOCUMENT["paths"]
     described = {(method, path): paths[path][method.lower()]["responses"] for method, path in DESCRIBED}
     seen: dict[tuple[str, str], set[str]] = {place: set() for place in DESCRIBED}
-    for answers in (open_answers(opened), guarded_answers(opened)):
-        async for place, answer in answers:
+    for responses in (open_responses(opened), guarded_responses(opened)):
+        async for place, response in responses:
             if place not in DESCRIBED:
                 continue
-            status = str(answer.status)
+            status = str(response.status)
             seen[place].add(status)
-            if code := code_of(answer):
+            if code := code_of(response):
                 schema = described[place][status]["content"]["application/json"]["schema"]
                 assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
     for place, statuses in seen.items():
@@ -304,6 +304,6 @@ def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> No
 async def test_the_example_is_a_request_that_works(server: Any) -> None:
     """As it stands in the document."""
     example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
-    answer = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
-    assert answer.status == 200
+    response = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
+    assert response.status == 200
     assert [record.key for record in server.kafka.records] == [b"alice", None]

@@ -30,9 +30,9 @@ async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
     async with opened(security=SECURITY) as server:
         for path, topic in SPELLINGS.items():
             server.kafka.records.clear()
-            answer = await server.ask(post(path, more=bearer))
+            response = await server.ask(post(path, more=bearer))
             assert [record.topic for record in server.kafka.records] == ([topic] if topic else []), path
-            assert answer.status == 200 if topic else answer.status in (400, 403, 404), path
+            assert response.status == 200 if topic else response.status in (400, 403, 404), path
 
 
 async def test_a_path_has_one_spelling(server: Any) -> None:
@@ -43,8 +43,8 @@ async def test_a_path_has_one_spelling(server: Any) -> None:
         if not path.startswith(("/health/", "/producers/")) and not rule.endswith("{group}"):
             others.append(f"{path}%00")  # there it is a name, which nobody has
         for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
-            answer = await server.ask(post(spelled, method))
-            assert answer.status in (404, 405), spelled
+            response = await server.ask(post(spelled, method))
+            assert response.status in (404, 405), spelled
     assert server.kafka.records == []
 
 
@@ -75,6 +75,6 @@ async def test_other_methods_are_refused(server: Any) -> None:
 async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, hint: str) -> None:
     """The nearest path for the method, and where all of them are."""
     method, path = request_line.split()
-    answer = await server.ask(post(path, method))
-    assert (answer.status, answer.json["code"]) == (404, "ERR10007")
-    assert answer.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"
+    response = await server.ask(post(path, method))
+    assert (response.status, response.json["code"]) == (404, "ERR10007")
+    assert response.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"

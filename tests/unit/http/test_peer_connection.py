@@ -1,4 +1,4 @@
-"""Connections to other processes and to backends that are closed, or whose answer has no body."""
+"""Connections to other processes and to backends that are closed, or whose response has no body."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GET, HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", b"HEAD / HTTP/1.1\r\nHost: h\r
 
 @contextlib.asynccontextmanager
 async def peer(head: bytes, body: bytes = b"") -> AsyncIterator[tuple[str, int]]:
-    """Answer each request with these bytes; the body is left out after HEAD."""
+    """Response each request with these bytes; the body is left out after HEAD."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
@@ -35,7 +35,7 @@ async def peer(head: bytes, body: bytes = b"") -> AsyncIterator[tuple[str, int]]
 
 @pytest.mark.parametrize("request_bytes", [HEAD, GET])
 @pytest.mark.parametrize("head", ["200 OK\r\ncontent-length: 5", "204 No Content", "304 Not Modified"])
-async def test_an_answer_without_a_body_ends_with_its_head(request_bytes: bytes, head: str) -> None:
+async def test_a_response_without_a_body_ends_with_its_head(request_bytes: bytes, head: str) -> None:
     """Also when its headers count the bytes that GET would answer with; the connection serves the next request."""
     async with peer(head.encode(), b"hello" if head.startswith("200") else b"") as (host, port):
         connection = await PeerConnection.open(f"http://{host}:{port}", None)

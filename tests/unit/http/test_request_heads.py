@@ -43,7 +43,7 @@ async def test_only_own_names_are_served(server: Any, host: str, status: int) ->
     [("http://h", 200), ("https://h", 403), ("http://evil.example", 403), ("null", 403), ("http://h.evil", 403)],
 )
 async def test_pages_of_other_sites_may_not_call(server: Any, origin: str, status: int) -> None:
-    """And no answer has CORS headers; a preflight finds nothing."""
+    """And no response has CORS headers; a preflight finds nothing."""
     found, head = await status_of(server, post(f"Origin: {origin}"))
     assert found == status
     assert b"access-control" not in head
@@ -231,7 +231,7 @@ def _has_come(connection: Any, case: str) -> bool:
 
 
 async def test_others_are_not_let_go(server: Any) -> None:
-    """Idle between requests, waiting for an answer, a body that is fast enough, one that may be slow."""
+    """Idle between requests, waiting for a response, a body that is fast enough, one that may be slow."""
     idle = await server.connect()
     idle[1].write(post())
     await idle[0].readuntil(b'OK"}')
@@ -305,8 +305,8 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(server: Any, monkeypat
         pairs[0][1].write(first[:-1])
         await until(lambda: shared.receiving_bytes >= 100_000)
         pairs[1][1].write(second[:-1])
-        answer = await server.read(pairs[1][0])
-        assert (answer.status, answer.json["code"]) == (503, "ERR40031")
+        response = await server.read(pairs[1][0])
+        assert (response.status, response.json["code"]) == (503, "ERR40031")
         assert 100_000 <= shared.receiving_bytes < 150_000
         pairs[0][1].write(first[-1:])
         assert (await server.read(pairs[0][0])).status == 200
@@ -323,9 +323,9 @@ async def test_a_body_above_the_limit_in_all_is_too_large(
     reader, writer = await server.connect()
     writer.write(b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + framing)
     writer.write(b"x" * 199_999)
-    answer = await server.read(reader)
-    assert (answer.status, answer.json["code"]) == (413, "ERR10068")
-    assert "larger than 150000 bytes" in answer.json["description"]
+    response = await server.read(reader)
+    assert (response.status, response.json["code"]) == (413, "ERR10068")
+    assert "larger than 150000 bytes" in response.json["description"]
     assert server.web._server.shared.receiving_bytes == 0
     assert (await status_of(server, post()))[0] == 200
 

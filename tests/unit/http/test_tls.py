@@ -52,8 +52,8 @@ async def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
                 raw = await asyncio.to_thread(socket.create_connection, (host, int(port)), 60)
                 sockets.append(clients.enter_context(await asyncio.to_thread(client(authority).wrap_socket, raw)))
                 assert len(connections) <= 21
-            answer = await asyncio.to_thread(sockets[0].recv, 1000)
-            assert answer.startswith(b"HTTP/1.1 503 ")
+            response = await asyncio.to_thread(sockets[0].recv, 1000)
+            assert response.startswith(b"HTTP/1.1 503 ")
 
 
 def issue(authority: Authority, name: str = "server", **more: Any) -> dict[str, Any]:

@@ -164,30 +164,30 @@ def rss() -> int:
 
 
 def send(port: int, request: bytes) -> bytes:
-    """Send a request from a thread, and return the first line of the answer; empty if there was none."""
+    """Send a request from a thread, and return the first line of the response; empty if there was none."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        answer = b""
+        response = b""
         with contextlib.suppress(OSError):  # refused before all was sent
             client.sendall(request)
         with contextlib.suppress(OSError):
             while chunk := client.recv(65_536):
-                answer = answer or chunk
-    return answer.partition(b"\r\n")[0]
+                response = response or chunk
+    return response.partition(b"\r\n")[0]
 
 
 async def measure(server: Any, watcher: Watcher, request: bytes) -> tuple[float, float, list[bytes]]:
-    """Send a request several times at once; return the longest slice, the memory per byte sent, and the answers."""
+    """Send a request several times at once; return the longest slice, the memory per byte sent, and the responses."""
     port = int(server.web.url.rpartition(":")[2])
     server.kafka.records.clear()
     before = rss()
     watcher.reset()
-    answers = await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(AT_ONCE)))
+    responses = await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(AT_ONCE)))
     grown = watcher.most_bytes - before - MEMORY_BYTES
-    return watcher.longest_seconds, grown / len(request) / AT_ONCE, answers
+    return watcher.longest_seconds, grown / len(request) / AT_ONCE, responses
 
 
 def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
-    """Each route with its worst bodies, several at once: slices of processor time, memory, and an answer."""
+    """Each route with its worst bodies, several at once: slices of processor time, memory, and a response."""
     wrong: list[tuple[str, float, float, list[bytes]]] = []
 
     async def main() -> None:
@@ -195,12 +195,12 @@ def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
             watcher = Watcher()
             for name, request in requests():
                 for attempt in range(TRIES):
-                    seconds, memory, answers = await measure(server, watcher, request)
-                    answered = all(re.match(rb"HTTP/1\.1 [2345](?!00 I)", answer) for answer in answers)
+                    seconds, memory, responses = await measure(server, watcher, request)
+                    answered = all(re.match(rb"HTTP/1\.1 [2345](?!00 I)", response) for response in responses)
                     if answered and seconds < TOLERANCE * SLICE_SECONDS and memory < MEMORY_FACTOR:
                         break
                     if attempt == TRIES - 1:
-                        wrong.append((name, seconds, memory, answers))
+                        wrong.append((name, seconds, memory, responses))
             watcher.stop()
 
     gc.freeze()  # what other tests left is not looked through in a slice

@@ -138,7 +138,7 @@ async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(me
     await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
     client.assign(P0)
     await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
-    await member.until(seek.done, "the answer of the seek")
+    await member.until(seek.done, "the response of the seek")
     assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
 
 
@@ -308,7 +308,7 @@ async def test_what_has_ended_is_committed_before_the_client_closes(member: Memb
     assert client.log[-2:] == ["commit t-0 4", "close"]
 
 
-def test_partitions_whose_store_does_not_answer_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_whose_store_does_not_response_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many are asked for at a time, the silent, the refused and the slow again: later, longer, with a new epoch."""
     monkeypatch.setattr("headrace.kafka.consumer._FIRST_STORE_SECONDS", 0.2)
     partitions = [TopicPartition("t", number) for number in range(120)]
@@ -335,8 +335,8 @@ def test_partitions_whose_store_does_not_answer_hold_no_other(monkeypatch: pytes
     async def test(member: Member) -> None:
         client, heard, trouble = member.client, member.listener, member.consumer.trouble
         client.assign(*partitions[:100])
-        await member.until(lambda: len(heard.epochs) >= 58, "the partitions that have an answer")
-        assert "no answer within 0.2 s" in trouble(silent[0])
+        await member.until(lambda: len(heard.epochs) >= 58, "the partitions that have a response")
+        assert "no response within 0.2 s" in trouble(silent[0])
         await member.until(lambda: "HTTP 503" in trouble(partitions[41]), "the refusal")
         refused.clear()
         await member.until(lambda: len(heard.epochs) == 60, "the slow one and the one that was refused")

@@ -151,7 +151,7 @@ def test_another_client_commits_though_the_one_before_has_not_reported(bench: Be
 
 
 @pytest.mark.parametrize(
-    ("answers", "calls", "failed"),
+    ("responses", "calls", "failed"),
     [
         (["ILLEGAL_GENERATION", None], 2, None),
         (["ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "REBALANCE_IN_PROGRESS", None], 4, None),
@@ -160,21 +160,21 @@ def test_another_client_commits_though_the_one_before_has_not_reported(bench: Be
     ],
 )
 def test_a_commit_that_meets_a_rebalance_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, answers: list[str | None], calls: int, failed: str | None
+    monkeypatch: pytest.MonkeyPatch, responses: list[str | None], calls: int, failed: str | None
 ) -> None:
     """One that waited behind the own request to join has the generation before; a member that is out stays refused."""
     monkeypatch.setattr("headrace.kafka.commits.time.sleep", lambda _: None)
-    left = iter(answers)
+    left = iter(responses)
 
     def commit(offsets: list[Any], asynchronous: bool) -> None:
-        if answer := next(left):
+        if response := next(left):
             raise confluent_kafka.KafkaException(
-                confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, answer))
+                confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, response))
             )
 
     failure = commit_now(SimpleNamespace(commit=commit), {PLACE: Committed(1)})
     assert (failure.name() if failure else None) == failed
-    assert len(list(left)) == len(answers) - calls
+    assert len(list(left)) == len(responses) - calls
 
 
 def test_a_seek_is_committed_behind_what_was_under_way(bench: Bench) -> None:

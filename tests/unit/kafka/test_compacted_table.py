@@ -178,7 +178,7 @@ async def test_what_kafka_does_not_take_is_said() -> None:
 
 
 async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() -> None:
-    """The answer says which of the two it is; without a topic nothing can have been steered, so nothing waits."""
+    """The response says which of the two it is; without a topic nothing can have been steered, so nothing waits."""
     log = Log()
     view = table(log)
     with pytest.raises(KafkaUnavailable, match="_control is not read yet"):

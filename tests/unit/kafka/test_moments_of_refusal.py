@@ -34,34 +34,34 @@ class Leader:
         raise confluent_kafka.KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def list_offsets(self, specs: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
-        answer: Future[Any] = Future()
+        response: Future[Any] = Future()
         if self.codes:
-            answer.set_exception(confluent_kafka.KafkaException(KafkaError(self.codes.pop(0))))
+            response.set_exception(confluent_kafka.KafkaException(KafkaError(self.codes.pop(0))))
         else:
-            answer.set_result(SimpleNamespace(offset=7))
-        return dict.fromkeys(specs, answer)
+            response.set_result(SimpleNamespace(offset=7))
+        return dict.fromkeys(specs, response)
 
 
-def admin_of(leader: Leader, *, answers: bool, limit_seconds: float = 10) -> Admin:
+def admin_of(leader: Leader, *, responses: bool, limit_seconds: float = 10) -> Admin:
     admin = Admin(KafkaConfig(request_timeout_seconds=limit_seconds))
     admin._client = leader  # type: ignore[assignment]
-    if answers:
+    if responses:
         admin.reachability.answered()
     return admin
 
 
-def test_offsets_are_asked_for_until_the_leader_answers() -> None:
+def test_offsets_are_asked_for_until_the_leader_responses() -> None:
     leader = Leader(KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TRANSPORT, KafkaError.NOT_LEADER_FOR_PARTITION)
-    assert asyncio.run(admin_of(leader, answers=True).end_offsets([P0])) == {P0: 7}
+    assert asyncio.run(admin_of(leader, responses=True).end_offsets([P0])) == {P0: 7}
 
 
-@pytest.mark.parametrize(("answers", "least", "most"), [(True, 1, 998), (False, 1000, 1000)])
-def test_offsets_are_asked_for_until_the_limit_and_once_while_no_broker_answers(
-    answers: bool, least: int, most: int
+@pytest.mark.parametrize(("responses", "least", "most"), [(True, 1, 998), (False, 1000, 1000)])
+def test_offsets_are_asked_for_until_the_limit_and_once_while_no_broker_responses(
+    responses: bool, least: int, most: int
 ) -> None:
     leader = Leader(*[KafkaError.LEADER_NOT_AVAILABLE] * 1000)
     with pytest.raises(KafkaUnavailable):
-        asyncio.run(admin_of(leader, answers=answers, limit_seconds=1).end_offsets([P0]))
+        asyncio.run(admin_of(leader, responses=responses, limit_seconds=1).end_offsets([P0]))
     assert least <= len(leader.codes) <= most
 
 

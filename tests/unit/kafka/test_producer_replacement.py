@@ -90,48 +90,48 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """So records of a partition keep their order; every request is answered once."""
-    answers: list[list[Any]] = []
+    responses: list[list[Any]] = []
     async with producing(monkeypatch) as (producer, security):
-        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security)
         await until(lambda: len(Client.made) > 1 and producer._client._replacement.held is not None)
         for value in (b"2", b"3"):
-            producer.send([OutgoingRecord("t", None, value, [], 0, 0)], answers.append)
+            producer.send([OutgoingRecord("t", None, value, [], 0, 0)], responses.append)
         old, new = Client.made
         new.acknowledges = True
         for _ in range(20):
             await asyncio.sleep(0.01)
-        assert (old.taken, new.taken, answers) == ([b"1"], [], [])
+        assert (old.taken, new.taken, responses) == ([b"1"], [], [])
         old.acknowledges = True
-        await until(lambda: len(answers) == 3)
+        await until(lambda: len(responses) == 3)
         assert (old.taken, new.taken) == ([b"1"], [b"2", b"3"])
-        assert answers == [[Produced(0, 0)], [Produced(0, 0)], [Produced(0, 1)]]
+        assert responses == [[Produced(0, 0)], [Produced(0, 0)], [Produced(0, 1)]]
         assert len(Client.made) == 2
 
 
 async def test_records_of_a_client_whose_login_was_refused_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker answers that client any more: its records end at once, and the others follow."""
-    answers: list[list[Any]] = []
+    responses: list[list[Any]] = []
     async with producing(monkeypatch) as (producer, security):
-        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security, after_refusal=True)
         await until(lambda: len(Client.made) > 1)
         Client.made[1].acknowledges = True
-        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], answers.append)
-        await until(lambda: len(answers) == 2)
+        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], responses.append)
+        await until(lambda: len(responses) == 2)
         assert len(Client.made) == 2
 
 
 async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is purged with what the old client holds, so each request is answered."""
-    answers: list[list[Any]] = []
+    responses: list[list[Any]] = []
     async with producing(monkeypatch) as (producer, security):
-        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], answers.append)
+        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security)
         await until(lambda: producer._client._replacement.held is not None)
-        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], answers.append)
+        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], responses.append)
     await asyncio.sleep(0.05)
-    assert len(answers) == 2
+    assert len(responses) == 2
     assert [client.taken for client in Client.made] == [[b"1", b"2"], []]
 
 

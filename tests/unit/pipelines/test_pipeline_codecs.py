@@ -240,7 +240,7 @@ def test_a_schema_that_is_registered_later_is_found(registry: Any) -> None:
     assert {login for _, login in server.asked} == {"Basic dTpwIMOkXCQ="}
 
 
-def test_a_registry_that_does_not_answer_stops_the_batch(tmp_path: Path) -> None:
+def test_a_registry_that_does_not_response_stops_the_batch(tmp_path: Path) -> None:
     """The value may be good, so the micro-batch fails and is done again."""
     write_secrets(tmp_path, with_registry(NONE, SchemaRegistryConfig(url="http://127.0.0.1:1")).secrets)
     with pytest.raises(RegistryUnavailable):

@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def test_pipelines_are_listed_paused_and_resumed(server: Any) -> None:
-    """The answer of each request is the status after it; an unknown name is 404 with those there are."""
+    """The response of each request is the status after it; an unknown name is 404 with those there are."""
 
     async def ask(method: str, path: str) -> Any:
         body = "Content-Length: 0\r\n" if method == "POST" else ""

@@ -153,9 +153,9 @@ async def test_a_missing_topic_is_waited_for(started: Started) -> None:
     absent = {topic: TopicNotFound(f"topic {topic} does not exist") for topic in ("flights", "late")}
     async with started(missing=absent) as bench:
         assert bench.reason == "topic flights does not exist"
-        bench.missing["flights"] = KafkaUnavailable("no answer from localhost:9092")
+        bench.missing["flights"] = KafkaUnavailable("no response from localhost:9092")
         await bench.clock.advance(1)
-        assert bench.reason == "no answer from localhost:9092"
+        assert bench.reason == "no response from localhost:9092"
         assert not bench.lives
         del bench.missing["flights"]
         await bench.clock.advance(1)
@@ -209,7 +209,7 @@ async def test_offsets_are_published_at_most_once_a_second(started: Started, cap
 
 
 async def test_positions_that_come_while_publishing_are_not_lost(started: Started) -> None:
-    """A slow answer of Kafka does not swallow what was read in the meantime."""
+    """A slow response of Kafka does not swallow what was read in the meantime."""
     async with started() as bench:
         answered = bench.publish_slowly()
         await bench.clock.advance(1)

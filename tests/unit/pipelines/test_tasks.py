@@ -26,16 +26,16 @@ LOST = protocol.Failed("ConnectionRefusedError", "[Errno 111] Connection refused
 class AskedDriver(FakeDriver):
     """A driver that answers each request by what the test gives."""
 
-    def __init__(self, answers: list[protocol.AnyEvent | None]) -> None:
+    def __init__(self, responses: list[protocol.AnyEvent | None]) -> None:
         super().__init__()
-        self.answers = answers
+        self.responses = responses
         self.plans: list[protocol.DriverPlan] = []
 
     def request(self, plan: protocol.DriverPlan) -> None:
         self.plans.append(plan)
-        while self.answers and (event := self.answers.pop(0)):
+        while self.responses and (event := self.responses.pop(0)):
             self.tell(event)
-            if isinstance(event, protocol.Answered) or (isinstance(event, protocol.Failed) and event.stack):
+            if isinstance(event, protocol.TaskResult) or (isinstance(event, protocol.Failed) and event.stack):
                 return
         self.end(1)
 
@@ -83,7 +83,7 @@ def test_a_task_is_not_lost_with_the_session_of_the_task_before(
     ask: Callable[..., tuple[list[Any], list[AskedDriver]]], words: list[protocol.AnyEvent | None]
 ) -> None:
     """The session died while nothing was asked: a new one answers the same request."""
-    found, lives = ask(3, [protocol.Answered(1), *words], [protocol.Answered(2), protocol.Answered(3)])
+    found, lives = ask(3, [protocol.TaskResult(1), *words], [protocol.TaskResult(2), protocol.TaskResult(3)])
     assert found == [1, 2, 3]
     assert [len(life.plans) for life in lives] == [2, 2]
 
@@ -92,7 +92,7 @@ def test_a_task_that_ends_its_session_is_tried_once_more_at_most(
     ask: Callable[..., tuple[list[Any], list[AskedDriver]]],
 ) -> None:
     """With a session of its own; the task after it has the next one."""
-    found, lives = ask(3, [protocol.Answered(1), None], [None], [protocol.Answered(3)])
+    found, lives = ask(3, [protocol.TaskResult(1), None], [None], [protocol.TaskResult(3)])
     assert found == [1, DriverLost, 3]
     assert [len(life.plans) for life in lives] == [2, 1, 1]
     assert ask(1, [LOST, None])[0] == [PipelineInvalid]
@@ -101,21 +101,21 @@ def test_a_task_that_ends_its_session_is_tried_once_more_at_most(
 def test_a_task_that_fails_keeps_the_session(ask: Callable[..., tuple[list[Any], list[AskedDriver]]]) -> None:
     """The error is one of the task."""
     refused = protocol.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
-    found, lives = ask(2, [refused, protocol.Answered(2)])
+    found, lives = ask(2, [refused, protocol.TaskResult(2)])
     assert found == [PipelineInvalid, 2]
     assert len(lives) == 1
 
 
-def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that asks could not read it; the session lives on."""
     row = {"text": "ä" * 1_000_000}
-    for count, kind in ((10, protocol.Answered), (40, protocol.Failed)):
+    for count, kind in ((10, protocol.TaskResult), (40, protocol.Failed)):
         monkeypatch.setattr(answering, "kept_rows", lambda *_, count=count: {"stores": [row] * count})
         plan = protocol.DriverPlan(
             spec=SPEC, bootstrap_servers="b:1", folder=Path(), jars=(), task=protocol.DriverTask(kind="state")
         )
         events: list[Any] = []
-        answering.answer_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
+        answering.serve_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
         assert [type(event) for event in events] == [kind]
     assert "larger than 64 MB: take fewer of them (--limit), or fewer columns" in events[0].text
     assert events[0].stack

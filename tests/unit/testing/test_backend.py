@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.testing import Answer, RecordingBackend
+from headrace.testing import PlannedResponse, RecordingBackend
 
 RECORDS = [{"topic": "t", "partition": 0, "offset": offset, "value": offset} for offset in range(3)]
 
@@ -19,8 +19,8 @@ def _post(backend: RecordingBackend, body: Any = RECORDS) -> tuple[int, Any]:
     target = urlsplit(backend.url)
     with contextlib.closing(http.client.HTTPConnection(target.netloc)) as connection:
         connection.request("POST", target.path, json.dumps(body), {"X-Attempt": "2"})
-        with connection.getresponse() as answer:
-            return answer.status, json.loads(answer.read())
+        with connection.getresponse() as response:
+            return response.status, json.loads(response.read())
 
 
 def test_every_record_is_echoed_as_processed(backend: RecordingBackend) -> None:
@@ -33,10 +33,10 @@ def test_every_record_is_echoed_as_processed(backend: RecordingBackend) -> None:
     assert (request.path, request.headers["x-attempt"]) == ("/kafka/records", "2")
 
 
-def test_the_script_comes_before_the_answer(backend: RecordingBackend) -> None:
+def test_the_script_comes_before_the_response(backend: RecordingBackend) -> None:
     """Scripted answers are used once each, in order; then the standing one."""
-    backend.script.extend([Answer(503), Answer(fails=lambda record: record["offset"] == 1)])
-    backend.answer = Answer(body={"no": "results"})
+    backend.script.extend([PlannedResponse(503), PlannedResponse(fails=lambda record: record["offset"] == 1)])
+    backend.response = PlannedResponse(body={"no": "results"})
     assert _post(backend)[0] == 503
     assert [result["processed"] for result in _post(backend)[1]] == [True, False, True]
     assert _post(backend) == (200, {"no": "results"})
@@ -44,24 +44,26 @@ def test_the_script_comes_before_the_answer(backend: RecordingBackend) -> None:
     assert len(backend.records) == 9
 
 
-def test_the_answer_may_depend_on_the_request(backend: RecordingBackend) -> None:
+def test_the_response_may_depend_on_the_request(backend: RecordingBackend) -> None:
     """A function of the request gives full control."""
-    backend.answer = lambda request: Answer(500 if len(request.body) > 1 else 200)
+    backend.response = lambda request: PlannedResponse(500 if len(request.body) > 1 else 200)
     assert _post(backend)[0] == 500
     assert _post(backend, RECORDS[:1])[0] == 200
 
 
-def test_an_answer_can_be_slow(backend: RecordingBackend) -> None:
+def test_a_response_can_be_slow(backend: RecordingBackend) -> None:
     """The delay is at least what was asked for."""
-    backend.answer = Answer(delay_seconds=0.05)
+    backend.response = PlannedResponse(delay_seconds=0.05)
     started = time.monotonic()
     _post(backend)
     assert time.monotonic() - started >= 0.05
 
 
-def test_an_answer_can_break_off(backend: RecordingBackend) -> None:
+def test_a_response_can_break_off(backend: RecordingBackend) -> None:
     """Before it has begun or within it; what it would have said was said to nobody."""
-    backend.script.extend([Answer(cut_after_bytes=0), Answer(cut_after_bytes=5), Answer(drip_seconds=0.0001)])
+    backend.script.extend(
+        [PlannedResponse(cut_after_bytes=0), PlannedResponse(cut_after_bytes=5), PlannedResponse(drip_seconds=0.0001)]
+    )
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         _post(backend)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
@@ -71,14 +73,14 @@ def test_an_answer_can_break_off(backend: RecordingBackend) -> None:
     assert backend.accepted == RECORDS
 
 
-def test_an_answer_can_be_anything(backend: RecordingBackend) -> None:
+def test_a_response_can_be_anything(backend: RecordingBackend) -> None:
     """Bytes that are no JSON, and headers."""
-    backend.answer = Answer(429, body=b"<html>", headers={"Retry-After": "7"})
+    backend.response = PlannedResponse(429, body=b"<html>", headers={"Retry-After": "7"})
     target = urlsplit(backend.url)
     connection = http.client.HTTPConnection(target.netloc)
     connection.request("POST", target.path, json.dumps(RECORDS))
-    answer = connection.getresponse()
-    assert (answer.status, answer.read(), answer.headers["Retry-After"]) == (429, b"<html>", "7")
+    response = connection.getresponse()
+    assert (response.status, response.read(), response.headers["Retry-After"]) == (429, b"<html>", "7")
     connection.close()
 
 

@@ -58,7 +58,7 @@ def send(client: socket.socket, kind: int) -> None:
     client.sendall(struct.pack(">ih", 2, kind))
 
 
-def answer_to(client: socket.socket, kind: int) -> bool:
+def response_to(client: socket.socket, kind: int) -> bool:
     return client.recv(3, socket.MSG_WAITALL) == struct.pack(">hc", kind, b".")
 
 
@@ -69,12 +69,12 @@ def wait_for(server: socketserver.ThreadingTCPServer, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_requests_and_answers_pass(proxy: FaultProxy) -> None:
+def test_requests_and_responses_pass(proxy: FaultProxy) -> None:
     """In both directions, again and again."""
     with connected(proxy) as client:
         for kind in range(100):
             send(client, kind)
-            assert answer_to(client, kind)
+            assert response_to(client, kind)
     assert proxy.held == []
 
 
@@ -84,17 +84,17 @@ def test_one_kind_of_request_is_held(proxy: FaultProxy) -> None:
     with connected(proxy) as client, connected(proxy) as other:
         for kind in (HEARTBEAT, OFFSET_COMMIT, HEARTBEAT):
             send(client, kind)
-        assert answer_to(client, HEARTBEAT)
+        assert response_to(client, HEARTBEAT)
         send(other, HEARTBEAT)
-        assert answer_to(other, HEARTBEAT)
+        assert response_to(other, HEARTBEAT)
         client.settimeout(0.1)
         with pytest.raises(TimeoutError):
             client.recv(1)
         client.settimeout(LIMIT_SECONDS)
         assert proxy.held == [(OFFSET_COMMIT, 1)]
         proxy.heal()
-        assert answer_to(client, OFFSET_COMMIT)
-        assert answer_to(client, HEARTBEAT)
+        assert response_to(client, OFFSET_COMMIT)
+        assert response_to(client, HEARTBEAT)
 
 
 @pytest.mark.parametrize("arrives", [False, True])
@@ -105,7 +105,7 @@ def test_silence_keeps_connections_and_says_nothing(
     with connected(proxy) as client, connected(proxy) as leaver:
         for one in (client, leaver):
             send(one, 1)
-            assert answer_to(one, 1)
+            assert response_to(one, 1)
         proxy.silence(requests=not arrives)
         send(client, 2)
         send(leaver, 2)
@@ -118,7 +118,7 @@ def test_silence_keeps_connections_and_says_nothing(
         client.settimeout(LIMIT_SECONDS)
         assert len(broker.got) == (4 if arrives else 2)  # type: ignore[attr-defined]
         proxy.heal()
-        assert answer_to(client, 2)
+        assert response_to(client, 2)
         wait_for(broker, 4)
 
 
@@ -127,14 +127,14 @@ def test_connections_are_cut(proxy: FaultProxy) -> None:
     with connected(proxy) as client, connected(proxy) as other:
         for one in (client, other):
             send(one, 1)
-            assert answer_to(one, 1)
+            assert response_to(one, 1)
         assert proxy.cut() == 2
         for one in (client, other):
             with pytest.raises(ConnectionResetError):
                 one.recv(1)
     with connected(proxy) as client:
         send(client, 1)
-        assert answer_to(client, 1)
+        assert response_to(client, 1)
 
 
 def test_a_broker_that_is_gone_ends_its_connections(proxy: FaultProxy, broker: socketserver.ThreadingTCPServer) -> None:

@@ -217,7 +217,7 @@ def test_a_crash_explains_what_was_not_committed_when_it_came() -> None:
 
 
 def test_what_the_backend_did_not_say_is_no_repeat() -> None:
-    """It may have handled the record, but broke off its answer: to deliver it again is right."""
+    """It may have handled the record, but broke off its response: to deliver it again is right."""
     run = history(4)
     run.change(5, ended_at=float("inf"))
     run.attempts.insert(6, run.attempts[5]._replace(request=99, at=5.4, ended_at=5.5))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.records import Record, TopicPartition
-from headrace.testing import Answer, RecordingBackend
+from headrace.testing import PlannedResponse, RecordingBackend
 from headrace.testing.history import Commit
 from headrace.testing.recording import decode_commit, read_journal, unique_records
 
@@ -60,15 +60,21 @@ def test_what_is_no_commit_is_passed(key: bytes, value: bytes | None) -> None:
 def test_the_journal_has_every_attempt_with_its_end(tmp_path: Path) -> None:
     """What was answered as processed has ended; what failed, or was answered by half, has not."""
     backend = RecordingBackend(journal=tmp_path / "journal")
-    backend.script.extend([Answer(fails=lambda record: record["offset"] == 3), Answer(cut_after_bytes=1), Answer(503)])
+    backend.script.extend(
+        [
+            PlannedResponse(fails=lambda record: record["offset"] == 3),
+            PlannedResponse(cut_after_bytes=1),
+            PlannedResponse(503),
+        ]
+    )
     backend.start()
     for request in ((2, 3), (3,), (3,), (3,)):
         body = [{"deliveryId": f"g:h:t:1:{o}", "offset": o, "key": None, "value": f"v{o}"} for o in request]
         target = urlsplit(backend.url)
         connection = http.client.HTTPConnection(target.netloc)
         connection.request("POST", target.path, json.dumps(body))
-        with contextlib.suppress(http.client.HTTPException, ConnectionError), connection.getresponse() as answer:
-            answer.read()
+        with contextlib.suppress(http.client.HTTPException, ConnectionError), connection.getresponse() as response:
+            response.read()
         connection.close()
     backend.stop()
     (attempts,) = read_journal(tmp_path / "journal").values()

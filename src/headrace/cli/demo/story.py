@@ -18,7 +18,7 @@ from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, L
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.runs.routes import JobEndpoints
-from headrace.devcluster import Answer, Cluster, HeadraceProcess, RecordingBackend, Registry, start_together
+from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 from headrace.runtime import run_blocking
@@ -30,7 +30,7 @@ _TOPICS = {"flights": 4, "flights.enriched": 4, "flights.delays": 2, "flights.lo
 _GROUPS = ("enrich", "long-delays", "headrace.delays.delays_by_hour", "headrace.delays.long_delays")
 _BATCH_RECORDS = 500
 _CONNECTIONS = 4
-_AWAY_ANSWERS = 3
+_AWAY_RESPONSES = 3
 _START_SECONDS = 120.0
 _SETTLE_SECONDS = 240.0
 
@@ -60,12 +60,12 @@ class Story:
         self._cluster = Cluster(folder / "kafka")
         self._registry = Registry(folder / "registry")
         self._backend = RecordingBackend()
-        self._backend.answer = Answer(
+        self._backend.response = PlannedResponse(
             fails=lambda record: bool(record["value"]["carrier"] == REFUSED_CARRIER),
             stacktrace="CarrierUnknown: this backend does not know the carrier",
         )
         # Unavailable at first: that uses up no attempts and makes no dead letters.
-        self._backend.script.extend([Answer(status=503, headers={"Retry-After": "1"})] * _AWAY_ANSWERS)
+        self._backend.script.extend([PlannedResponse(status=503, headers={"Retry-After": "1"})] * _AWAY_RESPONSES)
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
@@ -97,9 +97,9 @@ class Story:
         async with aiohttp.ClientSession() as session:
             schema = {"schema": (FILES / "flight.avsc").read_text()}
             url = f"{self._registry.url}/subjects/flights-value/versions"
-            async with session.post(url, json=schema) as answer:
-                if answer.status != 200:
-                    raise EnvironmentProblem(f"the schema registry refused the demo's schema: {await answer.text()}")
+            async with session.post(url, json=schema) as response:
+                if response.status != 200:
+                    raise EnvironmentProblem(f"the schema registry refused the demo's schema: {await response.text()}")
 
     async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
         self._mark("started")
@@ -112,7 +112,7 @@ class Story:
             headrace, ledger, planned, lambda c: c.settled(planned.flights, planned.long_delays, planned.refused)
         )
         self._mark("settled")
-        self._backend.answer = Answer()
+        self._backend.response = PlannedResponse()
         redrive = functools.partial(Api(headrace.url).call, JobEndpoints.redrive, topic=DEAD_LETTERS)
         counts = (await run_blocking(redrive, {"dryRun": True}))["errors"]
         errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
@@ -136,10 +136,10 @@ class Story:
                 async def work() -> None:
                     nonlocal acknowledged
                     for records, body in bodies:
-                        async with session.post(url, data=body) as answer:
-                            if answer.status != 200:
-                                raise HeadraceError(f"posting flights: {(await answer.text())[:500]}")
-                            offsets = (await answer.json())["offsets"]
+                        async with session.post(url, data=body) as response:
+                            if response.status != 200:
+                                raise HeadraceError(f"posting flights: {(await response.text())[:500]}")
+                            offsets = (await response.json())["offsets"]
                         acknowledged += sum("offset" in entry for entry in offsets)
                         assert len(offsets) == records
                         show(acknowledged, flights)

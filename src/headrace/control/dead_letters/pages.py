@@ -238,7 +238,7 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     last_failure: str
     error: str
     status: str
-    """HTTP status of the last answer; empty if none blamed the record."""
+    """HTTP status of the last response; empty if none blamed the record."""
     reason: str
     excerpt: str
     stack_trace: str

@@ -16,7 +16,7 @@ from headrace.control.dead_letters.pages import (
     ScanOptions,
     State,
 )
-from headrace.control.runs.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
 from headrace.control.runs.selection import Selection, Span
 from headrace.errors import AuthTokenScopeMismatch, InvalidRequest
 from headrace.http.auth.principals import WRITE
@@ -124,7 +124,7 @@ class DeadLetterEndpoints:
         audited="redeliver",
         decoded=False,
     )
-    async def redeliver(self, call: Call[bytes | None, dict[str, str]]) -> RedeliveryAnswer:
+    async def redeliver(self, call: Call[bytes | None, dict[str, str]]) -> RedeliveryResponse:
         request = _merged(call.body or b"{}", call.query)
         for topic, consumer in self._redelivery.chosen(request):
             require(call.scope, (WRITE,), "consume", topic)

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 5.0
 _STALE_SECONDS = 30.0
-"""An older answer does not describe the present; a round over many groups may take long."""
+"""An older response does not describe the present; a round over many groups may take long."""
 
 
 class PartitionLag(NamedTuple):

@@ -1,7 +1,7 @@
 """Dead letters delivered again by the backend of their consumer, a batch per call, without joining its group.
 
 Each is delivered once, and judged by the consumer's policy as its own records are. A dead letter is saved as ended
-after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and its answer are
+after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and its response are
 those of light-4j kafka-sidecar.
 """
 
@@ -42,7 +42,7 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     """Which dead letters are delivered again; other fields are ignored, as in light-4j kafka-sidecar."""
 
     group: str | None = None
-    """Group of a consumer, to choose it; another name is only repeated in the answer. By default the topics choose."""
+    """Group of a consumer, to choose it; another is only repeated in the response. By default the topics choose."""
     topic: str | None = None
     """Origin topics of the dead letters, with commas between; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -51,7 +51,7 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     """Whether what fails again has ended, instead of being a dead letter once more. Of this call only."""
 
 
-class RedeliveryAnswer(msgspec.Struct, frozen=True):
+class RedeliveryResponse(msgspec.Struct, frozen=True):
     """What became of a batch of dead letters; call again until there are no records."""
 
     group: str
@@ -103,7 +103,7 @@ class Redelivery:
     """Serves the calls."""
 
     def __init__(self, admin: Admin, consumers: RunningConsumers, produce: Produce, clock: Clock, host: str) -> None:
-        """Prepare; `consumers` may change at any time, `host` is for the answer."""
+        """Prepare; `consumers` may change at any time, `host` is for the response."""
         self._admin, self._consumers, self._produce, self._clock = admin, consumers, produce, clock
         self._instance = f"Reactive-Replay-{host}"
         self._busy: set[str] = set()
@@ -131,7 +131,7 @@ class Redelivery:
                 )
         return found
 
-    async def run(self, request: RedeliveryRequest) -> RedeliveryAnswer:
+    async def run(self, request: RedeliveryRequest) -> RedeliveryResponse:
         """Deliver one batch of dead letters that are left, of the first topic that has any.
 
         Raises:
@@ -161,7 +161,7 @@ class Redelivery:
             f"nothing is left in {', '.join(topics)}, but for dead letters that were redriven {MAX_REDRIVES} times "
             "(lastretry=true takes them): nothing was processed"
         )
-        return RedeliveryAnswer(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
+        return RedeliveryResponse(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
 
     async def _of_topic(
         self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest, unproved: Counter[str]
@@ -252,7 +252,7 @@ class Redelivery:
 
     def _answer(
         self, group: str, topics: list[str], topic: str, done: Redelivered, unproved: Counter[str]
-    ) -> RedeliveryAnswer:
+    ) -> RedeliveryResponse:
         last = done.last.record
         where = f"partition:{last.partition}| offset:{last.offset}"
         counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
@@ -262,9 +262,9 @@ class Redelivery:
             text = (
                 f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
             )
-            return RedeliveryAnswer(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
+            return RedeliveryResponse(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
         text = f"success, dead letters of {topic} are processed: {counts}; up to {where}"
-        return RedeliveryAnswer(group, self._instance, topics, done.ended, text, "processed")
+        return RedeliveryResponse(group, self._instance, topics, done.ended, text, "processed")
 
 
 class PartitionRedelivery:
@@ -286,7 +286,7 @@ class PartitionRedelivery:
         A record that has several dead letters, as after a crash, is delivered once for all of them.
 
         Raises:
-            DestinationUnavailable: The backend does not answer, or its answer is about itself.
+            DestinationUnavailable: The backend does not answer, or its response is about itself.
         """
         by_offset: defaultdict[int, list[Restored]] = defaultdict(list)
         for item in items:

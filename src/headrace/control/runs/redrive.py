@@ -367,9 +367,9 @@ class Redrive:
         assert self._session and self._lease
         await self._lease.check()
         records = [item.outgoing for item in items if item.outgoing]
-        answer = self._session.submit([*records, *self._ended.records_for(_offsets(items), self._headers)])
+        response = self._session.submit([*records, *self._ended.records_for(_offsets(items), self._headers)])
         reach("redrive.transaction.submitted")
-        results = await asyncio.shield(answer)
+        results = await asyncio.shield(response)
         reach("redrive.transaction.sent")
         self._failed(items, records, results[: len(records)], errors.RecordTooLarge if self._alone else ())
         if any(isinstance(result, errors.RecordTooLarge) for result in results):  # which ends this session

@@ -36,7 +36,7 @@ class JobList(msgspec.Struct):
 
 
 class ReplayAccepted(msgspec.Struct):
-    """The answer of the light-4j sidecar, with the job. The offset is that of the job in the control topic."""
+    """The response of the light-4j sidecar, with the job. The offset is that of the job in the control topic."""
 
     offsets: list[Produced]
     request_status: str = msgspec.field(name="requestStatus")
@@ -146,7 +146,7 @@ class JobEndpoints:
 
 
 def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:
-    """Return the answer to a request for a job. A dry run is not audited."""
+    """Return the response to a request for a job. A dry run is not audited."""
     if not isinstance(begun, JobView):
         call.event = None
         return HttpResponse(begun)

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import ValidationError
 
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.table.consumer_control import CommandAnswer, ConsumerControl
+from headrace.control.table.consumer_control import CommandResponse, ConsumerControl
 from headrace.control.table.entries import key_of, live_settings
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
 from headrace.kafka.timestamps import milliseconds, parse_time
@@ -99,7 +99,7 @@ class Commands:
 
     async def seek(
         self, consumer: RunningConsumer, request: SeekRequest, by: str, wait_seconds: float
-    ) -> CommandAnswer:
+    ) -> CommandResponse:
         """Have a group resume at other offsets.
 
         Raises:
@@ -116,7 +116,7 @@ class Commands:
 
     async def skip(
         self, consumer: RunningConsumer, request: SkipRequest, by: str, wait_seconds: float
-    ) -> CommandAnswer:
+    ) -> CommandResponse:
         """End one record without a delivery.
 
         Raises:

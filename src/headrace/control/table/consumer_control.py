@@ -57,7 +57,7 @@ class PartitionOutcome(msgspec.Struct, rename="camel"):
     why: str = ""
 
 
-class CommandAnswer(msgspec.Struct, rename="camel"):
+class CommandResponse(msgspec.Struct, rename="camel"):
     """The outcome of a command until now."""
 
     id: str
@@ -144,7 +144,7 @@ class ConsumerControl(Reconciler):
 
     async def command(
         self, consumer: RunningConsumer, action: str, offsets: Offsets, facts: Entry, wait_seconds: float
-    ) -> CommandAnswer:
+    ) -> CommandResponse:
         """Write a command (`seek` or `skip`) for partitions, and wait for the processes that have them.
 
         Raises:
@@ -172,7 +172,7 @@ class ConsumerControl(Reconciler):
             for (partition, offset), outcome in zip(offsets.items(), outcomes.values(), strict=True)
         ]
         pending = any(result.outcome == "pending" for result in results)
-        return CommandAnswer(command_id, pending, results, _PENDING if pending else "")
+        return CommandResponse(command_id, pending, results, _PENDING if pending else "")
 
     async def cancel(self, consumer: RunningConsumer, command_id: str) -> list[TopicPartition]:
         """Remove a command where it is pending; return these partitions."""
@@ -309,10 +309,10 @@ class ConsumerControl(Reconciler):
             log.info("%s: %s by %s: %s", partition, command.action, entry.get("by"), outcome)
 
 
-def _outcome(partition: TopicPartition, offset: int, answer: asyncio.Future[Entry | None]) -> PartitionOutcome:
-    if not answer.done():
+def _outcome(partition: TopicPartition, offset: int, response: asyncio.Future[Entry | None]) -> PartitionOutcome:
+    if not response.done():
         return PartitionOutcome(*partition, offset, "pending")
-    entry = answer.result()
+    entry = response.result()
     if entry is None:
         return PartitionOutcome(*partition, offset, "cancelled")
     by, why = str(entry.get("done_by", "")), str(entry.get("why", ""))

@@ -1,4 +1,4 @@
-"""The HTTP trigger of a function: requests become events of its workers, and what the handler returns the answers."""
+"""The HTTP trigger of a function: requests become events of its workers, and what the handler returns the responses."""
 
 import functools
 import itertools
@@ -72,14 +72,14 @@ class FunctionRequests(Router):
         now, identity = round(time.time() * 1000), correlation_id.get().encode()
         try:
             work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
-            answer = await self._answer(work, functools.partial(client_closed, receive))
+            response = await self._answer(work, functools.partial(client_closed, receive))
         finally:
             self._free.append(number)
             self._bytes -= len(body)
-        await answer.send(send)
+        await response.send(send)
 
     async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
-        """Return the handler's answer, else an error without the words of the worker, which are for the log."""
+        """Return the handler's response, else an error without the words of the worker, which are for the log."""
         try:
             reply, output = await self._destination.answer(work, self._wait_seconds, gone)
         except WorkerLost as lost:
@@ -95,10 +95,10 @@ class FunctionRequests(Router):
             return _error(500, errors.FunctionError(f"the handler failed with {reply.error}: the log has more"))
         (_, status), *named = output.headers
         has_content = int(status or 0) not in _NO_CONTENT
-        answer = HttpResponse(output.body if has_content else b"", int(status or 0))
-        length = [("content-length", b"%d" % len(answer.body))] if has_content else []
-        answer.headers = [(name.encode(), value or b"") for name, value in [*named, *length]]
-        return answer
+        response = HttpResponse(output.body if has_content else b"", int(status or 0))
+        length = [("content-length", b"%d" % len(response.body))] if has_content else []
+        response.headers = [(name.encode(), value or b"") for name, value in [*named, *length]]
+        return response
 
 
 def _error(status: int, error: HeadraceError) -> HttpResponse:

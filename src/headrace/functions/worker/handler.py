@@ -1,4 +1,4 @@
-"""The user's handler inside the worker: how it is found, and the results of its answers (Nuclio's return rules)."""
+"""The user's handler inside the worker: how it is found, and the results of its responses (Nuclio's return rules)."""
 
 import contextlib
 import importlib.util
@@ -112,7 +112,7 @@ def failure(error: BaseException) -> Result:
     return Result(error=name, reason=reason.decode()[:_REASON_CHARACTERS], stack=trace_of(error))
 
 
-class Answers:
+class Responses:
     """Turns what a handler returns into a result."""
 
     nothing: object = None
@@ -122,7 +122,7 @@ class Answers:
         """Encode outputs by a format (`json`, `string`, `binary`); what is returned is an output only if it is used."""
         self._format, self._used = output_format, used
 
-    def result_of(self, answer: Any) -> AnyResult:
+    def result_of(self, response: Any) -> AnyResult:
         """Return the result of a record, None for success without output.
 
         A list is several replies, each of its items one output. None is no output.
@@ -130,11 +130,11 @@ class Answers:
         Raises:
             TypeError: The output format cannot hold the returned value.
         """
-        if type(answer) is bytes and answer and self._used:
-            return answer
+        if type(response) is bytes and response and self._used:
+            return response
         outputs: list[Output] = []
         held = False
-        for reply in answer if type(answer) is list else (answer,):
+        for reply in response if type(response) is list else (response,):
             status, body, headers = parts_of(reply)
             if status >= 400:
                 return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
@@ -145,26 +145,26 @@ class Answers:
             return outputs[0].body
         return Result(outputs, held=held) if outputs or held else None
 
-    def results_of(self, answer: Any, events: Sequence[sdk.Event]) -> list[AnyResult]:
+    def results_of(self, response: Any, events: Sequence[sdk.Event]) -> list[AnyResult]:
         """Return the results of a batch: a list has one reply per event, everything else is one reply for all.
 
         Raises:
             TypeError: The list has another length, or the output format cannot hold a returned value.
         """
-        if type(answer) is not list:
-            result = self.result_of(answer)
+        if type(response) is not list:
+            result = self.result_of(response)
             whole = result if isinstance(result, Result) else Result()
             if whole.error:
                 return [msgspec.structs.replace(whole, shared=len(events) > 1)] * len(events)
             others = Result(held=True) if whole.held else None
             return [*[others] * (len(events) - 1), result]
-        replies = {getattr(reply, "event_id", None): reply for reply in answer}
+        replies = {getattr(reply, "event_id", None): reply for reply in response}
         if any(replies):
-            answer = [replies[event.id] for event in events if event.id in replies]
-        if len(answer) != len(events):
-            of = f"of {len(events)} events for {len(answer)}"
+            response = [replies[event.id] for event in events if event.id in replies]
+        if len(response) != len(events):
+            of = f"of {len(events)} events for {len(response)}"
             raise TypeError(f"the handler answered a batch {of}: return one reply per event, or one that is no list")
-        return [self.result_of(reply) for reply in answer]
+        return [self.result_of(reply) for reply in response]
 
     def emitted(self, topic: str, key: Any, value: Any, headers: Any) -> Output:
         """Return the output of a call of `context.emit`.

@@ -1,4 +1,4 @@
-"""Requests in the worker: what a handler gets of one, and the answer that its result becomes."""
+"""Requests in the worker: what a handler gets of one, and the response that its result becomes."""
 
 import contextlib
 import re
@@ -8,26 +8,26 @@ from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.functions import protocol
 from headrace.functions.sdk import Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Answers, parts_of, to_json
+from headrace.functions.worker.handler import Responses, parts_of, to_json
 
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
-"""Headers of answers that do not come from the handler's."""
+"""Headers of responses that do not come from the handler's."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
-class RequestAnswers(Answers):
-    """Turns what a handler returns into the answer to a request, by Nuclio's rules."""
+class RequestResponses(Responses):
+    """Turns what a handler returns into the response to a request, by Nuclio's rules."""
 
-    nothing = object()  # None is an answer too
+    nothing = object()  # None is a response too
 
-    def result_of(self, answer: Any) -> protocol.Result:
-        """Return the result of a request; raise `ValueError` for an answer that HTTP does not allow."""
-        answer = answer[0] if type(answer) is list and answer else answer
-        is_response, (status, body, headers) = hasattr(answer, "status_code"), parts_of(answer)
-        is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is answer)
-        kind = _JSON if is_json else (is_response and answer.content_type) or "text/plain"
+    def result_of(self, response: Any) -> protocol.Result:
+        """Return the result of a request; raise `ValueError` for a response that HTTP does not allow."""
+        response = response[0] if type(response) is list and response else response
+        is_response, (status, body, headers) = hasattr(response, "status_code"), parts_of(response)
+        is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is response)
+        kind = _JSON if is_json else (is_response and response.content_type) or "text/plain"
         data = body if isinstance(body, bytes) else str(body).encode()
         if is_json:
             data = to_json(repr(body) if isinstance(body, bytes) else body)

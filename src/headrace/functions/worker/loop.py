@@ -1,4 +1,4 @@
-"""The worker's loop: load, set up, then read a frame, serve it, answer, until the parent closes or SIGTERM comes.
+"""The worker's loop: load, set up, then read a frame, serve it, response, until the parent closes or SIGTERM comes.
 
 A plain handler runs without an event loop, which is quickest to start and to run. With an async one, reading and
 serving run on an event loop. So background tasks of the handler run while the worker waits for records.
@@ -63,20 +63,20 @@ class Acks:
         if self.closed:
             return _CLOSED
         self._number += 1
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[self._number] = answer
+        response: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[self._number] = response
         self._send(protocol.Ack(self._number, topic, partition, offset))
-        while self.read and not answer.done():  # a plain handler: nothing else of the worker runs meanwhile
+        while self.read and not response.done():  # a plain handler: nothing else of the worker runs meanwhile
             self.read()
-        return await answer
+        return await response
 
     def answered(self, message: protocol.Acked) -> None:
-        """Take an answer."""
-        if (answer := self._waiting.pop(message.number, None)) and not answer.done():
-            answer.set_result(message.problem)
+        """Take a response."""
+        if (response := self._waiting.pop(message.number, None)) and not response.done():
+            response.set_result(message.problem)
 
     def close(self) -> None:
-        """Answer everything: the parent has closed the connection."""
+        """Response everything: the parent has closed the connection."""
         self.closed = True
         for number in [*self._waiting]:
             self.answered(protocol.Acked(number, _CLOSED))
@@ -100,9 +100,9 @@ class _Plain:
         raise AssertionError("a plain handler's frame does not wait")
 
     def call(self, function: Any, *arguments: Any) -> None:
-        answer = function(*arguments)
-        if type(answer) is CoroutineType:
-            self.resolve(answer)
+        response = function(*arguments)
+        if type(response) is CoroutineType:
+            self.resolve(response)
 
     def resolve(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._loop is None:
@@ -127,7 +127,7 @@ class _OnEventLoop:
 
         self._runner, self._arrived = asyncio.Runner(), asyncio.Event()
         if worker:
-            # It reads while the handler waits, too: perhaps for the answer to an acknowledgement.
+            # It reads while the handler waits, too: perhaps for the response to an acknowledgement.
             self._runner.get_loop().add_reader(worker.end, self._take, worker)
 
     def _take(self, worker: Worker) -> None:
@@ -151,9 +151,9 @@ class _OnEventLoop:
 
 
 async def _called(function: Any, arguments: Any) -> None:
-    answer = function(*arguments)
-    if type(answer) is CoroutineType:
-        await answer
+    response = function(*arguments)
+    if type(response) is CoroutineType:
+        await response
 
 
 def prepare(
@@ -243,10 +243,10 @@ class Worker:
                 elif isinstance(message, protocol.Work) and self._claim():
                     if self._stop_requested:
                         break  # the parent sees that it was not begun
-                    answer = self._runs.run(serving.serve(message, self._number + 1))
+                    response = self._runs.run(serving.serve(message, self._number + 1))
                     self._drained = False
                     self._report_callback(platform)
-                    self._write(answer)
+                    self._write(response)
         finally:
             if os.getpid() != self._pid:
                 os.write(_STDERR, b"a process that the handler forked ends, because it returned from the handler\n")
@@ -312,5 +312,5 @@ class Worker:
 
     def _write(self, frame: bytearray) -> None:
         if os.getpid() != self._pid:
-            sys.exit(1)  # a fork that returned from the handler: its answer would be taken for the next frame's
+            sys.exit(1)  # a fork that returned from the handler: its response would be taken for the next frame's
         self.end.sendall(frame)

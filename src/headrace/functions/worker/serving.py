@@ -17,8 +17,8 @@ from headrace.formats.plain import Convert, JsonCodec, unframe
 from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Answers, Handler, Unusable, body_type, failure
-from headrace.functions.worker.http_events import RequestAnswers
+from headrace.functions.worker.handler import Handler, Responses, Unusable, body_type, failure
+from headrace.functions.worker.http_events import RequestResponses
 
 _TEXTS = frozenset(("topic", "path", "id", "content_type", "method", "url", "type", "type_version", "version"))
 _TEXTS |= {"trigger", "headers", "fields"}
@@ -85,7 +85,7 @@ class _Trigger(NamedTuple):
     info: TriggerInfo
     decode_key: Convert | None
     decode_value: Convert | None
-    answers: Answers
+    responses: Responses
     batch_size: int
 
 
@@ -106,7 +106,9 @@ class Serving:
                 TriggerInfo(trigger.kind, trigger.name) if trigger.requests else TriggerInfo(name=trigger.name),
                 self.bodies.decoder(trigger.key_format),
                 _validating(self.bodies.decoder(trigger.value_format), body_type(handler), trigger),
-                (RequestAnswers if trigger.requests else Answers)(trigger.output_format, bool(trigger.output_topic)),
+                (RequestResponses if trigger.requests else Responses)(
+                    trigger.output_format, bool(trigger.output_topic)
+                ),
                 trigger.batch_size,
             )
             for trigger in setup.triggers
@@ -122,7 +124,7 @@ class Serving:
         context._emit, context._at_work = self._emit, self._at_work
 
     async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
-        """Call the handler as `results` does, and return the answer to the parent."""
+        """Call the handler as `results` does, and return the response to the parent."""
         began = perf_counter()
         results = await self.results(work, stop)
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
@@ -159,8 +161,8 @@ class Serving:
     ) -> int:
         resolve = self.resolve
         handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
-        answers = self._triggers[self._trigger].answers
-        nothing = answers.nothing
+        responses = self._triggers[self._trigger].responses
+        nothing = responses.nothing
         for index, event in enumerate(events):
             if progress[1] == stop:
                 return index
@@ -168,12 +170,12 @@ class Serving:
             if event is None:
                 continue
             try:
-                answer = handler(context, event)
-                if type(answer) is CoroutineType:
-                    answer = resolve(answer) if resolve else await answer
-                if answer is nothing:
+                response = handler(context, event)
+                if type(response) is CoroutineType:
+                    response = resolve(response) if resolve else await response
+                if response is nothing:
                     continue
-                result = answers.result_of(answer)
+                result = responses.result_of(response)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: this record fails with its trace
                 result = failure(cause)
             results[index] = result
@@ -195,10 +197,10 @@ class Serving:
             batch = [event for index in indexes if (event := events[index])]
             self._progress[0] = self._begun + indexes[0] + 1
             try:
-                answer = self._handler(self._context, batch)
-                if type(answer) is CoroutineType:
-                    answer = resolve(answer) if resolve else await answer
-                found = trigger.answers.results_of(answer, batch)
+                response = self._handler(self._context, batch)
+                if type(response) is CoroutineType:
+                    response = resolve(response) if resolve else await response
+                found = trigger.responses.results_of(response, batch)
             except BaseException as cause:  # noqa: BLE001 boundary to user code: these records fail with its trace
                 found = [msgspec.structs.replace(failure(cause), shared=len(batch) > 1)] * len(batch)
             for index, result in zip(indexes, found, strict=True):
@@ -220,18 +222,18 @@ class Serving:
         if trigger.batch_size and event is None:
             raise RuntimeError("emit in a batch without its event: write event=, because an output belongs to a record")
         index = self._events.index(event) if trigger.batch_size else self._progress[0] - self._begun - 1
-        self._emitted.setdefault(index, []).append(trigger.answers.emitted(topic, key, value, headers))
+        self._emitted.setdefault(index, []).append(trigger.responses.emitted(topic, key, value, headers))
 
     def _events_of(self, work: protocol.Work, results: list[protocol.AnyResult]) -> list[Event | None]:
         """Return the event of each record; None, and a result, for a record that cannot be decoded."""
-        info, decode_key, decode_value, answers, _ = self._triggers[work.trigger]
+        info, decode_key, decode_value, responses, _ = self._triggers[work.trigger]
         source = EventSource(work.topic, work.partition, work.partitions, info)
         headers = work.headers or [None] * len(work.offsets)
         columns = work.values, work.keys, headers, work.offsets, work.timestamps_ms
         events: list[Event | None] = [*map(_RecordEvent, *columns, repeat(source))]
-        if isinstance(answers, RequestAnswers):
+        if isinstance(responses, RequestResponses):
             decode_value = None if decode_value is JsonCodec.decode_python else decode_value
-            events = [answers.event_of(work, info, decode_value is not None)]
+            events = [responses.event_of(work, info, decode_value is not None)]
         for event in () if self._has_texts else events:
             event.__class__ = _BytesEvent
         begun, self._trigger = self._progress[0], work.trigger
@@ -258,7 +260,7 @@ class Serving:
 
 
 def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[protocol.AnyResult]:
-    """Return the first results that fit in one answer, up to a failure if they are in order.
+    """Return the first results that fit in one response, up to a failure if they are in order.
 
     A result that cannot be sent is a failure. The parent sends the records of the others again.
     """

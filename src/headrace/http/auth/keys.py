@@ -107,14 +107,14 @@ class Keys(Service):
                 return file.read(_MAX_BYTES)
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
         session = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
-        async with session, session.get(str(self._settings.jwks_url), allow_redirects=False) as answer:
-            if answer.status != 200:
-                raise ValueError(f"it answers {answer.status}")
+        async with session, session.get(str(self._settings.jwks_url), allow_redirects=False) as response:
+            if response.status != 200:
+                raise ValueError(f"it answers {response.status}")
             text = bytearray()
-            async for chunk in answer.content.iter_any():
+            async for chunk in response.content.iter_any():
                 text += chunk
                 if len(text) > _MAX_BYTES:
-                    raise ValueError(f"the answer is larger than {_MAX_BYTES} bytes")
+                    raise ValueError(f"the response is larger than {_MAX_BYTES} bytes")
             return bytes(text)
 
 

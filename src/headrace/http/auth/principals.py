@@ -12,7 +12,7 @@ _PATTERNS = ("produce:", "consume:", "group:", "call:")
 
 
 class TokenRefused(Exception):
-    """The token is not valid; the log has the reason, the answer does not."""
+    """The token is not valid; the log has the reason, the response does not."""
 
 
 class TokenExpired(TokenRefused):

@@ -36,7 +36,7 @@ class FailureDelay:
         )
 
     def count(self, key: str) -> float:
-        """Count a failure and return how long its answer must wait; above `MOST_SECONDS` too many wait already."""
+        """Count a failure and return how long its response must wait; above `MOST_SECONDS` too many wait already."""
         bucket = self._bucket_of(key)
         wait = bucket.seconds_until(1)
         if wait <= self.MOST_SECONDS:
@@ -44,7 +44,7 @@ class FailureDelay:
         return wait
 
     def applies(self, key: str) -> bool:
-        """Return whether the answer to the next failure of a key would wait."""
+        """Return whether the response to the next failure of a key would wait."""
         return self._bucket_of(key).seconds_until(1) > 0
 
 

@@ -107,7 +107,7 @@ def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, t
         "mechanism": sasl.mechanism if sasl else "",
         "offered": offered[1] if (offered := _OFFERED.search(reported)) else "",
         "protocol": kafka.security.effective_protocol,
-        # A query may hold a secret, and so may any other word of the token server's answer.
+        # A query may hold a secret, and so may any other word of the token server's response.
         "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",
         "oauth_error": f" ({oauth_error[1]})" if oauth_error else "",
     }

@@ -97,7 +97,7 @@ def report_error(
     """Return our error for a delivery report.
 
     The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
-    answer lost. So every error that not each attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
+    response lost. So every error that not each attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
     Librdkafka knows whether a record is "possibly persisted", and its Python binding does not show it.
     """
     found = write_error(error, kafka, topic)

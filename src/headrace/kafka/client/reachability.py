@@ -1,6 +1,6 @@
 """Whether a cluster answers, since when it does not, and why: for all clients of a process.
 
-A client of its own asks for the metadata of one topic while no other client has had an answer for a second. It is a
+A client of its own asks for the metadata of one topic while no other client has had a response for a second. It is a
 consumer's client, because that creates no topics, and its question goes to any broker: the questions of an
 administrative client go to the controller, which may be the broker that is down. Source: librdkafka,
 `rd_kafka_metadata`.
@@ -28,14 +28,14 @@ _RETRY_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
 _ATTEMPT_SECONDS = 1.0
 _LATE_SECONDS = 1.0
-"""For so long after the start of an outage, an answer may belong to an earlier question."""
+"""For so long after the start of an outage, a response may belong to an earlier question."""
 _TOPIC = "_headrace-reachability"  # need not exist
 _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
 _THREAD_STOP_SECONDS = 5.0
 _PORT = re.compile(r":\d+$")
-_SILENT = ConnectionProblem("neither an answer nor an error arrived")
+_SILENT = ConnectionProblem("neither a response nor an error arrived")
 _Error = confluent_kafka.KafkaError
 
 
@@ -43,7 +43,7 @@ class Outage(NamedTuple):
     """A time in which no broker answers."""
 
     since: float
-    """Of the last answer, in seconds since the epoch; of the start of the process if there was none."""
+    """Of the last response, in seconds since the epoch; of the start of the process if there was none."""
     seconds: float
     """How long it lasts."""
     why: str
@@ -88,7 +88,7 @@ class Reachability(Service):
         """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
         self._own_none_left = False
         self._seen_alive = threading.Event()
-        """Set when another client gets an answer during an outage."""
+        """Set when another client gets a response during an outage."""
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
@@ -191,7 +191,7 @@ class Reachability(Service):
             "allow.auto.create.topics": False,
             "reconnect.backoff.max.ms": 500,
             "socket.timeout.ms": int(_ATTEMPT_SECONDS * 1000),  # then another broker is tried
-            "fetch.wait.max.ms": 0,  # it never fetches; the client warns of more, with so short a time for an answer
+            "fetch.wait.max.ms": 0,  # it never fetches; the client warns of more, with so short a time for a response
             "error_cb": failed,
         }
         return confluent_kafka.Consumer({**client_properties(kafka, "headrace-reachability"), **own})
@@ -222,7 +222,7 @@ class Reachability(Service):
                 refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
                 self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
             self._refused_requests = 0
-        elif self._answered_at <= started_at or outage:  # else another client has had an answer meanwhile
+        elif self._answered_at <= started_at or outage:  # else another client has had a response meanwhile
             problem, known = self._errors.find() or _SILENT, self._unanswered
             named_refusal = problem.refused or bool(known and known.named_refusal)
             if known and now < known.remind_at and named_refusal == known.named_refusal:

@@ -25,7 +25,7 @@ from headrace.kafka.transactions.transactional_client import BROKEN, Transaction
 from headrace.runtime.failpoints import reach
 
 _LIMIT_SECONDS: Final = 30.0
-_ANSWER_SECONDS: Final = 10.0
+_RESPONSE_SECONDS: Final = 10.0
 _FULL_QUEUE_SECONDS: Final = 0.1
 _CONSEQUENCES: Final = ["_STATE", "_INVALID_DIFFERENT_RECORD", "_PURGE_QUEUE", "_PURGE_INFLIGHT"]
 """Errors of records that failed only because another one did."""
@@ -119,7 +119,7 @@ class BatchTransactions:
             with contextlib.suppress(*BROKEN), ClientErrors():
                 producer.purge()
                 if not committing:  # a transaction that may have been committed is not aborted
-                    producer.abort_transaction(_ANSWER_SECONDS)
+                    producer.abort_transaction(_RESPONSE_SECONDS)
             self.close()
             raise failed from cause
         self._next = number + 1
@@ -175,7 +175,7 @@ class BatchTransactions:
                 raise confluent_kafka.KafkaException(topic.error)
             partition = confluent_kafka.TopicPartition(BATCHES_TOPIC, 0)
             try:
-                found = consumer.committed([partition], _ANSWER_SECONDS)[0]
+                found = consumer.committed([partition], _RESPONSE_SECONDS)[0]
             except confluent_kafka.KafkaException:
                 refused = consumer.poll(0)  # without a right on the group the call itself only times out
                 if refused and refused.error():

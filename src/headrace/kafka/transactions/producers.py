@@ -340,7 +340,7 @@ class TransactionalProducers(Service):
         self._jobs.put(job)
         limit = self._settings.delivery_timeout_seconds
         job.limit = asyncio.get_running_loop().call_later(limit, self._withdraw, job)
-        return job.answer
+        return job.response
 
     async def drain(self, deadline: Deadline) -> None:
         if self._open_jobs:
@@ -360,7 +360,7 @@ class TransactionalProducers(Service):
             self._settle(job, [unknown] * job.record_count)
 
     def _withdraw(self, job: TransactionJob) -> None:
-        if not job.answer.done() and job.claim():
+        if not job.response.done() and job.claim():
             job.fail(errors.KafkaUnavailable("no transactional producer was free or open in time: send it again"))
             self._settle(job, job.results)
 
@@ -397,7 +397,7 @@ class TransactionalProducers(Service):
         self._open_jobs.discard(job)
         if job.limit:
             job.limit.cancel()  # it holds the records
-        job.answer_with(results)
+        job.response_with(results)
         if not self._open_jobs:
             self._idle.set()
 

@@ -115,7 +115,7 @@ class TransactionJob:
         self.problem: errors.HeadraceError | None = None
         """Why it is certainly not committed, or not known to be."""
         self.in_doubt = False
-        self.answer: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
         self.limit: asyncio.TimerHandle | None = None
         self.kafka = kafka
         self._names_culprits = names_culprits
@@ -199,15 +199,15 @@ class TransactionJob:
         ]
         self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
 
-    def answer_with(self, results: list[ProduceResult]) -> None:
+    def response_with(self, results: list[ProduceResult]) -> None:
         """Answer once: with a result per record, or with the failure if there are no records.
 
         With `names_culprits` an unknown outcome is a failure too, or it could be taken for the error of a record.
         """
-        if self.answer.done():
+        if self.response.done():
             return
         unknown = self._names_culprits and isinstance(self.problem, errors.KafkaTimeout)
         if self.problem and (unknown or not self.record_count):
-            self.answer.set_exception(self.problem)
+            self.response.set_exception(self.problem)
         else:
-            self.answer.set_result(results[: self.record_count])
+            self.response.set_result(results[: self.record_count])

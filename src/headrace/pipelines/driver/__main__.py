@@ -25,7 +25,7 @@ from headrace.pipelines.driver.flows import start_flow
 from headrace.pipelines.driver.progress import ProgressReader
 from headrace.pipelines.driver.session import spark_session
 from headrace.pipelines.driver.source_tables import register_source
-from headrace.pipelines.driver.tasks import answer_requests
+from headrace.pipelines.driver.tasks import serve_requests
 from headrace.pipelines.driver.views import register_view
 from headrace.pipelines.graph import ordered_views
 
@@ -47,7 +47,7 @@ def main() -> int:
                 _register(spark, plan)
                 run_flows(spark, plan, send)
             else:
-                answer_requests(spark, plan, sys.stdin, send)
+                serve_requests(spark, plan, sys.stdin, send)
     except PartFailed as failure:
         send(failure.event)
         return 1

@@ -1,4 +1,4 @@
-"""Tasks that end with an answer: describe, show and trial. None of them writes to a sink or to a checkpoint."""
+"""Tasks that end with a response: describe, show and trial. None of them writes to a sink or to a checkpoint."""
 
 import contextlib
 import functools
@@ -31,9 +31,7 @@ from headrace.pipelines.spec import QuerySpec
 from headrace.pipelines.sql import without_streaming
 
 
-def answer_requests(
-    spark: SparkSession, plan: protocol.DriverPlan, requests: IO[str], send: protocol.SendEvent
-) -> None:
+def serve_requests(spark: SparkSession, plan: protocol.DriverPlan, requests: IO[str], send: protocol.SendEvent) -> None:
     """Answer a request and all that follow it, until there are no more."""
     while True:
         send(_answer(spark, plan))
@@ -47,9 +45,9 @@ def _answer(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEv
     try:
         work = {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind]
         result = work(spark, plan)
-        if len(msgspec.json.encode(result)) > protocol.MOST_ANSWER_BYTES:
+        if len(msgspec.json.encode(result)) > protocol.MOST_RESPONSE_BYTES:
             raise PipelineInvalid("the rows are larger than 64 MB: take fewer of them (--limit), or fewer columns")
-        return protocol.Answered(result)
+        return protocol.TaskResult(result)
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
     except Exception as cause:  # boundary: the command shows this text

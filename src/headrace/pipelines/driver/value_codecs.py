@@ -53,9 +53,9 @@ class BlockingRegistry:
         self._loop = asyncio.new_event_loop()
         self._codecs: dict[int, Any] = {}
 
-    def ask(self, answer: Coroutine[Any, Any, T]) -> T:
-        """Return the answer of the client."""
-        return self._loop.run_until_complete(answer)
+    def ask(self, response: Coroutine[Any, Any, T]) -> T:
+        """Return the response of the client."""
+        return self._loop.run_until_complete(response)
 
     def schema(self, found: RegisteredSchema) -> protocol.Schema:
         """Return a schema with the texts that it refers to."""
@@ -157,10 +157,10 @@ def encoded(records: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
     try:
         if sink.schema_file:
             text = Path(plan.path(sink.schema_file)).read_text("utf-8")
-            answer = registry.client.register(subject, text, SCHEMA_TYPES[sink.value_format])
+            response = registry.client.register(subject, text, SCHEMA_TYPES[sink.value_format])
         else:
-            answer = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
-        schema_id = _of_format(registry.ask(answer), sink.value_format).id
+            response = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
+        schema_id = _of_format(registry.ask(response), sink.value_format).id
     except (FormatError, OSError) as cause:
         raise PipelineInvalid(f"{cause}. Register the schema, or name it: schema_id or schema_file") from cause
     failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)

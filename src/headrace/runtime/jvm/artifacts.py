@@ -144,7 +144,7 @@ class Repository:
         except OSError as cause:  # the HTTP client's errors are OSErrors too
             if cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._problem(artifact, f"no complete answer ({type(cause).__name__})") from cause
+            raise self._problem(artifact, f"no complete response ({type(cause).__name__})") from cause
         return path
 
     def _problem(self, artifact: Artifact, reason: str) -> EnvironmentProblem:

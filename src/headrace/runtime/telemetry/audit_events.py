@@ -81,7 +81,7 @@ class RecordEnd(Protocol):
 
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
-        """Further details of the answer, by name."""
+        """Further details of the response, by name."""
 
 
 class Consumption(NamedTuple):

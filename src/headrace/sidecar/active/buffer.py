@@ -9,12 +9,12 @@ from typing import Final
 from headrace.records import Record, TopicPartition
 
 Received = Callable[[], Awaitable[bool]]
-"""Returns whether a client has received an answer that was written."""
+"""Returns whether a client has received a response that was written."""
 _PARTITION: Final = operator.attrgetter("topic", "partition")
 
 
 async def arrived() -> bool:
-    """Return that an answer which was written counts as received."""
+    """Return that a response which was written counts as received."""
     return True
 
 
@@ -82,7 +82,7 @@ class RecordBuffer:
 
 
 class Read:
-    """The records of one read, until its answer is written or has failed."""
+    """The records of one read, until its response is written or has failed."""
 
     def __init__(
         self,

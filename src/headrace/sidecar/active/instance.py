@@ -1,6 +1,6 @@
 """One instance: a member of a group, or a reader of assigned partitions, on behalf of a client.
 
-A record is sent when the answer of a read was written completely. Until then it returns to the buffer. It is delivered
+A record is sent when the response of a read was written completely. Before, it returns to the buffer. It is delivered
 when its client has received it, or has named it; else it is read again. Only delivered records are committed: by
 `commit`, or with auto commit when the next read confirms them.
 
@@ -61,7 +61,7 @@ class ActiveInstance(Service, Listener):
         self.turn = ReadTurn(self.name)
         """Whose turn it is to read."""
         self._received: Received | None = None
-        """Tells whether the client has received the last answer that was written; None if only it can say so."""
+        """Tells whether the client has received the last response that was written; None if only it can say so."""
         self._settling = asyncio.Lock()
 
     @property
@@ -190,12 +190,12 @@ class ActiveInstance(Service, Listener):
                 positions.revoked.pop(partition, None)
                 consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
             elif now is None or now.assignment != before[partition].assignment:
-                # 3. What was revoked while the answer was written cannot be committed, and the client must learn that.
+                # 3. What was revoked meanwhile cannot be committed, and the client must learn that.
                 positions.revoked[partition] = end
         self._forget_revoked()
 
     async def _settle(self) -> None:
-        """Count the last answer as delivered if its client has received it, else read its records again."""
+        """Count the last response as delivered if its client has received it, else read its records again."""
         async with self._settling:
             if received := self._received:
                 if await received():

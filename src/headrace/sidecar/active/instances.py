@@ -56,7 +56,7 @@ class ActiveInstances(Service):
         self._draining = False
         self._refused = 0
         """Creations beyond a limit."""
-        self._answer_bytes = 0
+        self._response_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """What is read of them."""
         self.own_groups: Callable[[], Collection[str]] = tuple
@@ -75,7 +75,7 @@ class ActiveInstances(Service):
         self.keep(self._close_idle, "idle instances")
 
     def end_reads(self) -> None:
-        """Create no more instances, and end reads and streams: the process waits for their answers."""
+        """Create no more instances, and end reads and streams: the process waits for their responses."""
         self._draining = True
         for one in self._instances.values():
             one.end_reads()
@@ -154,19 +154,19 @@ class ActiveInstances(Service):
 
     @contextlib.contextmanager
     def answering(self, size_bytes: int) -> Iterator[None]:
-        """Count the bytes of an answer while it is written.
+        """Count the bytes of a response while it is written.
 
         Raises:
             TooManyRequests: Clients that read slowly have as many bytes as all may have.
         """
-        if self._answer_bytes and self._answer_bytes + size_bytes > self._settings.total_bytes:
+        if self._response_bytes and self._response_bytes + size_bytes > self._settings.total_bytes:
             limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
             raise TooManyRequests(f"answers that clients read slowly hold too many bytes ({limit}): send it again")
-        self._answer_bytes += size_bytes
+        self._response_bytes += size_bytes
         try:
             yield
         finally:
-            self._answer_bytes -= size_bytes
+            self._response_bytes -= size_bytes
 
     def use(self, group: str, name: str, owner: str) -> ActiveInstance:
         """Return an instance of a principal for a request, which keeps it from being closed as idle.

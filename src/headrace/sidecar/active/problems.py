@@ -1,4 +1,4 @@
-"""Why partitions of an instance are not read, and how long Kafka may take, for the answers to its client."""
+"""Why partitions of an instance are not read, and how long Kafka may take, for the responses to its client."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from headrace.kafka.names import names_of
 from headrace.records import TopicPartition
 
 COMMAND_SECONDS: Final = 10.0
-"""Longest wait for an answer of Kafka."""
+"""Longest wait for a response of Kafka."""
 _NAMED: Final = 10
 """Problems that an error describes at most."""
 

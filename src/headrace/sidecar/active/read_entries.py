@@ -16,7 +16,7 @@ from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.buffer import runs_of
 from headrace.sidecar.record_json import exact_headers, quote, write_records
 
-_MOST_ANSWER_BYTES: Final = 8_388_608
+_MOST_RESPONSE_BYTES: Final = 8_388_608
 _NONE: Final[Mapping[TopicPartition, str]] = {}
 
 
@@ -86,5 +86,5 @@ class EntryWriter:
 
 
 def fitting(entries: list[str]) -> list[str]:
-    """Return the first entries, as many as an answer may have and at least one."""
-    return entries[: max(1, bisect.bisect(list(itertools.accumulate(map(len, entries))), _MOST_ANSWER_BYTES))]
+    """Return the first entries, as many as a response may have and at least one."""
+    return entries[: max(1, bisect.bisect(list(itertools.accumulate(map(len, entries))), _MOST_RESPONSE_BYTES))]

@@ -92,7 +92,7 @@ class ActiveEndpoints:
         INSTANCES,
         "createConsumerInstanceInGroup",
         "Create an instance in a group",
-        answers={200: Created},
+        responses={200: Created},
         request={JSON_TYPE: CreateInstance},
         example={"keyFormat": "string", "autoOffsetReset": "earliest"},
         headers={"Idempotency-Key": "Names the request: sent again, it answers with the same instance."},
@@ -114,11 +114,11 @@ class ActiveEndpoints:
         call.event = CallEvent(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
-        answer = Created(instance.spec.name, uri, instance.spec.name, uri)
+        response = Created(instance.spec.name, uri, instance.spec.name, uri)
         if warnings := spec.policy.member.warnings(self._admin.config.properties, _ANY_BYTES):
-            answer.warnings = warnings
+            response.warnings = warnings
             log.warning("instance %s: %s", instance.spec.id, "; ".join(warnings))
-        return HttpResponse(answer)
+        return HttpResponse(response)
 
     def _spec(self, body: CreateInstance, group: str, owner: str, key: str) -> InstanceSpec:
         settings = self._settings
@@ -158,7 +158,7 @@ class ActiveEndpoints:
         f"{INSTANCE}/offsets",
         "commmitConsumerOffsets",
         "Commit offsets, or what was delivered",
-        answers={200: list[Position]},
+        responses={200: list[Position]},
         example={"offsets": [{"topic": "orders", "partition": 0, "offset": 41}]},
         errors=(*_ERRORS, errors.CommitRefused),
     )
@@ -205,11 +205,11 @@ class ActiveEndpoints:
             await instance.membership.subscribe(Topics(matches=lambda topic: matches(topic) and may_read(topic)))
 
     @_reads(
-        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", answers={200: Subscribed}
+        "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", responses={200: Subscribed}
     )
     async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
         found = Subscribed(self._find(call.scope).membership.topics)
-        return HttpResponse([found] if self._settings.array_answers else found)
+        return HttpResponse([found] if self._settings.array_responses else found)
 
     @_changes("DELETE", f"{INSTANCE}/subscriptions", "unsubscribeTopics", "Read nothing, and leave the group")
     async def unsubscribe(self, call: Call[None, None]) -> None:
@@ -235,7 +235,7 @@ class ActiveEndpoints:
         f"{INSTANCE}/assignments",
         "getAssignedPartitions",
         "Partitions that an instance reads now",
-        answers={200: Assigned},
+        responses={200: Assigned},
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
         instance = self._find(call.scope)
@@ -243,7 +243,7 @@ class ActiveEndpoints:
         assigned = reads.partitions if reads else None  # the client fetches them in a moment
         partitions = instance.assigned if assigned is None else sorted(assigned)
         found = Assigned([PartitionName(*partition) for partition in partitions])
-        return HttpResponse([found] if self._settings.array_answers else found)
+        return HttpResponse([found] if self._settings.array_responses else found)
 
     @_changes(
         "POST",
@@ -295,7 +295,7 @@ class ActiveEndpoints:
         f"{INSTANCE}/records",
         "fetchTopicData",
         "The next records",
-        answers={200: (list[ConsumedRecord], EVENTS, NDJSON)},
+        responses={200: (list[ConsumedRecord], EVENTS, NDJSON)},
         query=ReadQuery,
         errors=(
             *_ERRORS,

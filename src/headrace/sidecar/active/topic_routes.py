@@ -46,7 +46,7 @@ class SliceQuery(msgspec.Struct, forbid_unknown_fields=True):
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
 
 
-class SliceAnswer(msgspec.Struct):
+class SliceResponse(msgspec.Struct):
     """Records of a partition, and where to read on."""
 
     records: list[ConsumedRecord]
@@ -74,7 +74,7 @@ class TopicEndpoints:
         "getRecords",
         "Records of a partition from an offset on, without an instance or a group",
         Rule((READ,), "consume", "topic"),
-        {200: SliceAnswer},
+        {200: SliceResponse},
         errors=(*KAFKA, errors.RegistryUnavailable, errors.OffsetOutOfRange, errors.TopicInternal),
     )
     async def records(self, call: Call[None, SliceQuery]) -> HttpResponse:

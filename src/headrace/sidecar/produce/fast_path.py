@@ -2,7 +2,7 @@
 
 The usual request is `POST /producers/{topic}` with JSON or one value of known length, in formats without a schema. Its
 credentials and its topic are cached. The application serves all others, and repeats those that fail here, so this
-path has no errors of its own. Both give the same answers, byte for byte.
+path has no errors of its own. Both give the same responses, byte for byte.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from headrace.runtime.telemetry.correlation import caller, correlation_id, new_c
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
-from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer, Result
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, Result
 from headrace.sidecar.produce.routes import PATH, ProduceRoute, raw_record
 from headrace.sidecar.produce.transaction_routes import request_ids
 
@@ -46,7 +46,7 @@ _RULE: Final = ProduceRoute.produce.rule
 
 
 class Exchange:
-    """One request and its answer, with the attributes of the server's own request cycles."""
+    """One request and its response, with the attributes of the server's own request cycles."""
 
     __slots__ = (
         "chunks",
@@ -81,27 +81,27 @@ class Exchange:
         self.disconnected = self.response_started = self.response_complete = False
         self.started_at = time.perf_counter()
 
-    def answer(self, answer: ProduceAnswer) -> None:
-        """Write the whole answer at once."""
+    def answer(self, response: EncodedResponse) -> None:
+        """Write the whole response at once."""
         connection = self.connection
         self.response_started = self.response_complete = True
         if self.disconnected or connection.transport.is_closing():
             return
-        # In the order of the application: the server's headers, those of the answer, and the ids.
+        # In the order of the application: the server's headers, those of the response, and the ids.
         own = _header_lines(tuple(connection.server_state.default_headers))
-        again = _header_lines(tuple(retry_after(answer.retry_after_seconds)))
+        again = _header_lines(tuple(retry_after(response.retry_after_seconds)))
         trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
         connection.transport.write(
             b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-correlation-id: %b\r\n%b%b\r\n%b"
             % (
-                STATUS_LINE[answer.status],
+                STATUS_LINE[response.status],
                 own,
-                len(answer.body),
+                len(response.body),
                 again,
                 self.identity,
                 trace,
                 b"" if self.keep_alive else b"connection: close\r\n",
-                answer.body,
+                response.body,
             )
         )
         if not self.keep_alive:
@@ -193,28 +193,28 @@ class FastPath:
     def _done(self, exchange: Exchange, prepared: Prepared, results: list[Result]) -> None:
         self._set_context(exchange, exchange.principal)
         try:
-            answer = self._service.answer(prepared, results)
+            response = self._service.answer(prepared, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
-            answer = self._error(exchange, defect)
-        self._answer(exchange, answer)
+            response = self._error(exchange, defect)
+        self._answer(exchange, response)
 
     def _set_context(self, exchange: Exchange, principal: Principal | None) -> None:
         """Set the ids for the audit; each callback has a context of its own."""
         correlation_id.set(exchange.identity.decode())
         caller.set(principal.name if principal else "")
 
-    def _answer(self, exchange: Exchange, answer: ProduceAnswer) -> None:
-        self._metrics.produced(answer.requested_records, answer.written_records)
-        self._metrics.request(PATH, answer.status, time.perf_counter() - exchange.started_at)
+    def _answer(self, exchange: Exchange, response: EncodedResponse) -> None:
+        self._metrics.produced(response.requested_records, response.written_records)
+        self._metrics.request(PATH, response.status, time.perf_counter() - exchange.started_at)
         self._leave(exchange)
-        exchange.answer(answer)
+        exchange.answer(response)
 
     def _leave(self, exchange: Exchange) -> None:
         self._gate.leave()
         if self._authenticator and exchange.principal:
             self._authenticator.in_flight.leave(exchange.principal.name)
 
-    def _error(self, exchange: Exchange, cause: Exception) -> ProduceAnswer:
+    def _error(self, exchange: Exchange, cause: Exception) -> EncodedResponse:
         correlation_id.set(exchange.identity.decode())
         error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, cause)
-        return ProduceAnswer(error.status, msgspec.json.encode(error.body()), error.retry_after_seconds)
+        return EncodedResponse(error.status, msgspec.json.encode(error.body()), error.retry_after_seconds)

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that is sent again gets the same answer, and writes nothing.
+"""`Idempotency-Key`: a request that is sent again gets the same response, and writes nothing.
 
 The records of a request and the entry of its key are one transaction, so after a crash both exist or neither does.
 Entries are in a compacted topic; they are read back at start, and until then requests with keys wait. A request that
@@ -20,7 +20,7 @@ from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.produce.produce_response import ProduceAnswer
+from headrace.sidecar.produce.produce_response import EncodedResponse
 from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
 
 _VERSION: Final = b"\x01"
@@ -32,7 +32,7 @@ _CONFIGS: Final = {
     "compression.type": "producer",
 }
 _ENTRY_BYTES: Final = 400
-"""Approximate memory of an entry without its answer."""
+"""Approximate memory of an entry without its response."""
 _WAIT_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
 
@@ -42,7 +42,7 @@ class Remembered(NamedTuple):
 
     request: bytes
     """Its hash."""
-    answer: bytes
+    response: bytes
     """JSON text."""
     until: float
     """When it expires, in seconds since the epoch."""
@@ -68,11 +68,11 @@ class RememberedRequests:
         self._forget()
         return self._entries.get(scope)
 
-    def remember(self, scope: bytes, request: bytes, answer: bytes, at: float) -> None:
-        """Keep an answer that was sent at a time (seconds since the epoch)."""
+    def remember(self, scope: bytes, request: bytes, response: bytes, at: float) -> None:
+        """Keep a response that was sent at a time (seconds since the epoch)."""
         self._drop(scope)
-        self._entries[scope] = Remembered(request, answer, at + self._window_seconds)
-        self._bytes += _ENTRY_BYTES + len(answer)
+        self._entries[scope] = Remembered(request, response, at + self._window_seconds)
+        self._bytes += _ENTRY_BYTES + len(response)
         self._forget()
 
     def _forget(self) -> None:
@@ -86,7 +86,7 @@ class RememberedRequests:
 
     def _drop(self, scope: bytes) -> None:
         if old := self._entries.pop(scope, None):
-            self._bytes -= _ENTRY_BYTES + len(old.answer)
+            self._bytes -= _ENTRY_BYTES + len(old.response)
 
 
 class Idempotency(Service):
@@ -119,8 +119,8 @@ class Idempotency(Service):
 
     async def once(
         self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
-    ) -> tuple[ProduceAnswer, bool]:
-        """Serve a request, or return the answer of the first request with its key.
+    ) -> tuple[EncodedResponse, bool]:
+        """Serve a request, or return the response of the first request with its key.
 
         Args:
             key: The header `Idempotency-Key`; keys are separate per caller and target.
@@ -129,7 +129,7 @@ class Idempotency(Service):
             prepare: Makes the transaction; may be called twice.
 
         Returns:
-            The answer, and whether it is that of an earlier request.
+            The response, and whether it is that of an earlier request.
 
         Raises:
             InvalidRequest: The key is not usable.
@@ -147,7 +147,7 @@ class Idempotency(Service):
         if digest != (known.request if known else self._running.get(scope, digest)):
             raise errors.IdempotencyKeyReused()
         if known:
-            return ProduceAnswer(200, known.answer), True
+            return EncodedResponse(200, known.response), True
         if scope in self._running:
             raise errors.IdempotencyKeyBusy()
         self._running[scope] = digest
@@ -163,14 +163,14 @@ class Idempotency(Service):
     def _entry(
         self, scope: bytes, digest: bytes, prepared: PreparedTransaction, results: Sequence[Produced]
     ) -> OutgoingRecord:
-        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.answer(results).body)
+        return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.response_of(results).body)
 
     def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
         if outcome.cancelled():
             return  # the outcome is unknown, so the key stays in use
         digest, results = self._running.pop(scope), outcome.result()
         if all(type(result) is Produced for result in results):
-            self.window.remember(scope, digest, prepared.answer(results).body, self._clock.time())
+            self.window.remember(scope, digest, prepared.response_of(results).body, self._clock.time())
 
     async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:
         if records:
@@ -205,8 +205,8 @@ class Idempotency(Service):
     def _take(self, record: Record) -> None:
         value = record.value or b""
         if record.key and value[:1] == _VERSION:
-            digest, answer = value[1 : 1 + _DIGEST_BYTES], value[1 + _DIGEST_BYTES :]
-            self.window.remember(record.key, digest, answer, record.timestamp_ms / 1000)
+            digest, response = value[1 : 1 + _DIGEST_BYTES], value[1 + _DIGEST_BYTES :]
+            self.window.remember(record.key, digest, response, record.timestamp_ms / 1000)
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """`POST /producers/{topic}` as NDJSON: a line per record in, a receipt per line out, on one connection, without an end.
 
-The answer begins before the body has ended; so a client reads while it sends.
+The response begins before the body has ended; so a client reads while it sends.
 """
 
 import asyncio

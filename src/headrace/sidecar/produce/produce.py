@@ -29,7 +29,7 @@ from headrace.sidecar.produce.produce_request import (
     parse_request,
     slices_of,
 )
-from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer, Result, answer_of
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, Result, response_of
 
 _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
@@ -190,8 +190,8 @@ class ProduceService:
         """
         self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
 
-    async def write(self, prepared: Prepared) -> ProduceAnswer:
-        """Write prepared records and return the answer; raises as `hand_over`. If cancelled, they may be written."""
+    async def write(self, prepared: Prepared) -> EncodedResponse:
+        """Write prepared records and return the response; raises as `hand_over`. If cancelled, they may be written."""
         if len(prepared.records) > _SHORT_RECORDS:
             results = await self._producer.produce(prepared.records, sliced=True)
             await next_slice(started=True)
@@ -199,12 +199,12 @@ class ProduceService:
             results = await self._producer.produce(prepared.records)
         return self.answer(prepared, results)
 
-    def answer(self, prepared: Prepared, results: Sequence[Result]) -> ProduceAnswer:
-        """Return the answer for the results of a request, and audit them."""
-        answer = answer_of(prepared, results, self._settings.always_200, self._settings.acks)
+    def answer(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
+        """Return the response for the results of a request, and audit them."""
+        response = response_of(prepared, results, self._settings.always_200, self._settings.acks)
         if self._audit:
             self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
-        return answer
+        return response
 
     def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
         """Audit the results of a stream's records, and return how many are certainly written."""

@@ -1,4 +1,4 @@
-"""The answer to a produce request: an entry per record, and the status of the whole."""
+"""The response to a produce request: an entry per record, and the status of the whole."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -66,15 +66,15 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     request_status: _RequestStatus | msgspec.UnsetType = msgspec.UNSET
-    """Absent where the answer as a whole is an error."""
+    """Absent where the response as a whole is an error."""
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
     """Present where an entry without error promises less: only the leader (1) or no broker (0) confirmed it."""
     ignored_fields: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
     """Unknown fields of the request, at most 20 (`producer.unknown_fields: ignore`)."""
 
 
-class ProduceAnswer(NamedTuple):
-    """The HTTP answer to a produce request."""
+class EncodedResponse(NamedTuple):
+    """The HTTP response to a produce request."""
 
     status: int
     body: bytes
@@ -85,14 +85,14 @@ class ProduceAnswer(NamedTuple):
     """Records that are certainly in Kafka."""
 
 
-def answer_of(
+def response_of(
     prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
-) -> ProduceAnswer:
-    """Return the answer for the results of all records, in their order."""
+) -> EncodedResponse:
+    """Return the response for the results of all records, in their order."""
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None
-    body = _encode_json(response_of(prepared, results, failures, acks, failed=reason is not None))
+    body = _encode_json(entries_of(prepared, results, failures, acks, failed=reason is not None))
     return with_reason(body, reason, len(results), written)
 
 
@@ -101,15 +101,15 @@ def failures_of(results: Sequence[Result]) -> list[errors.HeadraceError]:
     return [result for result in results if not isinstance(result, Produced)]
 
 
-def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> ProduceAnswer:
-    """Return the answer with a body; `reason` is the error that the answer as a whole is, if it is one."""
+def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> EncodedResponse:
+    """Return the response with a body; `reason` is the error that the response as a whole is, if it is one."""
     if reason is None:
-        return ProduceAnswer(200, body, None, requested, written)
+        return EncodedResponse(200, body, None, requested, written)
     body = body[:-1] + b"," + _encode_json(reason.body())[1:]
-    return ProduceAnswer(reason.status, body, reason.retry_after_seconds, requested, written)
+    return EncodedResponse(reason.status, body, reason.retry_after_seconds, requested, written)
 
 
-def response_of(
+def entries_of(
     prepared: Prepared,
     results: Sequence[Result],
     failures: Sequence[errors.HeadraceError],
@@ -117,7 +117,7 @@ def response_of(
     *,
     failed: bool,
 ) -> ProduceResponse:
-    """Return the entries of an answer; `failures` are the errors among the results, `failed`: it is an error."""
+    """Return the entries of a response; `failures` are the errors among the results, `failed`: it is an error."""
     status: _RequestStatus = "OK"
     offsets: Sequence[Any] = results
     if failures:

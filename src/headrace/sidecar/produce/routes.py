@@ -90,7 +90,7 @@ class ProduceRoute:
             await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
         prepared = await self._service.prepare(topic, body, ids)
-        await self._writing.send_answer(send, await self._service.write(prepared))
+        await self._writing.send_response(send, await self._service.write(prepared))
 
     async def _produce_raw(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
@@ -98,7 +98,7 @@ class ProduceRoute:
         record = raw_record(self._service, topic, scope["headers"], body)
         prepared = await self._service.prepare_record(record, answered_ids(headers))
         if (key := headers.get(IDEMPOTENCY_KEY)) is None:
-            await self._writing.send_answer(send, await self._service.write(prepared))
+            await self._writing.send_response(send, await self._service.write(prepared))
             return
 
         async def as_prepared() -> Prepared:

@@ -26,7 +26,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
-from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared
 from headrace.sidecar.produce.transactions import (
     PreparedTransaction,
     TransactionRequest,
@@ -35,13 +35,13 @@ from headrace.sidecar.produce.transactions import (
     parse_transaction,
 )
 
-_CORRELATION: Final = "Names the request. It is returned in the answer, and written into records without one."
+_CORRELATION: Final = "Names the request. It is returned in the response, and written into records without one."
 KEYED_HEADERS: Final = {
     "X-Correlation-Id": _CORRELATION,
     "X-Traceability-Id": _CORRELATION,
     "traceparent": "W3C Trace Context. It is written into records without one.",
     "Idempotency-Key": "Names the request for its caller and topic. A repeated request writes nothing and gets the "
-    "same answer, with `Idempotency-Replayed: true`.",
+    "same response, with `Idempotency-Replayed: true`.",
 }
 """Request headers of the endpoints that write."""
 WRITE_ERRORS: Final[Errors] = (
@@ -63,7 +63,7 @@ _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
 class Writing:
-    """Writes transactions and sends their answers; each `Idempotency-Key` is written once."""
+    """Writes transactions and sends their responses; each `Idempotency-Key` is written once."""
 
     def __init__(self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics) -> None:
         self.transactions = transactions
@@ -78,19 +78,19 @@ class Writing:
         request: bytes,
         prepare: Callable[[], Awaitable[PreparedTransaction]],
     ) -> None:
-        """Write the transaction of `prepare` and send the answer; for a repeated key, send the earlier answer."""
+        """Write the transaction of `prepare` and send the response; for a repeated key, send the earlier response."""
         replayed = False
         if key is None:
-            answer = await self.transactions.write(await prepare())
+            response = await self.transactions.write(await prepare())
         else:
-            answer, replayed = await self._idempotency.once(key, target, request, prepare)
-        await self.send_answer(send, answer, [_REPLAYED] if replayed else ())
+            response, replayed = await self._idempotency.once(key, target, request, prepare)
+        await self.send_response(send, response, [_REPLAYED] if replayed else ())
 
-    async def send_answer(self, send: Send, answer: ProduceAnswer, headers: Headers = ()) -> None:
-        """Count an answer and send it."""
-        self._metrics.produced(answer.requested_records, answer.written_records)
-        headers = [*retry_after(answer.retry_after_seconds), *headers]
-        await HttpResponse(answer.body, answer.status, headers=headers).send(send)
+    async def send_response(self, send: Send, response: EncodedResponse, headers: Headers = ()) -> None:
+        """Count a response and send it."""
+        self._metrics.produced(response.requested_records, response.written_records)
+        headers = [*retry_after(response.retry_after_seconds), *headers]
+        await HttpResponse(response.body, response.status, headers=headers).send(send)
 
     async def produce_once(
         self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
@@ -110,7 +110,7 @@ def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> R
 
 
 def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
-    """Return the same, with the correlation id of the answer if the request names none."""
+    """Return the same, with the correlation id of the response if the request names none."""
     return request_ids(headers, correlation_id.get().encode() or None)
 
 

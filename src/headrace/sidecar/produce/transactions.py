@@ -25,11 +25,11 @@ from headrace.sidecar.produce.produce_request import (
     parse_counted,
 )
 from headrace.sidecar.produce.produce_response import (
+    EncodedResponse,
     Prepared,
-    ProduceAnswer,
     ProduceResponse,
     Result,
-    answer_of,
+    entries_of,
     failures_of,
     reason_of,
     response_of,
@@ -77,11 +77,11 @@ class TransactionResponse(msgspec.Struct):
 
 
 class PreparedTransaction(NamedTuple):
-    """The records of one transaction, and its answer."""
+    """The records of one transaction, and its response."""
 
     records: list[OutgoingRecord]
-    answer: Callable[[Sequence[Result]], ProduceAnswer]
-    """Makes the answer from one result per record. May be called on any thread, and more than once."""
+    response_of: Callable[[Sequence[Result]], EncodedResponse]
+    """Makes the response from one result per record. May be called on any thread, and more than once."""
     group: GroupOffsets | None = None
     committed: Callable[[], None] = lambda: None
     """Called when the transaction is committed."""
@@ -129,9 +129,9 @@ class Transactions:
         self._produce.check_writable(topic, admin=admin)
 
     def of_produce(self, prepared: Prepared) -> PreparedTransaction:
-        """Return a transaction that writes the records of a produce request and has its answer."""
+        """Return a transaction that writes the records of a produce request and has its response."""
         always_200 = self._settings.always_200
-        return PreparedTransaction(prepared.records, lambda results: answer_of(prepared, results, always_200))
+        return PreparedTransaction(prepared.records, lambda results: response_of(prepared, results, always_200))
 
     async def prepare(
         self, request: TransactionRequest, ids: RequestIds, instance: ActiveInstance | None = None
@@ -153,7 +153,7 @@ class Transactions:
         records = [record for _, prepared in parts for record in prepared.records]
         if not records:
             raise errors.InvalidRequest("the transaction has no records; offsets alone are committed by the instance")
-        prepared = PreparedTransaction(records, functools.partial(_answer, parts))
+        prepared = PreparedTransaction(records, functools.partial(_response_of, parts))
         if request.consumer is None or instance is None:
             return prepared
         group, committed = await instance.for_transaction([one.processed() for one in request.consumer.offsets])
@@ -170,8 +170,8 @@ class Transactions:
         outcome.add_done_callback(settled)
         return outcome
 
-    async def write(self, prepared: PreparedTransaction) -> ProduceAnswer:
-        """Write a transaction and return the answer. If cancelled, it may still be written.
+    async def write(self, prepared: PreparedTransaction) -> EncodedResponse:
+        """Write a transaction and return the response. If cancelled, it may still be written.
 
         Raises:
             ProducerQueueFull: Too many transactions wait; nothing was sent.
@@ -180,26 +180,26 @@ class Transactions:
 
     async def finish(
         self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False
-    ) -> ProduceAnswer:
-        """Wait for the outcome until the request's deadline, and return the answer; `keyed`: it has a key."""
+    ) -> EncodedResponse:
+        """Wait for the outcome until the request's deadline, and return the response; `keyed`: it has a key."""
         await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
         late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
         results = outcome.result() if outcome.done() else [late] * len(prepared.records)
         if keyed:
             kind = errors.KafkaTimeout
             results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
-        answer = prepared.answer(results)
+        response = prepared.response_of(results)
         if self._audit:
             self._audit.produced(prepared.records, results)
-        return answer
+        return response
 
 
-def _answer(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> ProduceAnswer:
+def _response_of(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> EncodedResponse:
     bodies, first = [], 0
     failures = failures_of(results)
     for topic, prepared in parts:
         own = results[first : first + len(prepared.records)]
-        part = _encode_json(response_of(prepared, own, failures_of(own), failed=bool(failures)))
+        part = _encode_json(entries_of(prepared, own, failures_of(own), failed=bool(failures)))
         bodies.append(b'{"topic":' + _encode_json(topic) + b"," + part[1:])
         first += len(own)
     body = b'{"topics":[' + b",".join(bodies) + b"]}"

@@ -1,4 +1,4 @@
-"""One connection to a backend: a request goes out, its whole answer comes back, nothing else is believed.
+"""One connection to a backend: a request goes out, its whole response comes back, nothing else is believed.
 
 Source: RFC 9112.
 """
@@ -14,8 +14,8 @@ MAX_INTERIMS: Final = 10
 _BODILESS: Final = (204, 304)
 
 
-class HttpAnswer(NamedTuple):
-    """A complete answer."""
+class BackendResponse(NamedTuple):
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -24,10 +24,10 @@ class HttpAnswer(NamedTuple):
 
 
 class Broken(Exception):
-    """No complete answer arrived; the text says why.
+    """No complete response arrived; the text says why.
 
     `closed` is set when the server closed a connection that had a request, `silent` if also before the first byte of
-    an answer.
+    a response.
     """
 
     def __init__(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
@@ -41,24 +41,24 @@ class Connection(asyncio.Protocol):
     def __init__(self, max_body_bytes: int) -> None:
         """Refuse answers with a larger body than `max_body_bytes`."""
         self.reusable = False
-        """Whether the last answer was complete and left the connection fit for another request."""
+        """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
-        """When the last answer had come, on the loop's clock."""
+        """When the last response had come, on the loop's clock."""
         self._max_body_bytes = max_body_bytes
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[HttpAnswer] | None = None
+        self._waiter: asyncio.Future[BackendResponse] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until_close = False
         self._transport: asyncio.Transport
 
-    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[HttpAnswer]:
-        """Send a request; the future ends with its answer, or with `Broken` at `end` of the loop's clock at last."""
+    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
+        """Send a request; the future ends with its response, or with `Broken` at `end` of the loop's clock at last."""
         self.reusable = self._keep = self._until_close = False
         self._status = self._interims = self._head_bytes = self._bare_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
-        self._answer: HttpAnswer | None = None
+        self._response: BackendResponse | None = None
         self._end = end
         self._waiter = waiter = self._loop.create_future()
         # A timer of an earlier request looks again when it is due: one per request costs more than all the rest.
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         try:
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
-            self._fail(f"it closed the connection without an answer ({cause})", silent=True)
+            self._fail(f"it closed the connection without a response ({cause})", silent=True)
         return waiter
 
     def abort(self) -> None:
@@ -92,18 +92,18 @@ class Connection(asyncio.Protocol):
             problem = "it switched to another protocol"
         except httptools.HttpParserError as cause:
             problem = f"it answered something that is not HTTP/1.1 ({cause})"
-        if self._answer:
-            # Bytes after a complete answer are unsolicited.
-            self._finish(self._answer, self._keep and not problem)
+        if self._response:
+            # Bytes after a complete response are unsolicited.
+            self._finish(self._response, self._keep and not problem)
         elif problem:
             self._fail(problem)
         elif self._bare_bytes > MAX_HEAD_BYTES:
-            self._fail(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes")
+            self._fail(f"the head of its response is larger than {MAX_HEAD_BYTES} bytes")
 
     def eof_received(self) -> None:
         self.reusable = False
         if self._until_close:
-            self._finish(HttpAnswer(self._status, self._headers, bytes(self._body)), keep=False)
+            self._finish(BackendResponse(self._status, self._headers, bytes(self._body)), keep=False)
 
     def connection_lost(self, cause: Exception | None) -> None:
         self.reusable = False
@@ -111,18 +111,18 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._waiter:
             silent = not (self._status or self._bare_bytes)
-            when = "without an answer" if silent else "before its answer was complete"
+            when = "without a response" if silent else "before its response was complete"
             self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent, closed=True)
         del self._parser  # which knows this connection too
 
     def on_message_begin(self) -> None:
-        if self._answer:
-            raise Broken("a second answer to one request")
+        if self._response:
+            raise Broken("a second response to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise Broken(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes")
+            raise Broken(f"the head of its response is larger than {MAX_HEAD_BYTES} bytes")
         if not self._status:  # what comes after the body is left out
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")
             self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         framed = headers.get("transfer-encoding", "").lower()
         packed = headers.get("content-encoding", "").lower()
         if framed not in ("", "chunked") or packed not in ("", "identity"):
-            raise Broken(f"its answer is compressed ({packed or framed}), though the request accepts none")
+            raise Broken(f"its response is compressed ({packed or framed}), though the request accepts none")
         if int(headers.get("content-length", "0")) > self._max_body_bytes:
             raise self._too_large()
         self._until_close = not framed and "content-length" not in headers and status not in _BODILESS
@@ -152,23 +152,23 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status:
-            self._answer = HttpAnswer(self._status, self._headers, bytes(self._body))
+            self._response = BackendResponse(self._status, self._headers, bytes(self._body))
         else:
             self._headers.clear()
 
     def _too_large(self) -> Broken:
-        return Broken(f"its answer is larger than {self._max_body_bytes} bytes: shorten it")
+        return Broken(f"its response is larger than {self._max_body_bytes} bytes: shorten it")
 
-    def _finish(self, answer: HttpAnswer, keep: bool) -> None:
+    def _finish(self, response: BackendResponse, keep: bool) -> None:
         if not self._waiter or self._waiter.done():
             return
         early = self._transport.get_write_buffer_size()
-        if early and answer.status < 300:
+        if early and response.status < 300:
             self._fail("it answered a success before the request had gone out whole: read all of it first")
             return
-        self._waiter.set_result(answer)
-        self._waiter = self._answer = None
-        self._body = bytearray()  # what is kept holds no answer
+        self._waiter.set_result(response)
+        self._waiter = self._response = None
+        self._body = bytearray()  # what is kept holds no response
         # Who answers before the request has gone out whole will not read the rest as a request's body.
         self.reusable = keep and not early
         self.idle_since = self._loop.time()
@@ -191,5 +191,5 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._end:
             self._set_timer()
         else:
-            got = "the answer did not end" if self._status or self._bare_bytes else "no answer arrived"
+            got = "the response did not end" if self._status or self._bare_bytes else "no response arrived"
             self._fail(f"{got} in time (timeout_seconds)")

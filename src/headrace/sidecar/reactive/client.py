@@ -18,7 +18,7 @@ from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connect
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, Broken, Connection, HttpAnswer
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection
 from headrace.sidecar.reactive.token import Token, token_headers
 
 _IDLE_SECONDS: Final = 30.0
@@ -34,7 +34,7 @@ class Client:
         url: str,
         *,
         timeout_seconds: float,
-        max_answer_bytes: int,
+        max_response_bytes: int,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         token: Token | None = None,
@@ -45,7 +45,7 @@ class Client:
 
         Args:
             timeout_seconds: Time of one request as a whole, the opening of a connection included.
-            max_answer_bytes: Largest body of an answer.
+            max_answer_bytes: Largest body of a response.
             tls: Context of `https` connections; the system's authorities when None.
             token: Goes with every request; one that is refused (401) is replaced once, and the request repeated.
             forbidden: Says why an IP address must not be connected to, or nothing; called before every connection.
@@ -57,7 +57,7 @@ class Client:
         self._address = parts.hostname or "", parts.port or (443 if self._tls else 80)
         """Host and port."""
         self._timeout_seconds = timeout_seconds
-        self._max_answer_bytes = max_answer_bytes
+        self._max_response_bytes = max_response_bytes
         self._token = token
         self._forbidden = forbidden
         self._what = what
@@ -70,8 +70,8 @@ class Client:
         self._open: set[Connection] = set()
         self._closed = False
 
-    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, HttpAnswer]:
-        """Return the answer to a request; it is repeated at once only if a kept connection turns out to be closed.
+    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, BackendResponse]:
+        """Return the response to a request; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
             headers: Headers of this request. Control and other than ASCII characters in values are percent-encoded;
@@ -79,21 +79,21 @@ class Client:
                 request.
 
         Raises:
-            DestinationUnavailable: No complete answer arrived within the limits of time and size.
+            DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
         return self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
 
-    def get(self, path: str) -> Coroutine[Any, Any, HttpAnswer]:
-        """Return the answer to `GET path` of the same server, with or without a query.
+    def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
+        """Return the response to `GET path` of the same server, with or without a query.
 
         Raises:
-            DestinationUnavailable: No complete answer arrived within the limits of time and size.
+            DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
         name, _, query = path.partition("?")
         return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
-    def options(self) -> Coroutine[Any, Any, HttpAnswer]:
-        """Return the answer to an OPTIONS request for the URL, which changes nothing; raises as `get`."""
+    def options(self) -> Coroutine[Any, Any, BackendResponse]:
+        """Return the response to an OPTIONS request for the URL, which changes nothing; raises as `get`."""
         return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Client:
         if self._token:
             self._token.close()
 
-    async def _send(self, head: str, body: bytes) -> HttpAnswer:
+    async def _send(self, head: str, body: bytes) -> BackendResponse:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             if self._token is None:
@@ -116,20 +116,20 @@ class Client:
             text = f"waiting for the {self._what} {self.url}: {cause}"
             raise DestinationUnavailable(text, url=self.url, broken_off=cause.closed) from cause
 
-    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> HttpAnswer:
+    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
         for again in (False, True):
             try:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
                 raise Broken("no token arrived in time (timeout_seconds)") from cause
-            answer = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
-            if answer.status != 401 or again:
+            response = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
+            if response.status != 401 or again:
                 break
             token.forget(value)
-        return answer
+        return response
 
-    async def _ask(self, request: Sequence[bytes], end: float) -> HttpAnswer:
+    async def _ask(self, request: Sequence[bytes], end: float) -> BackendResponse:
         if kept := self._kept():
             try:
                 return await self._exchange(kept, request, end)
@@ -138,7 +138,7 @@ class Client:
                     raise
         return await self._exchange(await self._connect(end), request, end)
 
-    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> HttpAnswer:
+    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> BackendResponse:
         try:
             return await connection.ask(request, end)
         finally:
@@ -184,7 +184,7 @@ class Client:
     async def _open_to(self, address: str) -> Connection:
         host, port = self._address
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_answer_bytes),
+            lambda: Connection(self._max_response_bytes),
             address,
             port,
             ssl=self._tls,
@@ -210,12 +210,15 @@ class Client:
         return start
 
 
-MAX_ANSWER_BYTES: Final = 1_048_576
-"""Largest answer that is read, where it echoes no records."""
+MAX_RESPONSE_BYTES: Final = 1_048_576
+"""Largest response that is read, where it echoes no records."""
 
 
 def client_of(
-    backend: BackendConfig, clock: Clock, tls: ssl.SSLContext | None = None, max_answer_bytes: int = MAX_ANSWER_BYTES
+    backend: BackendConfig,
+    clock: Clock,
+    tls: ssl.SSLContext | None = None,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> Client:
     """Return a client of a configured backend, and of its token server if it has one; see `Client`."""
     ask = functools.partial(Client, timeout_seconds=backend.timeout_seconds, tls=tls)
@@ -223,7 +226,7 @@ def client_of(
     if oauth := backend.oauth:
         server = ask(
             oauth.token_url,
-            max_answer_bytes=MAX_HEAD_BYTES,
+            max_response_bytes=MAX_HEAD_BYTES,
             headers=token_headers(oauth),
             forbidden=functools.partial(backend.refuses, oauth.token_url),
             what="token server",
@@ -231,7 +234,7 @@ def client_of(
         token = Token(oauth, server.post, server.close, clock)
     return ask(
         backend.url,
-        max_answer_bytes=max_answer_bytes,
+        max_response_bytes=max_response_bytes,
         headers=backend.headers,
         forbidden=functools.partial(backend.refuses, backend.url),
         token=token,
@@ -252,17 +255,17 @@ class _StoredOffset(msgspec.Struct):
 async def ask_offset(client: Client, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
     """Return where a partition resumes, from a backend that keeps the offsets of the group; None if it has no offset.
 
-    The request is `GET path?group=&topic=&partition=&epoch=`, and the answer `{"offset": n}`, null for none.
+    The request is `GET path?group=&topic=&partition=&epoch=`, and the response `{"offset": n}`, null for none.
 
     Raises:
         DestinationUnavailable: The backend does not say it.
     """
     query = {"group": group, "topic": partition.topic, "partition": partition.partition, "epoch": epoch}
-    answer = await client.get(f"{path}?{urlencode(query)}")
+    response = await client.get(f"{path}?{urlencode(query)}")
     try:
-        if answer.status == 200:
-            return msgspec.json.decode(answer.body, type=_StoredOffset).offset
-        why = f"HTTP {answer.status}"
+        if response.status == 200:
+            return msgspec.json.decode(response.body, type=_StoredOffset).offset
+        why = f"HTTP {response.status}"
     except (msgspec.MsgspecError, RecursionError) as cause:
         why = f'a body that is not {{"offset": n}}: {cause}'
     raise DestinationUnavailable(f"GET {path} of {client.url} answers {why}")

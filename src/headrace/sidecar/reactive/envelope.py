@@ -1,4 +1,4 @@
-"""A delivery as a JSON array of records, and the answer as replies.
+"""A delivery as a JSON array of records, and the response as replies.
 
 Source: light-4j kafka-sidecar, `/consumers` (the array of results).
 """
@@ -30,7 +30,7 @@ class _Echo(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """One entry of a backend's answer; unknown fields are ignored."""
+    """One entry of a backend's response; unknown fields are ignored."""
 
     processed: bool | None = None
     permanent: object = None
@@ -63,22 +63,22 @@ def array_of(
     return f"[{','.join(write_records(delivery.group, delivery.partition, rows, delivery=delivery))}]".encode()
 
 
-def replies_of(answer: bytes, sent: RecordBatch) -> list[Reply]:
-    """Return one reply per sent record from a backend's answer, matched by coordinates where it echoes them.
+def replies_of(response: bytes, sent: RecordBatch) -> list[Reply]:
+    """Return one reply per sent record from a backend's response, matched by coordinates where it echoes them.
 
     Raises:
-        DestinationRefused: The answer is not one result per record.
+        DestinationRefused: The response is not one result per record.
     """
     try:
-        results = _decode_results(answer)
+        results = _decode_results(response)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise DestinationRefused(
-            f"the backend's answer is not a JSON array of results ({cause}): answer one object with "
+            f"the backend's response is not a JSON array of results ({cause}): response one object with "
             '"processed" per record, or set backend.mode: status'
         ) from cause
     if len(results) != len(sent):
         raise DestinationRefused(
-            f"the backend answered {len(results)} results for {len(sent)} records: answer one per record"
+            f"the backend answered {len(results)} results for {len(sent)} records: response one per record"
         )
     positions = [result.position for result in results]
     if any(positions):
@@ -102,7 +102,7 @@ def _by_position(
                 f"is of {position[0]}-{position[1]} offset {position[2]}, which was not sent: echo the record unchanged"
             )
         elif position in found:
-            problem = f"is the second of offset {position[2]}: answer one per record"
+            problem = f"is the second of offset {position[2]}: response one per record"
         if problem or position is None:
             raise DestinationRefused(f"the backend's result {index} {problem}")
         found[position] = result

@@ -57,10 +57,10 @@ class StartWhenHealthy(Service):
 
     async def _problem(self) -> str:
         try:
-            answer = await self._client.get(self._health.path)
+            response = await self._client.get(self._health.path)
         except DestinationUnavailable as error:
             return error.description
-        return "" if answer.status < 300 else f"{self._client.url} answers HTTP {answer.status}"
+        return "" if response.status < 300 else f"{self._client.url} answers HTTP {response.status}"
 
     def _died(self, service: Service) -> None:
         self.death = service.death

@@ -13,8 +13,8 @@ from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavail
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.sidecar.reactive import cloud_events
-from headrace.sidecar.reactive.backend_connection import HttpAnswer
-from headrace.sidecar.reactive.client import MAX_ANSWER_BYTES, client_of
+from headrace.sidecar.reactive.backend_connection import BackendResponse
+from headrace.sidecar.reactive.client import MAX_RESPONSE_BYTES, client_of
 from headrace.sidecar.reactive.envelope import array_of, replies_of
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, replay_header, single
@@ -22,7 +22,7 @@ from headrace.sidecar.reactive.single import Request, replay_header, single
 _EXCERPT_BYTES: Final = 2000
 _MOST_SUSPECTS: Final = 1000
 _GATEWAY: Final = (502, 503, 504)
-"""Answers of who stands before a backend that is down."""
+"""Responses of who stands before a backend that is down."""
 
 
 class HttpDestination(Service):
@@ -36,10 +36,10 @@ class HttpDestination(Service):
         payloads: PayloadDecoder,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         super().__init__(name)
-        self.client = client_of(backend, clock, tls, max_answer_bytes)
+        self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
         self._health = backend.health.path if backend.health else ""
         self._suspects: dict[tuple[TopicPartition, int] | None, None] = {}
@@ -65,7 +65,7 @@ class HttpDestination(Service):
             return await self._deliver_sound(delivery, records)
         return self._replies(await self._post(body, headers, records), records)
 
-    async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> HttpAnswer:
+    async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> BackendResponse:
         """Post; before a record at which the backend closed the connection, alone, ask whether it answers at all."""
         position = (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
         is_alive = position in self._suspects and await self._is_alive()
@@ -81,10 +81,10 @@ class HttpDestination(Service):
 
     async def _is_alive(self) -> bool:
         try:
-            answer = await (self.client.get(self._health) if self._health else self.client.options())
+            response = await (self.client.get(self._health) if self._health else self.client.options())
         except DestinationUnavailable:
             return False
-        return answer.status < 300 if self._health else answer.status not in _GATEWAY
+        return response.status < 300 if self._health else response.status not in _GATEWAY
 
     async def _deliver_sound(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         replies: dict[int, Reply] = {}
@@ -94,21 +94,21 @@ class HttpDestination(Service):
             except DecodeError as error:
                 replies[record.offset] = Reply("DecodeError", error.description, reached=False, permanent=True)
         if sound := RecordBatch.of([record for record in records if record.offset not in replies]):
-            answer = await self._post(*self._request(delivery, sound), sound)
-            replies.update(zip(sound.offsets, self._replies(answer, sound), strict=True))
+            response = await self._post(*self._request(delivery, sound), sound)
+            replies.update(zip(sound.offsets, self._replies(response, sound), strict=True))
         return [replies[offset] for offset in records.offsets]
 
-    def _replies(self, answer: HttpAnswer, sent: RecordBatch) -> list[Reply]:
-        """Say what an answer means; raises if it speaks of the backend as a whole, or is not as agreed."""
-        status = answer.status
+    def _replies(self, response: BackendResponse, sent: RecordBatch) -> list[Reply]:
+        """Say what a response means; raises if it speaks of the backend as a whole, or is not as agreed."""
+        status = response.status
         if status < 300:
-            return replies_of(answer.body, sent) if self._results else [ACK] * len(sent)
+            return replies_of(response.body, sent) if self._results else [ACK] * len(sent)
         if self._retry.action_of_status(status) == "unavailable":
-            wait = retry_after_seconds(answer.headers.get("retry-after", ""), self._clock.time())
+            wait = retry_after_seconds(response.headers.get("retry-after", ""), self._clock.time())
             url = self.client.url
             why = f"waiting for the backend {url}: it answers HTTP {status}"
             raise DestinationUnavailable(why, wait_seconds=wait, url=url)
-        excerpt = answer.body[:_EXCERPT_BYTES].decode(errors="replace")
+        excerpt = response.body[:_EXCERPT_BYTES].decode(errors="replace")
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.backend_connection import BackendResponse
 
 _MARGIN_SECONDS: Final = 30.0
 _UNSAID_SECONDS: Final = 300.0
@@ -47,7 +47,7 @@ class Token:
     """The token in use; requested when needed, by one task at a time, and kept until shortly before its end."""
 
     def __init__(
-        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[HttpAnswer]], close: Callable[[], None], clock: Clock
+        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[BackendResponse]], close: Callable[[], None], clock: Clock
     ) -> None:
         """Prepare; `ask` posts a form to the token server, `close` ends the connections to it."""
         self.close = close
@@ -71,7 +71,7 @@ class Token:
         if since < self._until:
             return self._value
         async with self._lock:
-            if self._failed_at > since:  # those that waited meanwhile get the same answer
+            if self._failed_at > since:  # those that waited meanwhile get the same response
                 raise DestinationUnavailable(self._problem, url=self._url)
             if self._clock.monotonic() >= self._until:
                 await self._fetch()
@@ -92,19 +92,19 @@ class Token:
         self._value = granted.access_token
         self._until = self._clock.monotonic() + lasts - min(_MARGIN_SECONDS, lasts / 10)
 
-    def _read(self, answer: HttpAnswer) -> _Granted:
+    def _read(self, response: BackendResponse) -> _Granted:
         try:
-            granted = _decode(answer.body)
+            granted = _decode(response.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             granted = _Granted()
-        if answer.status != 200:
+        if response.status != 200:
             named = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
             check = (
-                ": check oauth.client_id, oauth.client_secret and oauth.scope" if answer.status in (400, 401) else ""
+                ": check oauth.client_id, oauth.client_secret and oauth.scope" if response.status in (400, 401) else ""
             )
-            why = f"it answered HTTP {answer.status}{named}{check}"
+            why = f"it answered HTTP {response.status}{named}{check}"
         elif granted.token_type.lower() != "bearer" or not _TOKEN.fullmatch(granted.access_token):
-            why = "its answer holds no bearer token: is oauth.token_url the token endpoint?"
+            why = "its response holds no bearer token: is oauth.token_url the token endpoint?"
         else:
             return granted
         raise DestinationUnavailable(f"waiting for the token server {self._url}: {why}", url=self._url)

@@ -60,8 +60,8 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
 async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
     """And what is no window is refused with what is wrong."""
     async with opened(security=SECURITY) as server:
-        answer = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
-        assert (answer.status, answer.json["code"]) == (400, "ERR11004")
+        response = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
+        assert (response.status, response.json["code"]) == (400, "ERR11004")
         assert (await server.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
 
 

@@ -251,13 +251,13 @@ async def test_values_are_decoded_as_far_as_they_can_be(
 async def test_values_with_a_schema_are_decoded_by_the_registry(wanted: str | None, format_name: str) -> None:
     """Also when nobody said so, and when the consumer's format is another: the bytes name their schema."""
 
-    class Answers(SchemaRegistry):
+    class Responses(SchemaRegistry):
         async def by_id(self, schema_id: int) -> RegisteredSchema:
             return RegisteredSchema(
                 schema_id, "AVRO", '{"type":"record","name":"R","fields":[{"name":"n","type":"int"}]}'
             )
 
-    registry = Answers(SchemaRegistryConfig(), ManualClock())
+    registry = Responses(SchemaRegistryConfig(), ManualClock())
     reader = DeadLetterReader(Codecs(registry), None, wanted)
     poison = ("headrace.redrive.count", b"9" * 5000)
     record = Record("t.dlq", 0, 1, 5, None, b"\0\0\0\0\x01\x0e", lambda: [*headers(), poison])

@@ -14,7 +14,7 @@ from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.lag import PartitionLag
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SkipRequest
-from headrace.control.table.consumer_control import CommandAnswer
+from headrace.control.table.consumer_control import CommandResponse
 from headrace.delivery.breaker import BreakerStatus
 from headrace.delivery.status import HeadRecord, PartitionStatus, PumpStatus, SettingsInForce
 from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewhere
@@ -91,7 +91,7 @@ class Wheel:
 
     async def command(self, consumer: RunningConsumer, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
         self.given = offsets
-        return CommandAnswer("i", False, [])
+        return CommandResponse("i", False, [])
 
 
 def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:

@@ -23,9 +23,9 @@ async def test_readiness_says_which_service_is_not_ready_and_why(server: Any) ->
     }
     server.services["kafka"] = Readiness(False, "no broker answers")
     for path in ("/health/readiness", "/ready"):
-        answer = await server.get(path)
-        assert answer.status == 503
-        assert answer.json["services"]["kafka"]["reason"] == "no broker answers"
+        response = await server.get(path)
+        assert response.status == 503
+        assert response.json["services"]["kafka"]["reason"] == "no broker answers"
     for path in ("/health/liveness", "/live"):
         assert (await server.get(path)).status == 200
 
@@ -34,20 +34,20 @@ async def test_liveness_fails_for_a_consumer_that_hangs(server: Any, monkeypatch
     """The body names it; so does the log, because an orchestrator restarts the process."""
     monkeypatch.setattr("headrace.control.health.routes.hanging_consumers", lambda: ["function f.k consumer"])
     for path in ("/health/liveness", "/live"):
-        answer = await server.get(path)
-        assert (answer.status, answer.json) == (503, {"status": "hangs", "consumers": ["function f.k consumer"]})
+        response = await server.get(path)
+        assert (response.status, response.json) == (503, {"status": "hangs", "consumers": ["function f.k consumer"]})
 
 
 async def test_health_of_the_original_is_plain_text(server: Any) -> None:
     """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
-    answer = await server.get("/health/t")
-    assert (answer.status, answer.body) == (200, b"OK")
+    response = await server.get("/health/t")
+    assert (response.status, response.body) == (200, b"OK")
     server.services["kafka"] = Readiness(False)
-    answer = await server.get("/health/t")
-    assert (answer.status, answer.body) == (400, b"ERROR")
-    answer = await server.get("/health/livness")
-    assert (answer.status, answer.json["code"]) == (404, "ERR10007")
-    assert "/health/t (audit.service_id)" in answer.json["description"]
+    response = await server.get("/health/t")
+    assert (response.status, response.body) == (400, b"ERROR")
+    response = await server.get("/health/livness")
+    assert (response.status, response.json["code"]) == (404, "ERR10007")
+    assert "/health/t (audit.service_id)" in response.json["description"]
 
 
 async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
@@ -55,9 +55,9 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     await server.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
     await server.ask(post(b"{", "/producers/in-no-label"))
     await server.get("/nowhere/at/all")
-    answer = await server.get("/metrics")
-    text = answer.body.decode()
-    assert answer.headers["content-type"].startswith("text/plain")
+    response = await server.get("/metrics")
+    text = response.body.decode()
+    assert response.headers["content-type"].startswith("text/plain")
     assert "headrace_produce_acknowledged_records_total 2.0" in text
     for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
         assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
@@ -65,7 +65,7 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
 
 
 async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: Any) -> None:
-    """Who waits gets an answer; who comes is sent elsewhere; health goes on."""
+    """Who waits gets a response; who comes is sent elsewhere; health goes on."""
     server.kafka.gate.clear()
     waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
     await server.kafka.taken.wait()

@@ -16,14 +16,16 @@ from headrace.testing import ManualClock
 P0 = TopicPartition("t", 0)
 
 
-async def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lag_is_not_known_in_an_outage_nor_long_after_the_last_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The last number is never shown as if it were the present one."""
-    answers: list[Any] = [[PartitionLag(P0, 1, 5, 4, 5)]]
+    responses: list[Any] = [[PartitionLag(P0, 1, 5, 4, 5)]]
 
     async def lag_of(admin: Any, group: str, topics: Any) -> list[PartitionLag]:
-        if not answers:
+        if not responses:
             raise KafkaUnavailable("no broker answers")
-        return answers.pop()
+        return responses.pop()
 
     monkeypatch.setattr(lag, "lag_of", lag_of)
 

@@ -126,13 +126,13 @@ def test_a_cluster_of_one_broker_has_one_finding_about_replication() -> None:
 
 def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that does not answer is asked again; what is mended is no longer told."""
-    answers: list[Sequence[Finding] | Exception] = [KafkaUnavailable("away"), [BAD, FINE], [BAD, WARNED], [FINE]]
+    responses: list[Sequence[Finding] | Exception] = [KafkaUnavailable("away"), [BAD, FINE], [BAD, WARNED], [FINE]]
 
     async def ask() -> Sequence[Finding]:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     async def run() -> None:
         clock = ManualClock()

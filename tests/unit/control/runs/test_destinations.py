@@ -163,12 +163,12 @@ def test_what_fails_is_a_letter_of_the_record_it_was() -> None:
 
 def test_a_topic_takes_all_or_says_why() -> None:
     """A record it does not take fails alone; a topic that does not acknowledge is waited for."""
-    answers: list[Any] = [Produced(0, 1), RecordTooLarge("too large")]
+    responses: list[Any] = [Produced(0, 1), RecordTooLarge("too large")]
     sent: list[OutgoingRecord] = []
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
         sent.extend(records)
-        return answers
+        return responses
 
     to = CopyToTopic("copy", 1, produce, "job-2")
     earlier = [("headrace.replay", b"job-1"), ("h", None)]
@@ -177,15 +177,15 @@ def test_a_topic_takes_all_or_says_why() -> None:
     assert [kind_of(reply) for reply in outcomes] == ["success", "permanent"]
     assert sent[0].headers == [("h", None), ("headrace.replay", b"job-2"), ("headrace.replay.of", b"t:1:5")]
     assert (sent[0].partition, sent[0].timestamp_ms) == (None, 42)
-    answers[1] = KafkaUnavailable("no broker")
+    responses[1] = KafkaUnavailable("no broker")
     longer = delivery._replace(records=[*delivery.records, record("t", 1, 7)])
-    answers.append(Produced(0, 5))
+    responses.append(Produced(0, 5))
     assert asyncio.run(to.deliver(longer)) == [
         ACK,
         Reply("copy does not acknowledge: no broker", reached=False),
         NOT_BEGUN,
     ]
-    answers[:] = answers[1:2] * 3
+    responses[:] = responses[1:2] * 3
     with pytest.raises(DestinationUnavailable, match="does not acknowledge: no broker"):
         asyncio.run(to.deliver(longer))
 

@@ -24,8 +24,8 @@ FAILED = Reply("ValueError", "no")
 class House:
     """A backend that answers by the offset, and a dead letter topic."""
 
-    def __init__(self, answer: Callable[[Sequence[int]], Sequence[Reply]], **retry: Any) -> None:
-        self.answer = answer
+    def __init__(self, response: Callable[[Sequence[int]], Sequence[Reply]], **retry: Any) -> None:
+        self.response = response
         self.deliveries: list[Delivery] = []
         self.written: list[DeadLetter] = []
         self.broken = False
@@ -33,7 +33,7 @@ class House:
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)
-        return self.answer([record.offset for record in delivery.records])
+        return self.response([record.offset for record in delivery.records])
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         if self.broken:
@@ -123,7 +123,7 @@ def test_a_threshold_rolls_the_delivery_back(bad: tuple[int, ...], left: int) ->
     assert (len(ended), done.left, len(house.written)) == (4 - left, left, 0 if left else 1)
 
 
-def test_an_answer_for_all_is_cut_in_halves() -> None:
+def test_a_response_for_all_is_cut_in_halves() -> None:
     """Until the one to blame is found."""
     status = Reply("HTTP 422", "no", 422)
     house = House(lambda offsets: [status if 3 in offsets else ACK] * len(offsets))
@@ -141,7 +141,7 @@ def test_a_policy_may_skip_or_blame_the_backend() -> None:
     assert ([one.was.offset for one in ended], done.left, done.why) == ([2], 1, "ValueError")
 
 
-def test_an_answer_that_is_none_leaves_all() -> None:
+def test_a_response_that_is_none_leaves_all() -> None:
     """And a backend that is away is the caller's to tell."""
 
     def refuse(offsets: Sequence[int]) -> Sequence[Reply]:

@@ -14,7 +14,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import ended_offsets, pages
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs import redelivery as module
-from headrace.control.runs.redelivery import Redelivery, RedeliveryAnswer, RedeliveryRequest
+from headrace.control.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import (
@@ -135,7 +135,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
         anything = cast(Any, world)
         redelivery = Redelivery(anything, consumers, anything, world.clock, "h")
 
-        async def ask(**asked: Any) -> RedeliveryAnswer:
+        async def ask(**asked: Any) -> RedeliveryResponse:
             return await redelivery.run(RedeliveryRequest(**{"group": "g", **asked}))
 
         yield redelivery, ask
@@ -194,9 +194,9 @@ async def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_the
                 ReadFailed, match=rf"{count} of t\.dlq, which name an origin .* call again, and reading"
             ):
                 await ask(timeout=1)
-        answer = await ask(timeout=1)
-        assert (answer.records, answer.status) == (1, "processed")
-        assert "dead letters left are 5 of t.dlq" in answer.description
+        response = await ask(timeout=1)
+        assert (response.records, response.status) == (1, "processed")
+        assert "dead letters left are 5 of t.dlq" in response.description
         world.seconds_per_read = 0.0
         assert (await ask()).status == "empty"
         assert (await ask(lastretry=True)).records == 1, "the one that came back too often was not passed over for good"
@@ -258,8 +258,8 @@ async def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.Monke
     world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
     world.ended = {(0, offset) for offset in range(1, 198)}
     async with play(world) as (_, ask):
-        answer = await ask()
-        assert answer.records == 2
+        response = await ask()
+        assert response.records == 2
         assert (world.reads, world.read_records) == (2, 12)
 
 

@@ -155,7 +155,7 @@ def test_what_could_not_be_saved_as_ended_is_saved_when_the_run_closes(fake: Fak
     """A save that fails once repeats no dead letter, because the run saves again before it fails."""
     fake.letter(0)
     fake.fail_at = {2}  # the first call writes the dead letter
-    with pytest.raises(DeadLetterFailed, match="no answer"):
+    with pytest.raises(DeadLetterFailed, match="no response"):
         run(fake)
     assert (fake.values, fake.ended()) == ([b"v0"], {0})
 

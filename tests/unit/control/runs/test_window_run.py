@@ -32,7 +32,7 @@ class World:
         self.reads: list[int] = []
         self.seen: list[int] = []
         self.replays: set[str] = set()
-        self.answer: Callable[[Record], Reply] = lambda record: ACK
+        self.response: Callable[[Record], Reply] = lambda record: ACK
         self.letters: list[DeadLetter] = []
         self.clock = ManualClock(1000.0)
         self.delivery = DeliveryConfig(batch=BatchConfig(max_records=10), **settings)
@@ -53,7 +53,7 @@ class World:
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.seen += [record.offset for record in delivery.records]
         self.replays.add(delivery.replay)
-        return [self.answer(record) for record in delivery.records]
+        return [self.response(record) for record in delivery.records]
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         self.letters += letters
@@ -119,7 +119,7 @@ async def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None
     world = World(
         range(20), ordering="none", retry={"attempts": 2, "first_delay_seconds": 600, "max_delay_seconds": 600}
     )
-    world.answer = lambda record: ACK if record.offset != 3 else Reply("E")
+    world.response = lambda record: ACK if record.offset != 3 else Reply("E")
     pump, source = await world.open(Committed(0), 20)
     await world.until(lambda: source.progress.ended == 19)
     await source.close(Deadline(world.clock, 0))
@@ -127,7 +127,7 @@ async def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None
     assert progress.positions[P].offset == 3
     await close(source, pump)
 
-    world.seen, world.answer = [], lambda record: ACK
+    world.seen, world.response = [], lambda record: ACK
     pump, source = await world.open(progress.positions[P], 20)
     await world.until(lambda: source.finished)
     assert world.seen == [3]
@@ -178,7 +178,7 @@ async def test_the_rate_holds_from_the_first_second_on() -> None:
     await close(source, pump)
 
 
-async def test_a_broker_that_does_not_answer_and_a_log_that_moved_on_are_passed() -> None:
+async def test_a_broker_that_does_not_response_and_a_log_that_moved_on_are_passed() -> None:
     """Retention may take what was to be read next; an error that says nothing new ends the replay."""
     world = World(range(10, 20))
     world.start = 10

@@ -322,7 +322,7 @@ def test_any_interleaving_ends_equal(steps: list[Any], seed: int) -> None:
         turns = {(owner, name): asyncio.Lock() for owner in OWNERS for name in NAMES}
 
         async def act(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:
-            async with turns[owner, name]:  # an owner waits for one answer before it asks again for the same name
+            async with turns[owner, name]:  # an owner waits for one response before it asks again for the same name
                 await ask(kind, process, owner, name, group, topics)
 
         async def ask(kind: str, process: Process, owner: str, name: str, group: str, topics: list[str]) -> None:

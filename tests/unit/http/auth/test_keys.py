@@ -24,13 +24,13 @@ class Site:
     """A token server."""
 
     def __init__(self) -> None:
-        self.answer = shown(FIRST)
+        self.response = shown(FIRST)
         self.status = 200
         self.asked = 0
 
     async def serve(self, request: web.Request) -> web.Response:
         self.asked += 1
-        return web.Response(body=self.answer, status=self.status, headers={"Location": "/elsewhere"})
+        return web.Response(body=self.response, status=self.status, headers={"Location": "/elsewhere"})
 
 
 def shown(*keys: Any) -> bytes:
@@ -60,7 +60,7 @@ async def test_a_new_key_is_found_and_unknown_ones_do_not_make_a_flood() -> None
         for number in range(1000):
             assert await keys.find(str(number), "ES256") is None
         assert site.asked == 1
-        site.answer = shown(FIRST, SECOND)
+        site.response = shown(FIRST, SECOND)
         await clock.advance(30)
         found = await asyncio.gather(*(keys.find("second", "ES256") for _ in range(20)))
         assert all(found)
@@ -69,21 +69,21 @@ async def test_a_new_key_is_found_and_unknown_ones_do_not_make_a_flood() -> None
 
 
 @pytest.mark.parametrize(
-    ("status", "answer"),
+    ("status", "response"),
     [(500, b""), (302, b""), (200, b"[]"), (200, b"{"), (200, b'{"keys": []}'), (200, b" " * 10_000_000)],
 )
-async def test_known_keys_are_used_on_when_the_server_is_ill(status: int, answer: bytes) -> None:
+async def test_known_keys_are_used_on_when_the_server_is_ill(status: int, response: bytes) -> None:
     """Errors, redirects, no key set, none of use, 10 MB."""
     async with opened() as (site, keys, clock):
-        site.status, site.answer = status, answer
+        site.status, site.response = status, response
         with pytest.raises(KeysUnavailable):
             await keys.find("first", "ES256")
         assert not keys.readiness().ready
-        site.status, site.answer = 200, shown(FIRST)
+        site.status, site.response = 200, shown(FIRST)
         await clock.advance(31)
         assert await keys.find("first", "ES256")
         assert keys.readiness().ready
-        site.status, site.answer = status, answer
+        site.status, site.response = status, response
         await clock.advance(3600)
         assert await keys.find("second", "ES256") is None
         assert await keys.find("first", "ES256")
@@ -94,11 +94,11 @@ async def test_keys_are_read_at_start_and_again() -> None:
     """Without any request; so the first request does not wait, and a key that was taken back is gone."""
     async with opened() as (site, keys, clock):
         await keys.start()
-        while not keys.readiness().ready:  # noqa: ASYNC110 the answer comes over a socket
+        while not keys.readiness().ready:  # noqa: ASYNC110 the response comes over a socket
             await asyncio.sleep(0)
-        site.answer = shown(SECOND)
+        site.response = shown(SECOND)
         await clock.advance(301)
-        while not await keys.find("second", "ES256"):  # noqa: ASYNC110 the answer comes over a socket
+        while not await keys.find("second", "ES256"):  # noqa: ASYNC110 the response comes over a socket
             await asyncio.sleep(0)
         assert await keys.find("first", "ES256") is None
         await keys.stop()

@@ -109,8 +109,8 @@ def test_a_listener_that_closes_each_handshake_has_no_tls(security: dict[str, An
         assert (found.name, found.address) == (problem, address)
 
 
-def test_an_answer_ends_a_problem() -> None:
-    """What was reported before an answer is not the reason of a later outage."""
+def test_a_response_ends_a_problem() -> None:
+    """What was reported before a response is not the reason of a later outage."""
     errors = ConnectionErrors(kafka(LOGIN))
     errors.take(error("_AUTHENTICATION", f"{SASL}Invalid username or password"))
     assert (last := errors.find())

@@ -27,7 +27,7 @@ def test_the_class_says_what_to_do(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("code", [ClientError.CONCURRENT_TRANSACTIONS, ClientError.INVALID_TXN_STATE])
 def test_what_passes_by_itself_is_503_and_may_be_sent_again(code: int) -> None:
-    """Kafka refuses it only at this moment, so the answer says when to come back."""
+    """Kafka refuses it only at this moment, so the response says when to come back."""
     error = to_error(ClientError(code), "produce to t")
     assert (error.status, error.retriable, error.retry_after_seconds is not None) == (503, True, True)
     assert "No broker" not in error.description

@@ -34,7 +34,7 @@ class Harness:
         self.seen = Reachability(KafkaConfig(bootstrap_servers=servers), self.clock, report=self.said.append)
 
     def asked(self, answered: bool, seconds: float = 1.0) -> None:
-        """Ask the brokers; their answer, or that there is none, comes after some seconds."""
+        """Ask the brokers; their response, or that there is none, comes after some seconds."""
         began = self.clock.monotonic()
         self.clock._now += seconds
         self.seen.record_attempt(began, answered)
@@ -86,15 +86,15 @@ def test_a_refusal_is_told_at_once_and_once() -> None:
 
 
 def test_an_outage_without_an_error_says_one_time_only() -> None:
-    """A question may end before its limit, so the limit is not said beside the time since the last answer."""
+    """A question may end before its limit, so the limit is not said beside the time since the last response."""
     harness = Harness()
     harness.asked(True)
     harness.asked(False)
-    assert harness.said[-1].endswith("has not answered for 1 s: neither an answer nor an error arrived")
+    assert harness.said[-1].endswith("has not answered for 1 s: neither a response nor an error arrived")
 
 
-def test_an_answer_to_another_client_is_no_outage() -> None:
-    """A question that failed says nothing if another client has had an answer since it was asked."""
+def test_a_response_to_another_client_is_no_outage() -> None:
+    """A question that failed says nothing if another client has had a response since it was asked."""
     harness = Harness()
     harness.asked(True)
     began = harness.clock.monotonic()
@@ -105,7 +105,7 @@ def test_an_answer_to_another_client_is_no_outage() -> None:
     assert harness.seen.outage is None
 
 
-def test_a_late_report_does_not_end_an_outage_and_a_later_answer_does() -> None:
+def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> None:
     """An acknowledgement that was on its way when the brokers went away is none of them coming back."""
     harness = Harness()
     harness.asked(True)

@@ -23,14 +23,14 @@ from headrace.runtime.gauge_registry import GaugeKey, gauges
 RECORD = OutgoingRecord("t", None, b"1")
 
 
-def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: bool) -> Any:
+def outcome_of(monkeypatch: pytest.MonkeyPatch, responses: list[Any], *, closing: bool) -> Any:
     """Return what is said of a transaction in doubt; `answers` is what Kafka says when it is asked for its end."""
 
     async def read(*_: Any) -> AsyncGenerator[list[Any], None]:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        yield answer
+        response = responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        yield response
 
     async def main() -> Any:
         producers = transactional.TransactionalProducers(KafkaConfig(), ProducerConfig(), "x")
@@ -40,7 +40,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, answers: list[Any], *, closing: 
         job.in_doubt = True
         producers._open_jobs.add(job)
         producers._finish([job])
-        (result,) = await asyncio.wait_for(job.answer, 60)
+        (result,) = await asyncio.wait_for(job.response, 60)
         assert not producers._open_jobs
         return result
 
@@ -74,9 +74,9 @@ async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_i
     assert claimed.claim()
     for job in (waiting, claimed):
         producers._withdraw(job)
-    assert isinstance(waiting.answer.result()[0], KafkaUnavailable)
+    assert isinstance(waiting.response.result()[0], KafkaUnavailable)
     assert not waiting.claim()
-    assert not claimed.answer.done()
+    assert not claimed.response.done()
 
 
 async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:

@@ -111,7 +111,7 @@ def test_a_truncated_download_is_refused_and_taken_up_again(
     """A connection cut in the middle leaves nothing that counts; what was complete before is not fetched again."""
     _pin(monkeypatch, ("one", GOOD), ("two", GOOD))
     maven.files = {_path("one"): GOOD, _path("two"): b"CUT" + GOOD[3:90]}
-    with pytest.raises(EnvironmentProblem, match=r"no complete answer .* continues where it stopped"):
+    with pytest.raises(EnvironmentProblem, match=r"no complete response .* continues where it stopped"):
         ensure_artifacts("example")
     assert not _folder(tmp_path).exists()
     maven.files[_path("two")] = GOOD
@@ -136,14 +136,14 @@ def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPat
         ensure_artifacts("example")
 
 
-def test_a_mirror_that_does_not_answer_is_named_without_its_password(
+def test_a_mirror_that_does_not_response_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch, maven: Maven
 ) -> None:
     """The address is shown, the user and password in it are not."""
     _pin(monkeypatch, ("one", GOOD))
     monkeypatch.setenv("HEADRACE_MAVEN_REPOSITORY", "http://someone:geheim@127.0.0.1:1/repository")
     with pytest.raises(
-        EnvironmentProblem, match=r"from http://127\.0\.0\.1:1/repository: no complete answer"
+        EnvironmentProblem, match=r"from http://127\.0\.0\.1:1/repository: no complete response"
     ) as caught:
         ensure_artifacts("example")
     assert "geheim" not in str(caught.value)

@@ -32,7 +32,7 @@ from headrace.testing import ManualClock
 
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
 RECORDS = [OutgoingRecord("orders", b"k", b"secret value", HEADERS)] * 3
-RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no answer")]
+RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no response")]
 
 STATUSES = ["FAILURE", "UNKNOWN"]
 FAILED, ALL = [*STATUSES, "FAILURE"], ["SUCCESS", *STATUSES, "SUCCESS", "FAILURE"]
@@ -109,7 +109,7 @@ def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -
     }
     assert [(event["auditStatus"], event["partition"], event["offset"], event["stacktrace"]) for event in rest] == [
         ("FAILURE", 0, 0, "ERR40017 RECORD_TOO_LARGE: too large"),
-        ("UNKNOWN", 0, 0, "ERR40013 KAFKA_TIMEOUT: no answer"),
+        ("UNKNOWN", 0, 0, "ERR40013 KAFKA_TIMEOUT: no response"),
     ]
     assert len({event["id"] for event in rest}) == 2
     assert "secret" not in json.dumps(events)
@@ -378,7 +378,7 @@ def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixtu
         sent.extend(records)
         if len(records) == 1:
             raise ProducerQueueFull("full")
-        return [Produced(0, 0), KafkaTimeout("no answer")]
+        return [Produced(0, 0), KafkaTimeout("no response")]
 
     target = AuditTopic("sidecar-audit", produce)
     assert asyncio.run(target.write([(b"c-1", b"{}"), (b"", b"[]")])) == 1
@@ -387,7 +387,7 @@ def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixtu
         ("sidecar-audit", b"c-1", b"{}"),
         ("sidecar-audit", None, b"[]"),
     ]
-    assert "1 events are lost, because no answer" in caplog.text
+    assert "1 events are lost, because no response" in caplog.text
 
 
 class Said(NamedTuple):
@@ -401,7 +401,7 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
     return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
 
 
-ANSWERED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
+RESPONSEED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
@@ -439,8 +439,8 @@ def test_each_record_that_was_delivered_has_a_event() -> None:
     ("how", "headers", "said", "shown"),
     [
         ("dead letter", [], Said("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
-        ("given up", [], Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "r-1", "s-1", 77)),
-        ("given up", HEADERS, Said("HTTP 409", ANSWERED), ("given up: HTTP 409", "c-1", "t-1", 77)),
+        ("given up", [], Said("HTTP 409", RESPONSEED), ("given up: HTTP 409", "r-1", "s-1", 77)),
+        ("given up", HEADERS, Said("HTTP 409", RESPONSEED), ("given up: HTTP 409", "c-1", "t-1", 77)),
         ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_read_is_bounded_and_what_is_put_back_comes_first(most: int, count: in
     assert (buffer.records, buffer.size_bytes) == (3, 30)
 
 
-def test_an_answer_has_at_least_one_entry_and_a_bound() -> None:
+def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
     """8 MiB of text."""
     part = "x" * 4_194_304
     for entries, count in (([], 0), ([part * 3, ""], 1), ([part, part], 2), ([part, part, "x"], 2), (["", part], 2)):

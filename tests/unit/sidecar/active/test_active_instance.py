@@ -75,7 +75,7 @@ async def delivered(world: World, **limits: int) -> dict[Any, list[int]]:
 
 
 @with_reader
-async def test_a_question_that_kafka_does_not_answer_leaves_the_instance_alive(world: World, /) -> None:
+async def test_a_question_that_kafka_does_not_response_leaves_the_instance_alive(world: World, /) -> None:
     """The committed offsets are asked for on the polling thread, which must survive the error."""
     world.failure = DOWN
     with pytest.raises(KafkaError):
@@ -123,17 +123,17 @@ async def test_the_work_of_a_request_grows_with_its_partitions_and_no_faster(wor
 
 @with_reader
 async def test_lags_stay_known_while_kafka_is_asked(world: World, /) -> None:
-    """Until the answer: the new ones, or none after an error."""
+    """Until the response: the new ones, or none after an error."""
     await delivered(world)
     world.append(P0, 10)
     [status] = await world.instances.monitor.statuses()
     assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
-    world.answers.clear()
+    world.responses.clear()
     asked = asyncio.ensure_future(world.instances.monitor.statuses())
     await world.clock.settle()
     assert [lag for _, _, lag in world.instances.monitor.lags()] == [1, 0]
     world.failure = DOWN
-    world.answers.set()
+    world.responses.set()
     assert (await asked)[0].lag is None and [*world.instances.monitor.lags()] == []
     world.failure = None
 
@@ -190,7 +190,7 @@ async def test_two_subscriptions_at_a_time_leave_the_later_one(world: World, /) 
 
 
 @with_reader
-async def test_a_refusal_is_not_lost_with_the_answer_of_kafka(world: World, /) -> None:
+async def test_a_refusal_is_not_lost_with_the_response_of_kafka(world: World, /) -> None:
     """The commit of the partitions that are left takes too long; the next one names those that are gone."""
     await delivered(world)
     world.clients[-1].rebalance("on_revoke", P1)
@@ -269,7 +269,7 @@ def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> 
     run_virtual(main())
 
 
-def test_the_answers_that_are_not_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone may be larger than the bound; one more is refused while it is written."""
     instances = World(monkeypatch).process(total_bytes=1_048_576)
     with instances.answering(2_000_000), pytest.raises(TooManyRequests), instances.answering(1):
@@ -329,7 +329,7 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
 
 @with_reader
 async def test_a_seek_does_not_drop_a_commit_that_is_not_sent_yet(world: World, /) -> None:
-    """The answer of an asynchronous commit has promised it."""
+    """The response of an asynchronous commit has promised it."""
     assert len((await delivered(world))[P0]) == 10
     await world.instance.commit(wait=False)
     await world.run(world.instance.seek({P0: 0}))
@@ -340,7 +340,7 @@ async def test_a_seek_does_not_drop_a_commit_that_is_not_sent_yet(world: World, 
 @pytest.mark.parametrize("ends", ["delete", "unsubscribe"])
 @with_reader
 async def test_an_asynchronous_commit_survives_the_end_of_its_instance(world: World, /, ends: str) -> None:
-    """The consumer is closed before the commit has begun; the answer has promised it."""
+    """The consumer is closed before the commit has begun; the response has promised it."""
     await delivered(world)
     await world.instance.commit(wait=False)
     await (world.instances.delete(world.instance) if ends == "delete" else world.instance.unsubscribe())
@@ -442,7 +442,7 @@ async def test_a_client_that_names_no_assignment_is_refused_once(world: World, /
 
 @with_reader
 async def test_what_was_not_delivered_is_read_again(world: World, /) -> None:
-    """Its client has left in the middle of the answer."""
+    """Its client has left in the middle of the response."""
     found = await read(world)
     found.end(4)
     assert await delivered(world) == {P0: [*range(4, 10)], P1: [*range(10)]}

@@ -15,7 +15,7 @@ import pytest
 from active_world import P0, P1, World, run_virtual, spec_of
 
 from headrace.client import RetryPolicy
-from headrace.client.exchange import AnswerLost, HttpReply, HttpRequest, NewRecord
+from headrace.client.exchange import HttpReply, HttpRequest, NewRecord, ResponseLost
 from headrace.client.operations import ClientOperations
 from headrace.errors import CommitRefused, HeadraceError, ReadFailed
 from headrace.records import Committed, TopicPartition
@@ -29,7 +29,7 @@ RECORDS = 6
 
 
 class Lost(Exception):
-    """The client has no answer, and has given up."""
+    """The client has no response, and has given up."""
 
 
 class Member:
@@ -58,7 +58,7 @@ class Member:
                 except HeadraceError as error:
                     reply = HttpReply(error.status, msgspec.json.encode(error.body()), {})
                 lost = self.dice.random() < loses
-                step = work.throw(AnswerLost(Lost(), sent=True)) if lost else work.send(reply)
+                step = work.throw(ResponseLost(Lost(), sent=True)) if lost else work.send(reply)
         except StopIteration as end:
             return end.value
 
@@ -96,7 +96,7 @@ class Member:
         return []
 
     async def read(self, stream: object = None) -> list[Any]:
-        """Read as the route does; the client gets the answer whole, in part, or not at all."""
+        """Read as the route does; the client gets the response whole, in part, or not at all."""
         work = self.instance.read(max_bytes=200_000, max_records=2, wait_seconds=0.01, stream=stream)
         found = await self.group.world.run(work)
         for before, record in itertools.pairwise(found.records):

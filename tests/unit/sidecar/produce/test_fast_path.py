@@ -14,7 +14,7 @@ from headrace import errors
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
 from headrace.sidecar.produce.fast_path import Exchange
-from headrace.sidecar.produce.produce_response import ProduceAnswer
+from headrace.sidecar.produce.produce_response import EncodedResponse
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
@@ -39,7 +39,7 @@ def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     statuses: list[int] = []
     answer = Exchange.answer
 
-    def noted(self: Exchange, given: ProduceAnswer) -> None:
+    def noted(self: Exchange, given: EncodedResponse) -> None:
         statuses.append(given.status)
         answer(self, given)
 
@@ -48,7 +48,7 @@ def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def text_of(server: Any, request: bytes) -> bytes:
-    """Return an answer's bytes but for its date."""
+    """Return a response's bytes but for its date."""
     reader, writer = await server.connect()
     writer.write(request)
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
@@ -93,10 +93,10 @@ async def test_both_ways_answer_and_write_the_same_bytes(server: Any, hot: list[
     """Good and bad; the hot way is taken for what is good and usual."""
     for request, expected in SAME:
         hot.clear()
-        answer = await text_of(server, request)
+        response = await text_of(server, request)
         assert hot == ([expected] if expected else []), request
         written, server.kafka.records = server.kafka.records, []
-        assert await text_of(server, chunked(request)) == answer
+        assert await text_of(server, chunked(request)) == response
         assert hot == ([expected] if expected else []), request
         assert server.kafka.records == written
         server.kafka.records = []
@@ -115,7 +115,7 @@ TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
         post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
     ],
 )
-async def test_records_have_the_correlation_id_of_the_answer(server: Any, request_bytes: bytes) -> None:
+async def test_records_have_the_correlation_id_of_the_response(server: Any, request_bytes: bytes) -> None:
     """Also where the client named none."""
     head = (await text_of(server, request_bytes)).decode()
     (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
@@ -141,9 +141,9 @@ async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[
 
     server.kafka.produce = produce
     request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
-    answer = await text_of(server, request)
+    response = await text_of(server, request)
     assert len(hot) == 1
-    assert await text_of(server, chunked(request)) == answer
+    assert await text_of(server, chunked(request)) == response
     assert len(hot) == 1
 
 
@@ -151,11 +151,11 @@ async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[
 async def test_a_full_budget_is_told_in_the_same_bytes(server: Any, hot: list[int], body: bytes) -> None:
     """At once, without the work being done twice."""
     server.kafka.failure = errors.ProducerQueueFull("full")
-    answer = await text_of(server, post(body, IDS))
+    response = await text_of(server, post(body, IDS))
     assert hot == [503]
-    assert b"retry-after: 1" in answer
+    assert b"retry-after: 1" in response
     assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
-    assert await text_of(server, chunked(post(body, IDS))) == answer
+    assert await text_of(server, chunked(post(body, IDS))) == response
     assert hot == [503]
     await server.web.drain(Deadline(SystemClock(), 60))
 
@@ -187,7 +187,7 @@ async def test_what_is_unusual_is_served_by_the_application(
     assert hot == []
 
 
-async def test_a_client_that_leaves_before_its_answer_leaves_nothing_behind(server: Any, hot: list[int]) -> None:
+async def test_a_client_that_leaves_before_its_response_leaves_nothing_behind(server: Any, hot: list[int]) -> None:
     """The record is written and counted, and draining has nothing to wait for."""
     server.kafka.gate.clear()
     _, writer = await server.connect()
@@ -246,7 +246,7 @@ async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[in
 
 
 @pytest.mark.parametrize("before", [1, 3])
-async def test_what_cannot_be_read_does_not_answer_for_what_came_before(server: Any, before: int) -> None:
+async def test_what_cannot_be_read_does_not_response_for_what_came_before(server: Any, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
     server.kafka.gate.clear()

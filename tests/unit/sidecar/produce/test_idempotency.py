@@ -104,7 +104,7 @@ def run(kafka: Kafka, test: Any, clock: ManualClock | None = None) -> None:
     asyncio.run(main())
 
 
-async def test_a_key_that_comes_again_has_the_same_answer() -> None:
+async def test_a_key_that_comes_again_has_the_same_response() -> None:
     """And writes nothing; the entry holds a hash of the request, not the request."""
     async with Keys(Kafka()) as keys:
         first, replayed = await keys.write(request=b"a secret")
@@ -141,12 +141,12 @@ async def test_a_request_that_failed_is_not_remembered() -> None:
     """It may be sent again, also with another body."""
     async with Keys(Kafka()) as keys:
         assert (await keys.write(errors.TransactionAborted()))[0].status == 503
-        answer, replayed = await keys.write(request=b"other")
-        assert (answer.status, replayed) == (200, False)
+        response, replayed = await keys.write(request=b"other")
+        assert (response.status, replayed) == (200, False)
 
 
 async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """504 and unknown; then busy; then the answer it should have had."""
+    """504 and unknown; then busy; then the response it should have had."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
     async with Keys(Kafka()) as keys:
         keys.transactions._settings = ProducerConfig(properties={"delivery.timeout.ms": 100})
@@ -156,8 +156,8 @@ async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monke
             await keys.send()
         keys.kafka.end()
         await keys.clock.settle()
-        answer, replayed = await keys.send()
-        assert (answer.status, replayed) == (200, True)
+        response, replayed = await keys.send()
+        assert (response.status, replayed) == (200, True)
 
 
 async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_key() -> None:
@@ -213,7 +213,7 @@ async def test_the_topic_of_keys_is_made_with_the_first_key() -> None:
 
 
 async def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written, and the answer says what is waited for."""
+    """Nothing is written, and the response says what is waited for."""
     monkeypatch.setattr("headrace.sidecar.produce.idempotency._WAIT_SECONDS", 0.01)
     kafka = Kafka()
     kafka.failure = errors.KafkaUnavailable("no broker")
@@ -235,7 +235,7 @@ async def test_a_key_is_visible_ascii(key: bytes) -> None:
 
 
 def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:
-    """The oldest goes first; an answer that comes again takes its old one's place."""
+    """The oldest goes first; a response that comes again takes its old one's place."""
     clock = ManualClock()
     window = RememberedRequests(10, clock, max_keys=3, max_bytes=3000)
     now = clock.time()
@@ -243,7 +243,7 @@ def test_the_window_is_bounded_in_time_keys_and_bytes() -> None:
         window.remember(b"%d" % number, b"r", b"a", now + number)
     assert [window.find(b"%d" % number) is not None for number in range(5)] == [False, False, True, True, True]
     window.remember(b"2", b"r", b"b", now + 5)
-    assert (len(window), window.find(b"2").answer) == (3, b"b")  # type: ignore[union-attr]
+    assert (len(window), window.find(b"2").response) == (3, b"b")  # type: ignore[union-attr]
     window.remember(b"5", b"r", b"x" * 2000, now + 6)
     assert (len(window), window.find(b"3")) == (2, None)
     asyncio.run(clock.advance(15.5))

@@ -39,9 +39,9 @@ def request(name: str, topic: str, form: str) -> bytes:
 async def status_of(server: Any, sent: bytes) -> int:
     reader, writer = await server.connect()
     writer.write(sent)
-    answer = await asyncio.wait_for(reader.read(), 60)
+    response = await asyncio.wait_for(reader.read(), 60)
     writer.close()
-    return int(answer.split()[1])
+    return int(response.split()[1])
 
 
 def test_every_endpoint_that_produces_is_looked_at() -> None:

@@ -39,8 +39,11 @@ def test_the_body_is_the_value_and_headers_say_the_rest(opened: Any) -> None:
         "X-Correlation-Id: c-1",
         "X-Other: not taken",
     )
-    answer, (record,) = ask(opened, request)
-    assert (answer.status, answer.json) == (200, {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"})
+    response, (record,) = ask(opened, request)
+    assert (response.status, response.json) == (
+        200,
+        {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"},
+    )
     assert (record.key, record.value) == (b"k %41\xc3\xa9\xff", b"\x00\xff{")
     assert (record.partition, record.timestamp_ms) == (2, 1_700_000_000_000)
     assert record.headers == [
@@ -54,8 +57,8 @@ def test_the_body_is_the_value_and_headers_say_the_rest(opened: Any) -> None:
 @pytest.mark.parametrize(("more", "value"), [((), b""), (("X-Headrace-Tombstone: true",), None)])
 def test_an_empty_body_is_an_empty_value_unless_a_tombstone_is_asked_for(opened: Any, more: Any, value: Any) -> None:
     """Empty is not null."""
-    answer, (record,) = ask(opened, post(b"", "Content-Type: text/plain", *more))
-    assert (answer.status, record.value, record.key) == (200, value, None)
+    response, (record,) = ask(opened, post(b"", "Content-Type: text/plain", *more))
+    assert (response.status, record.value, record.key) == (200, value, None)
 
 
 TEXT = "Content-Type: text/plain"
@@ -86,14 +89,14 @@ TEXT = "Content-Type: text/plain"
 )
 def test_what_cannot_be_meant_is_refused(opened: Any, request_bytes: bytes, status: int, code: str, says: str) -> None:
     """With what to do instead, and nothing reaches Kafka."""
-    answer, records = ask(opened, request_bytes, max_body_bytes=1000)
-    assert (answer.status, answer.json["code"]) == (status, code), answer.json
-    assert says in answer.json["description"]
+    response, records = ask(opened, request_bytes, max_body_bytes=1000)
+    assert (response.status, response.json["code"]) == (status, code), response.json
+    assert says in response.json["description"]
     assert records == []
 
 
 def test_form_posts_of_webhooks_are_values(opened: Any) -> None:
     """Only what looks like JSON is a forgotten header."""
     kind = "Content-Type: application/x-www-form-urlencoded"
-    answer, (record,) = ask(opened, post(b"payload=%7B%7D", kind))
-    assert (answer.status, record.value) == (200, b"payload=%7B%7D")
+    response, (record,) = ask(opened, post(b"payload=%7B%7D", kind))
+    assert (response.status, record.value) == (200, b"payload=%7B%7D")

@@ -48,7 +48,7 @@ class Client:
         return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)).decode()
 
     async def receipt(self) -> Any:
-        """Return the next receipt; None at the end of the answer."""
+        """Return the next receipt; None at the end of the response."""
         while b"\n" not in self._text:
             size = int(await asyncio.wait_for(self.reader.readline(), LIMIT_SECONDS), 16)
             data = await asyncio.wait_for(self.reader.readexactly(size + 2), LIMIT_SECONDS)
@@ -76,7 +76,7 @@ async def streaming(server: Any, *arguments: str) -> AsyncIterator[Client]:
 
 
 async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
-    """The answer comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
+    """The response comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
     async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
         client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
         assert await client.receipt() == {"partition": 0, "offset": 0}
@@ -140,9 +140,9 @@ async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
 ) -> None:
     """With the one error body, while the client has sent nothing yet."""
     head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
-    answer = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-    assert (answer.status, answer.json["code"]) == (status, code)
-    assert says in answer.json["description"]
+    response = await server.ask(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+    assert (response.status, response.json["code"]) == (status, code)
+    assert says in response.json["description"]
 
 
 @pytest.mark.parametrize(

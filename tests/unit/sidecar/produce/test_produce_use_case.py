@@ -19,7 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
 from headrace.sidecar.produce.produce_request import ProduceRequest, choice_of
-from headrace.sidecar.produce.produce_response import Prepared, ProduceAnswer, answer_of
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, response_of
 from headrace.testing import ManualClock
 
 NO_IDS = RequestIds()
@@ -45,12 +45,12 @@ class Kafka:
 
 def produce(
     body: Any, kafka: Kafka | None = None, ids: RequestIds = NO_IDS, topic: str = "t", **settings: Any
-) -> ProduceAnswer:
+) -> EncodedResponse:
     kafka = kafka or Kafka()
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
     service = ProduceService(ProducerConfig(**settings), Codecs(registry), kafka, kafka)
 
-    async def main() -> ProduceAnswer:
+    async def main() -> EncodedResponse:
         try:
             text = body if isinstance(body, bytes) else json.dumps(body).encode()
             return await service.write(await service.prepare(topic, text, ids))
@@ -69,18 +69,18 @@ def sent(body: Any, ids: RequestIds = NO_IDS, **settings: Any) -> list[OutgoingR
 def test_records_reach_kafka_in_order_with_all_they_say() -> None:
     """Key, value, partition, timestamp; offsets come back in the same order."""
     kafka = Kafka()
-    answer = produce(
+    response = produce(
         {"records": [{"key": "a", "value": {"n": 1}, "partition": 2, "timestamp": 5}, {"value": [1]}]}, kafka
     )
     first, second = kafka.records
     assert (first.topic, first.key, first.value, first.partition, first.timestamp_ms) == ("t", b"a", b'{"n": 1}', 2, 5)
     assert (second.key, second.value, second.partition, second.timestamp_ms) == (None, b"[1]", None, 0)
-    assert answer.status == 200
-    assert json.loads(answer.body) == {
+    assert response.status == 200
+    assert json.loads(response.body) == {
         "offsets": [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}],
         "requestStatus": "OK",
     }
-    assert (answer.requested_records, answer.written_records) == (2, 2)
+    assert (response.requested_records, response.written_records) == (2, 2)
 
 
 DIGITS = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400}'
@@ -114,9 +114,9 @@ def test_unknown_fields_are_ignored_and_listed_where_that_is_set() -> None:
     """Clients of the light-4j sidecar send some; what is wrong beside them is still found."""
     records = [{"value": 1, "colour": "red"}, {"key": "k", "vaule": 1}, {"value": 2, "colour": "blue"}]
     kafka = Kafka()
-    answer = produce({"records": records, "isFoo": True}, kafka, unknown_fields="ignore")
+    response = produce({"records": records, "isFoo": True}, kafka, unknown_fields="ignore")
     assert [record.value for record in kafka.records] == [b"1", None, b"2"]
-    assert json.loads(answer.body)["ignoredFields"] == ["isFoo", "records.colour", "records.vaule"]
+    assert json.loads(response.body)["ignoredFields"] == ["isFoo", "records.colour", "records.vaule"]
     assert "ignoredFields" not in json.loads(produce({"records": [{"value": 1}]}, unknown_fields="ignore").body)
     with pytest.raises(errors.InvalidRequest, match=r"record 1 .*partition"):
         produce({"records": [{"value": 1, "a": 1}, {"value": 1, "partition": "x"}]}, unknown_fields="ignore")
@@ -294,10 +294,10 @@ FORBIDDEN, OTHER = errors.KafkaUnauthorized("no"), errors.KafkaError("odd")
 def test_the_status_is_that_of_the_worst_unless_a_record_is_written(results: list[Any], status: int) -> None:
     """decisions.md 3; the original's status by configuration."""
     body = {"records": [{"value": 1}] * len(results)}
-    answer = produce(body, Kafka(*results))
-    assert answer.status == status
-    assert (answer.retry_after_seconds is not None) == (status == 503)
-    assert ("code" in json.loads(answer.body)) == (status != 200)
+    response = produce(body, Kafka(*results))
+    assert response.status == status
+    assert (response.retry_after_seconds is not None) == (status == 503)
+    assert ("code" in json.loads(response.body)) == (status != 200)
     assert produce(body, Kafka(*results), always_200=True).status == 200
 
 
@@ -362,15 +362,15 @@ PLACE = {"partition": 2, "offset": 7}
 
 
 @pytest.mark.parametrize(("acks", "offsets", "said"), [("all", [PLACE], None), (1, [PLACE], 1), (0, [PLACE], 0)])
-def test_an_answer_that_is_weaker_than_ok_says_so(acks: Literal["all", 1, 0], offsets: object, said: object) -> None:
+def test_a_response_that_is_weaker_than_ok_says_so(acks: Literal["all", 1, 0], offsets: object, said: object) -> None:
     """And one that is not, does not."""
-    answer = answer_of(Prepared([]), [Produced(2, 7)], False, acks)
-    body = json.loads(answer.body)
-    assert (body["offsets"], body.get("acks"), answer.status) == (offsets, said, 200)
+    response = response_of(Prepared([]), [Produced(2, 7)], False, acks)
+    body = json.loads(response.body)
+    assert (body["offsets"], body.get("acks"), response.status) == (offsets, said, 200)
 
 
 def test_what_is_unknown_stays_unknown_with_weak_acks() -> None:
     """Beside a record that was sent."""
-    body = json.loads(answer_of(Prepared([]), [Produced(0, -1), errors.KafkaTimeout("late")], False, 0).body)
+    body = json.loads(response_of(Prepared([]), [Produced(0, -1), errors.KafkaTimeout("late")], False, 0).body)
     assert [entry.get("outcome") for entry in body["offsets"]] == [None, "unknown"]
     assert body["offsets"][0]["offset"] == -1

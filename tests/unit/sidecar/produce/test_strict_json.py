@@ -52,8 +52,8 @@ BAD_RECORDS = [*(b'{"value":%s}' % value for value in REFUSED), *(b'{"key":%s}' 
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: record[:40])
 async def test_what_is_no_value_is_refused(server: Any, record: bytes) -> None:
     """400 at once for the whole request; as a line of a stream it fails alone."""
-    answer = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
-    assert (answer.status, answer.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
+    response = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
+    assert (response.status, response.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
     assert server.kafka.records == []
     reader, writer = await server.connect()
     lines = b'{"value":1}\n%s\n{"value":2}' % record

@@ -59,9 +59,9 @@ def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed
 
 def test_each_topic_has_the_offsets_of_its_records() -> None:
     """In the order of the request, schema ids beside them."""
-    answer = write(request(a=2, b=1), Produced(0, 5), Produced(1, 6), Produced(2, 7))
-    first, second = json.loads(answer.body)["topics"]
-    assert (answer.status, answer.written_records) == (200, 3)
+    response = write(request(a=2, b=1), Produced(0, 5), Produced(1, 6), Produced(2, 7))
+    first, second = json.loads(response.body)["topics"]
+    assert (response.status, response.written_records) == (200, 3)
     assert (first["topic"], first["offsets"]) == ("a", [{"partition": 0, "offset": 5}, {"partition": 1, "offset": 6}])
     assert (second["topic"], second["offsets"], second["value_schema_id"]) == ("b", [{"partition": 2, "offset": 7}], 7)
 
@@ -69,20 +69,20 @@ def test_each_topic_has_the_offsets_of_its_records() -> None:
 def test_what_is_at_fault_decides_the_status() -> None:
     """Not what happened to the records beside it; without a fault it is 503 and may be sent again."""
     aborted = errors.TransactionAborted()
-    answer = write(request(a=1, b=1), aborted, errors.RecordTooLarge())
-    assert (answer.status, answer.retry_after_seconds, answer.written_records) == (413, None, 0)
-    answer = write(request(a=1, b=1), aborted, aborted)
-    body = json.loads(answer.body)
-    assert (answer.status, answer.retry_after_seconds, body["code"]) == (503, 1, "ERR40042")
+    response = write(request(a=1, b=1), aborted, errors.RecordTooLarge())
+    assert (response.status, response.retry_after_seconds, response.written_records) == (413, None, 0)
+    response = write(request(a=1, b=1), aborted, aborted)
+    body = json.loads(response.body)
+    assert (response.status, response.retry_after_seconds, body["code"]) == (503, 1, "ERR40042")
     assert [part["offsets"][0]["outcome"] for part in body["topics"]] == ["fail", "fail"]
 
 
 def test_a_late_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """504 for all of it, never fail."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
-    answer = write(request(a=1, b=1), seconds=0.1)
-    outcomes = [part["offsets"][0]["outcome"] for part in json.loads(answer.body)["topics"]]
-    assert (answer.status, outcomes) == (504, ["unknown", "unknown"])
+    response = write(request(a=1, b=1), seconds=0.1)
+    outcomes = [part["offsets"][0]["outcome"] for part in json.loads(response.body)["topics"]]
+    assert (response.status, outcomes) == (504, ["unknown", "unknown"])
 
 
 def test_an_error_names_the_topic_it_is_about() -> None:
@@ -137,7 +137,7 @@ def test_a_produce_request_as_a_transaction_is_answered_like_any_other() -> None
         transactions = Transactions(ProducerConfig(), kafka, kafka)  # type: ignore[arg-type]
         return transactions.of_produce(Prepared([OutgoingRecord("a", None, b"1")], 3, None))
 
-    body = json.loads(asyncio.run(main()).answer([Produced(0, 1)]).body)
+    body = json.loads(asyncio.run(main()).response_of([Produced(0, 1)]).body)
     assert body == {"offsets": [{"partition": 0, "offset": 1}], "key_schema_id": 3, "requestStatus": "OK"}
 
 

@@ -1,4 +1,4 @@
-"""However an answer is cut on its way, it is the same answer, or the same refusal."""
+"""However a response is cut on its way, it is the same response, or the same refusal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.sidecar.reactive.backend_connection import Broken, Connection, HttpAnswer
+from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken, Connection
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"
-ANSWERS = [
+RESPONSES = [
     HEAD + b"Content-Length: 5\r\n\r\nhello",
     CHUNKED + b"3\r\nabc\r\n2;x\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\nX: 1\r\n\r\n" * 2 + b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
@@ -50,10 +50,10 @@ class Wire(asyncio.Transport):
         return self.waiting
 
 
-def read(pieces: list[bytes]) -> tuple[HttpAnswer | str, bool]:
-    """Feed a connection, then end it; return the answer or refusal, and whether it would have been kept."""
+def read(pieces: list[bytes]) -> tuple[BackendResponse | str, bool]:
+    """Feed a connection, then end it; return the response or refusal, and whether it would have been kept."""
 
-    async def main() -> tuple[HttpAnswer | str, bool]:
+    async def main() -> tuple[BackendResponse | str, bool]:
         connection, wire = Connection(100), Wire()
         connection.connection_made(wire)
         waiter = connection.ask((b"request", b"body"), asyncio.get_running_loop().time() + 600)
@@ -73,47 +73,47 @@ def read(pieces: list[bytes]) -> tuple[HttpAnswer | str, bool]:
     return asyncio.run(main())
 
 
-def same(one: tuple[HttpAnswer | str, bool], other: tuple[HttpAnswer | str, bool]) -> bool:
-    """Refusals may be worded by what had come first; an answer is the same to the last byte."""
+def same(one: tuple[BackendResponse | str, bool], other: tuple[BackendResponse | str, bool]) -> bool:
+    """Refusals may be worded by what had come first; a response is the same to the last byte."""
     if isinstance(one[0], str):
         return isinstance(other[0], str) and not other[1]
     return one == other
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
-def test_an_answer_that_comes_byte_by_byte_is_the_same(answer: bytes) -> None:
+@pytest.mark.parametrize("response", RESPONSES, ids=range(len(RESPONSES)))
+def test_a_response_that_comes_byte_by_byte_is_the_same(response: bytes) -> None:
     """Each byte on its own."""
-    assert same(read([answer]), read([answer[at : at + 1] for at in range(len(answer))]))
+    assert same(read([response]), read([response[at : at + 1] for at in range(len(response))]))
 
 
-@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 400), max_size=12))
-def test_an_answer_that_is_cut_anywhere_is_the_same(answer: bytes, cuts: list[int]) -> None:
+@given(st.sampled_from(RESPONSES), st.lists(st.integers(0, 400), max_size=12))
+def test_a_response_that_is_cut_anywhere_is_the_same(response: bytes, cuts: list[int]) -> None:
     """Slices of any length."""
-    edges = sorted({0, len(answer), *(cut for cut in cuts if cut < len(answer))})
-    assert same(read([answer]), read([answer[a:b] for a, b in itertools.pairwise(edges)]))
+    edges = sorted({0, len(response), *(cut for cut in cuts if cut < len(response))})
+    assert same(read([response]), read([response[a:b] for a, b in itertools.pairwise(edges)]))
 
 
-@given(st.binary(max_size=200), st.sampled_from([b"", *ANSWERS]), st.integers(0, 80))
-def test_no_bytes_break_it(noise: bytes, answer: bytes, at: int) -> None:
-    """Noise before, in or behind an answer: an answer, or a refusal in words; never anything else."""
-    got, kept = read([answer[:at] + noise + answer[at:]])
-    assert isinstance(got, HttpAnswer) or (got and not kept)
+@given(st.binary(max_size=200), st.sampled_from([b"", *RESPONSES]), st.integers(0, 80))
+def test_no_bytes_break_it(noise: bytes, response: bytes, at: int) -> None:
+    """Noise before, in or behind a response: a response, or a refusal in words; never anything else."""
+    got, kept = read([response[:at] + noise + response[at:]])
+    assert isinstance(got, BackendResponse) or (got and not kept)
 
 
-def test_what_follows_an_answer_ends_its_connection() -> None:
-    """A whole second answer in the same bytes changes nothing of the first, and nothing is kept."""
+def test_what_follows_an_response_ends_its_connection() -> None:
+    """A whole second response in the same bytes changes nothing of the first, and nothing is kept."""
     first = HEAD + b"A: 1\r\nContent-Length: 3\r\n\r\none"
     second = b"HTTP/1.1 500 Evil\r\nA: 2\r\nContent-Length: 3\r\n\r\ntwo"
     got, kept = read([first + second])
-    assert got == HttpAnswer(200, {"a": "1", "content-length": "3"}, b"one")
+    assert got == BackendResponse(200, {"a": "1", "content-length": "3"}, b"one")
     assert not kept
     assert read([first]) == (got, True)
 
 
-def test_headers_are_those_of_the_answer_alone() -> None:
+def test_headers_are_those_of_the_response_alone() -> None:
     """Not those of interim answers or behind the body; repeated ones are joined."""
-    assert read([ANSWERS[1]])[0] == HttpAnswer(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
-    assert read([ANSWERS[2]])[0] == HttpAnswer(404, {"content-length": "0"}, b"")
+    assert read([RESPONSES[1]])[0] == BackendResponse(200, {"transfer-encoding": "chunked", "x-a": "1, , 2"}, b"abcde")
+    assert read([RESPONSES[2]])[0] == BackendResponse(404, {"content-length": "0"}, b"")
 
 
 @pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
@@ -138,7 +138,7 @@ async def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() ->
     connection = Connection(100)
     connection.connection_made(Wire())
     waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
-    connection.data_received(ANSWERS[0])
+    connection.data_received(RESPONSES[0])
     await waiter
     assert connection.reusable
     connection.eof_received()
@@ -146,15 +146,15 @@ async def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() ->
     connection.connection_lost(None)
 
 
-async def test_a_kept_connection_holds_no_answer() -> None:
-    """Many connections with large answers would hold each of them until the next request."""
+async def test_a_kept_connection_holds_no_response() -> None:
+    """Many connections with large responses would hold each of them until the next request."""
     connection = Connection(1_000_000)
     connection.connection_made(Wire())
     waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
     body = b"y" * 1_000_000
     connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
     assert (await waiter).body == body
-    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | HttpAnswer)]
+    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | BackendResponse)]
     assert not any(held)
     connection.connection_lost(None)
 
@@ -165,14 +165,14 @@ async def test_each_request_on_a_connection_has_its_own_deadline(first: float, s
     connection, now = Connection(100), asyncio.get_running_loop().time
     connection.connection_made(Wire())
     earlier = connection.ask((b"x",), now() + first)
-    connection.data_received(ANSWERS[0])
+    connection.data_received(RESPONSES[0])
     assert (await earlier).body == b"hello"
     later = connection.ask((b"x",), now() + second)
     if second < first:
-        with pytest.raises(Broken, match="no answer arrived in time"):
+        with pytest.raises(Broken, match="no response arrived in time"):
             await asyncio.wait_for(later, 60)
     else:
         await asyncio.wait({later}, timeout=4 * first)
-        connection.data_received(ANSWERS[0])
+        connection.data_received(RESPONSES[0])
         assert (await later).body == b"hello"
     connection.connection_lost(None)

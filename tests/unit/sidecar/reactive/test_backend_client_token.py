@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
-from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.token import Token
 from headrace.testing import ManualClock
 
@@ -23,21 +23,21 @@ class Giver:
     """A token server in memory."""
 
     def __init__(self, **body: Any) -> None:
-        self.answers: list[HttpAnswer] = []
+        self.responses: list[BackendResponse] = []
         self.body: dict[str, Any] = {"token_type": "Bearer", "expires_in": 100, **body}
         self.asked = 0
         self.gate: asyncio.Event | None = None
         self.clock = ManualClock()
         self.token = Token(OAUTH, self.ask, lambda: None, self.clock)
 
-    async def ask(self, form: bytes) -> HttpAnswer:
+    async def ask(self, form: bytes) -> BackendResponse:
         self.asked += 1
         number = self.asked
         if self.gate:
             await self.gate.wait()
-        if self.answers:
-            return self.answers.pop(0)
-        return HttpAnswer(200, {}, json.dumps({"access_token": f"t{number}", **self.body}).encode())
+        if self.responses:
+            return self.responses.pop(0)
+        return BackendResponse(200, {}, json.dumps({"access_token": f"t{number}", **self.body}).encode())
 
 
 @pytest.mark.parametrize(("lasts", "renewed"), [(100, 90.0), (3600, 3570.0), ("100", 90.0), (None, 270.0)])
@@ -61,7 +61,7 @@ async def test_many_who_need_a_token_ask_once() -> None:
     assert set(await asyncio.gather(*waiting)) == {"t1"}
     await giver.clock.advance(1000)
     giver.gate.clear()
-    giver.answers.append(HttpAnswer(503, {}, b""))
+    giver.responses.append(BackendResponse(503, {}, b""))
     waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
     await giver.clock.settle()
     await giver.clock.advance(1)
@@ -109,10 +109,12 @@ async def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_repla
         (200, b'{"x": ' + b"[" * 60_000, "no bearer token"),
     ],
 )
-async def test_answers_that_give_no_token_are_said_without_what_they_hold(status: int, body: bytes, says: str) -> None:
+async def test_responses_that_give_no_token_are_said_without_what_they_hold(
+    status: int, body: bytes, says: str
+) -> None:
     """The status and the standard's own word for the error, never the rest."""
     giver = Giver()
-    giver.answers.append(HttpAnswer(status, {}, body))
+    giver.responses.append(BackendResponse(status, {}, body))
     with pytest.raises(DestinationUnavailable, match=says) as failed:
         await giver.token.value()
     assert "canary" not in str(failed.value.body())

@@ -1,4 +1,4 @@
-"""The body of a delivery and the answers to it."""
+"""The body of a delivery and the responses to it."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def result(offset: int, processed: bool, name: str = "record", **more: Any) -> d
     return {name: {**PLACE, "offset": offset, "value": [1, {"x": None}]}, "processed": processed, "extra": 1, **more}
 
 
-def outcomes(answer: Any, *offsets: int) -> list[Any]:
+def outcomes(response: Any, *offsets: int) -> list[Any]:
     sent = RecordBatch.of([record(offset) for offset in offsets or (7,)])
-    return list(replies_of(json.dumps(answer).encode(), sent))
+    return list(replies_of(json.dumps(response).encode(), sent))
 
 
 @given(st.integers(1, 50), st.data())
@@ -123,10 +123,10 @@ def test_either_echo_may_hold_the_coordinates(record: Any) -> None:
     assert [one == ACK for one in found] == [False, True]
 
 
-@pytest.mark.parametrize("answer", [{}, {"processed": None}, {"processed": False}])
-def test_what_is_not_said_to_be_done_is_not_done(answer: dict[str, Any]) -> None:
+@pytest.mark.parametrize("response", [{}, {"processed": None}, {"processed": False}])
+def test_what_is_not_said_to_be_done_is_not_done(response: dict[str, Any]) -> None:
     """A missing `processed` is a failure."""
-    (found,) = outcomes([answer])
+    (found,) = outcomes([response])
     assert (found.permanent, found.error) == (False, "not processed")
 
 
@@ -173,7 +173,7 @@ ONE = result(7, True)
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("response", "says"),
     [
         (b"", "not a JSON array"),
         (b"{}", "not a JSON array"),
@@ -195,10 +195,12 @@ ONE = result(7, True)
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_an_answer_that_is_not_as_agreed_is_refused(answer: Any, says: str) -> None:
+def test_a_response_that_is_not_as_agreed_is_refused(response: Any, says: str) -> None:
     """Nothing is taken as done by mistake, and the words say what is wrong."""
     with pytest.raises(DestinationRefused, match=says):
-        replies_of(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), RecordBatch.of([record()]))
+        replies_of(
+            response if isinstance(response, bytes) else json.dumps(response).encode(), RecordBatch.of([record()])
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,16 +225,16 @@ ECHOES = st.dictionaries(
     st.sampled_from(["topic", "partition", "offset"]), VALUES | st.sampled_from(['to"pic', 3, 7, 8])
 )
 NAMES = ["record", "consumerRecord", "processed", "key", "stacktrace", "correlationId", "timestamp", "other"]
-ANSWERS = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES | ECHOES | st.just(True)), max_size=3)
+RESPONSES = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES | ECHOES | st.just(True)), max_size=3)
 
 
-@given(st.binary() | st.builds(lambda answer: json.dumps(answer).encode(), ANSWERS | VALUES))
-def test_whatever_a_backend_answers_is_outcomes_or_refused(answer: bytes) -> None:
+@given(st.binary() | st.builds(lambda response: json.dumps(response).encode(), RESPONSES | VALUES))
+def test_whatever_a_backend_answers_is_outcomes_or_refused(response: bytes) -> None:
     """And a record is done only if a result says so."""
     try:
-        found = replies_of(answer, RecordBatch.of([record(7), record(8)]))
+        found = replies_of(response, RecordBatch.of([record(7), record(8)]))
     except DestinationRefused as error:
         assert "the backend" in error.description
     else:
         assert len(found) == 2
-        assert found.count(ACK) <= answer.count(b'"processed": true')
+        assert found.count(ACK) <= response.count(b'"processed": true')

@@ -20,13 +20,13 @@ EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
 class Client:
     url = "http://b"
 
-    def __init__(self, *answers: tuple[int, bytes]) -> None:
+    def __init__(self, *responses: tuple[int, bytes]) -> None:
         self.asked: list[str] = []
-        self._answers = list(answers)
+        self._responses = list(responses)
 
     async def get(self, path: str) -> Any:
         self.asked.append(path)
-        status, body = self._answers.pop(0)
+        status, body = self._responses.pop(0)
         return SimpleNamespace(status=status, body=body)
 
 
@@ -59,7 +59,7 @@ def test_each_partition_is_asked_for_with_its_epoch() -> None:
         (200, b'{"x": ' + b"[" * 60_000, "a body that is not"),
     ],
 )
-def test_anything_else_is_no_answer(status: int, body: bytes, says: str) -> None:
+def test_anything_else_is_no_response(status: int, body: bytes, says: str) -> None:
     """Nothing is guessed: to begin elsewhere would lose or repeat what the store has."""
     with pytest.raises(DestinationUnavailable, match=says):
         ask(Client((status, body)), TopicPartition("c", 12))

@@ -1,4 +1,4 @@
-"""A consumer begins with the first answer to a health question, and only then can it be drained, stopped or dead."""
+"""A consumer begins with the first response to a health question, and only then can it be drained, stopped or dead."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
 from headrace.runtime import Deadline, Readiness, Service
-from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.testing import ManualClock
 
 
 class FakeBackend:
-    """Answers with the statuses it is given, the last one for ever; 0 is no answer."""
+    """Answers with the statuses it is given, the last one for ever; 0 is no response."""
 
     url = "http://localhost/"
 
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.asked = list(statuses), 0
 
-    async def get(self, path: str) -> HttpAnswer:
+    async def get(self, path: str) -> BackendResponse:
         assert path == "/ready?x=1"
         self.asked += 1
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
             raise DestinationUnavailable("waiting for the backend: no process listens there")
-        return HttpAnswer(status, {}, b"")
+        return BackendResponse(status, {}, b"")
 
 
 class Consumer(Service):

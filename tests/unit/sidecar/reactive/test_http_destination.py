@@ -1,4 +1,4 @@
-"""A backend as a destination: what each answer means for the records, and which of them are sent at all."""
+"""A backend as a destination: what each response means for the records, and which of them are sent at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused, DestinationUnavailable, RegistryUnavailable
 from headrace.formats.choice import Codecs
 from headrace.records import Record, TopicPartition
-from headrace.sidecar.reactive.backend_connection import HttpAnswer
+from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, HttpDestination, retry_after_seconds
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.testing import ManualClock
@@ -36,13 +36,13 @@ class FakeClient:
     url = "http://localhost/"
 
     def __init__(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.answer = HttpAnswer(status, headers, body)
+        self.response = BackendResponse(status, headers, body)
         self.posts: list[tuple[bytes, dict[str, str]]] = []
         self.closed = False
 
-    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> HttpAnswer:
+    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> BackendResponse:
         self.posts.append((body, dict(headers)))
-        return self.answer
+        return self.response
 
     def close(self) -> None:
         self.closed = True
@@ -107,7 +107,7 @@ def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
     """Only before one that was alone then; by its health, or by OPTIONS."""
     client = AsyncMock(**{"post.side_effect": [DestinationUnavailable("closed", broken_off=True) for _ in range(4)]})
     asked = client.get if path else client.options
-    asked.return_value = HttpAnswer(status, {}, b"")
+    asked.return_value = BackendResponse(status, {}, b"")
     to = destination(client)
     to._health = path
     found = []
@@ -120,7 +120,7 @@ def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
-def test_a_success_is_enough_where_answers_are_not_read(status: int) -> None:
+def test_a_success_is_enough_where_responses_are_not_read(status: int) -> None:
     """Whatever the body is."""
     assert deliver(destination(FakeClient(status, b"<html>"), "status"), TWO) == [ACK, ACK]
 

@@ -369,7 +369,7 @@ def metrics_page() -> str:
         "|---|---|---|---|---|",
         *rows,
         "\n## Outcomes\n",
-        "The label `outcome` of `headrace_ended_records_total`:\n",
+        "The label `outcome` of `headrace_completed_records_total`:\n",
         "| Outcome | Meaning |",
         "|---|---|",
         *(f"| `{outcome}` | {meaning} |" for outcome, meaning in OUTCOMES.items()),

@@ -18,13 +18,13 @@ from headrace.testing import Fault, PlannedResponse, Received, RecordingBackend
 from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
-DELEGATED = ("redrive.", "replay.", "seek.", "batch.")
+BY_OTHERS = ("redrive.", "replay.", "seek.", "batch.")
 """Points on ways that a record takes only when somebody asks for it; they have tests of their own."""
 POINTS = sorted(
     name
     for file in SRC.rglob("*.py")
     for name in re.findall(r"\breach\(\"([a-z.-]+)\"\)", file.read_text())
-    if not name.startswith(DELEGATED)
+    if not name.startswith(BY_OTHERS)
 )
 AT_ONCE = 6
 

@@ -22,9 +22,9 @@ headrace_delivery_records_created{outcome="delivered",path="function noop/t"} 1.
 """
 NOW = """\
 headrace_received_records_total{consumer="noop.t",kind="function"} 1000.0
-headrace_ended_records_total{consumer="noop.t",kind="function",outcome="delivered"} 600.0
-headrace_ended_records_total{kind="reactive",outcome="delivered",consumer="push"} 50.0
-headrace_ended_records_total{consumer="noop.t",kind="function",outcome="dead_letter"} 7.0
+headrace_completed_records_total{consumer="noop.t",kind="function",outcome="delivered"} 600.0
+headrace_completed_records_total{kind="reactive",outcome="delivered",consumer="push"} 50.0
+headrace_completed_records_total{consumer="noop.t",kind="function",outcome="dead_letter"} 7.0
 """
 
 

@@ -54,9 +54,9 @@ _FUNCTION_BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
 _FUNCTION_IN_FLIGHT = 1000
 _FUNCTION_FLOW = FlowControl()
 _INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: name a topic of yours"
-_TIERS_OF_OTHER_CLUSTER = (
-    "retry.tiers are topics of the cluster of headrace.yaml, and this trigger reads another one or with a login of its "
-    "own: remove them, or raise retry.max_delay_seconds"
+_RETRY_TOPICS_OF_ANOTHER_CLUSTER = (
+    "retry.topics are topics of the cluster of headrace.yaml, and this trigger reads another one or its own login: "
+    "remove them, or raise retry.max_delay_seconds"
 )
 _IN_TRANSACTIONS = (
     "its outputs and its group's offsets are committed together (delivery: exactly_once), and a replay commits none"
@@ -271,8 +271,8 @@ class Assembly:
         )
         dead_letters = self._dead_letters(trigger.dead_letters, like, held)
         admin = self._topics_of(kafka.cluster(config.kafka), name).admin
-        if trigger.retry.tiers and (kafka.security or not all(like.values())):
-            raise FunctionInvalid(f"{name}: {_TIERS_OF_OTHER_CLUSTER}")
+        if trigger.retry.topics and (kafka.security or not all(like.values())):
+            raise FunctionInvalid(f"{name}: {_RETRY_TOPICS_OF_ANOTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
         policy = policy._replace(transactional=held is not None)
         make, transactions = self._exactly_once(name, group, held) if held else (Pump, [])
@@ -443,7 +443,7 @@ class Assembly:
         `when` returns the service that starts their consumer.
         """
         make = functools.partial(make, f"{label} delivery", group, delivery=delivery, clock=self._context.clock)
-        if not delivery.retry.tiers:
+        if not delivery.retry.topics:
             return make(destination, dead_letters, hooks=hooks), None, []
         path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)
         if self._config.kafka.create_topics:

@@ -32,7 +32,7 @@ class RetryPath:
         self._name, self._group, self._delivery, self._inner = name, group, delivery, destination
         self.source = next(iter(topics), "")
         """The topic that its internal topics are created like; empty if the consumer names none."""
-        self.topics = delivery.retry.tier_topics(group)
+        self.topics = delivery.retry.topic_names(group)
         """The retry topics, the shortest delay first."""
         self.blocked_keys: CompactedTable[bytes] | None = None
         """The table of blocked keys; None if the order of keys is not kept."""
@@ -40,7 +40,7 @@ class RetryPath:
         """Where the consumer delivers to."""
         blocked: BlockedKeys | None = None
         if delivery.retry.keep_key_order:
-            topic = InternalTopic(f"_headrace-{group}.parked", self.source)
+            topic = InternalTopic(f"_headrace-{group}.blocked", self.source)
             self.blocked_keys = CompactedTable(context.admin, topic, RAW_BYTES, produce, context.clock)
             blocked = BlockedKeys(self.blocked_keys)
         self.writer = RetryTopics(
@@ -106,6 +106,6 @@ def retry_of_topic(retry: RetryConfig) -> RetryConfig:
     """Return the attempts of a record in a retry topic: one, or `attempts` more where it blocks its key."""
     if not retry.keep_key_order:
         return retry
-    delay = float(retry.tiers[0])
+    delay = float(retry.topics[0])
     pauses = {"first_delay_seconds": delay, "max_delay_seconds": delay}
     return retry.model_copy(update={"attempts": 2 * retry.attempts, **pauses})

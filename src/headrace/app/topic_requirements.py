@@ -46,7 +46,7 @@ def topic_requirements(
                 reactive.topics,
                 internal.fits_of(reactive),
                 reactive.dead_letter.topic_for if reactive.dead_letter.enabled else None,
-                reactive.retry.tier_topics(reactive.group),
+                reactive.retry.topic_names(reactive.group),
             )
         )
     for spec in functions:

@@ -195,7 +195,7 @@ _RUN = (
 _ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}
 _VERBS = {
     "redrive": ("redrive", "would go back", "back and acknowledged"),
-    "tier": ("redrive", "would be sent", "sent and acknowledged"),
+    "retry_topic": ("redrive", "would be sent", "sent and acknowledged"),
     "quarantine": ("quarantine", "would be moved", "moved and acknowledged"),
     "drop": ("drop", "would be dropped", "dropped"),
 }
@@ -218,12 +218,19 @@ class _RunOptions(NamedTuple):
 @dlq.command()
 @click.argument("topic")
 @click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace deliver them to its backend (--url).")
-@click.option("--to-tier", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer.")
+@click.option(
+    "--to-retry-topic", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer."
+)
 @click.option("--consumer", help="Reactive consumer in the file of -c; only dead letters of its group are sent.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
 @with_options(*_RUN)
 def redrive(
-    topic: str, to_backend: str | None, to_tier: int | None, consumer: str | None, max_redrives: int, **chosen: Any
+    topic: str,
+    to_backend: str | None,
+    to_retry_topic: int | None,
+    consumer: str | None,
+    max_redrives: int,
+    **chosen: Any,
 ) -> int:
     """Send dead letters back to their original partitions, with the key, value and headers they had.
 
@@ -242,15 +249,15 @@ def redrive(
     """
     options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives}
     if to_backend:
-        if to_tier or options.exactly_once:
+        if to_retry_topic or options.exactly_once:
             raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
         url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file)
         return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
-    if not to_tier and not consumer:
+    if not to_retry_topic and not consumer:
         return _run("redrive", topic, request, options)
     if options.url is not None:
-        raise click.UsageError("--to-tier is done by the command itself: leave out --url")
-    target, group = _tier(options.cluster, consumer, to_tier)
+        raise click.UsageError("--to-retry-topic is done by the command itself: leave out --url")
+    target, group = _retry_topic(options.cluster, consumer, to_retry_topic)
     selection = msgspec.structs.replace(options.selection, groups=[group])
     return _run("redrive", topic, request, options._replace(selection=selection), target)
 
@@ -284,19 +291,21 @@ def drop(topic: str, reason: str, yes: bool, **chosen: Any) -> int:
     return _run("drop", topic, {"reason": reason}, _RunOptions(**chosen))
 
 
-def _tier(cluster: ClusterSettings, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
+def _retry_topic(cluster: ClusterSettings, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
     """Return a consumer's retry topic, and its group."""
     if not cluster.file or not name or not delay_seconds:
-        raise click.UsageError("a retry topic is named by --to-tier DELAY, --consumer NAME, and -c with its file")
+        raise click.UsageError(
+            "a retry topic is named by --to-retry-topic DELAY, --consumer NAME, and -c with its file"
+        )
     consumer = cluster.file.reactive_consumers.get(name)
     if consumer is None:
         known = ", ".join(cluster.file.reactive_consumers) or "none"
         raise ConfigError(f"the file has no reactive consumer {name}; it has: {known}")
-    if delay_seconds not in consumer.retry.tiers:
-        known = ", ".join(map(str, consumer.retry.tiers)) or "none"
-        raise ConfigError(f"consumer {name} has no retry topic of {delay_seconds} s; its retry.tiers: {known}")
-    topic = consumer.retry.tier_topics(consumer.group)[consumer.retry.tiers.index(delay_seconds)]
-    return Target("tier", topic, delay_seconds), consumer.group
+    if delay_seconds not in consumer.retry.topics:
+        known = ", ".join(map(str, consumer.retry.topics)) or "none"
+        raise ConfigError(f"consumer {name} has no retry topic of {delay_seconds} s; its retry.topics: {known}")
+    topic = consumer.retry.topic_names(consumer.group)[consumer.retry.topics.index(delay_seconds)]
+    return Target("retry_topic", topic, delay_seconds), consumer.group
 
 
 def _run(
@@ -330,7 +339,7 @@ def _run(
     if options.output == "json":
         print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
     else:
-        _print_run("tier" if redrive_to.kind == "tier" else kind, topic, body, done)
+        _print_run("retry_topic" if redrive_to.kind == "retry_topic" else kind, topic, body, done)
     return 1 if done.too_large or done.unproved else 0
 
 

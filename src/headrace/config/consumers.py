@@ -80,7 +80,7 @@ class RetryConfig(Section):
     `batchRollbackThreshold: 30` counts 30 itself too: write 29.99."""
     last_retry: bool = False
     """A record that has used up its attempts ends as failed, counted and in the log, and is no dead letter again."""
-    tiers: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
+    topics: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
     """Delays, in seconds, of further deliveries after `attempts` are used up, such as `[10, 60, 600]`: the record
     waits in the topic `<group>.retry.<delay>s` while others are delivered. After the last it becomes a dead letter."""
     keep_key_order: bool = False
@@ -89,22 +89,22 @@ class RetryConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.keep_key_order and len(self.tiers) != 1:
-            raise ValueError("keep_key_order takes exactly one delay: write one, such as tiers: [10]")
-        if self.tiers and self.last_retry:
-            raise ValueError("tiers and last_retry exclude each other: a last retry has no further ones; drop one")
-        if self.deadline_seconds and sum(self.tiers) > self.deadline_seconds:
+        if self.keep_key_order and len(self.topics) != 1:
+            raise ValueError("keep_key_order takes exactly one delay: write one, such as topics: [10]")
+        if self.topics and self.last_retry:
+            raise ValueError("topics and last_retry exclude each other: a last retry has no further ones; drop one")
+        if self.deadline_seconds and sum(self.topics) > self.deadline_seconds:
             raise ValueError(
-                f"deadline_seconds is {self.deadline_seconds:g} and tiers take {sum(self.tiers)} s together, so the "
+                f"deadline_seconds is {self.deadline_seconds:g} and topics take {sum(self.topics)} s together, so the "
                 "last one is never used: raise the deadline or drop that delay"
             )
         if self.first_delay_seconds > self.max_delay_seconds:
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
         return self
 
-    def tier_topics(self, group: str) -> list[str]:
+    def topic_names(self, group: str) -> list[str]:
         """Return the retry topics of a group, the shortest delay first."""
-        return [f"{group}.retry.{delay}s" for delay in self.tiers]
+        return [f"{group}.retry.{delay}s" for delay in self.topics]
 
     def action_of_status(self, status: int) -> Action:
         """Return the action for a failure status; one that HTTP does not define is retried."""
@@ -182,13 +182,13 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
     retry = delivery.retry
     if retry.keep_key_order and delivery.ordering != "key":
         raise ValueError(f"retry.keep_key_order does not go with ordering: {delivery.ordering}: write ordering: key")
-    if retry.tiers and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group):
+    if retry.topics and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group):
         raise ValueError(
             f"group is {group!r}, and retry topics are named after it: use up to 200 letters, digits, "
             "dots, underscores and hyphens"
         )
-    tiers = retry.tier_topics(group)
-    if taken := next((name for name in topics if name in tiers), ""):
+    retry_topics = retry.topic_names(group)
+    if taken := next((name for name in topics if name in retry_topics), ""):
         raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: name another topic")
 
 
@@ -242,11 +242,11 @@ class ReactiveConsumerConfig(PushConfig):
 
     def _fit_offsets(self) -> None:
         """Refuse settings under which a record may end before an earlier one, if one offset per partition is stored."""
-        one_by_one = self.ordering == "partition" and self.batch.max_records == 1 and not self.retry.tiers
+        one_by_one = self.ordering == "partition" and self.batch.max_records == 1 and not self.retry.topics
         if self.backend.offsets_path and not one_by_one:
             raise ValueError(
                 "backend.offsets_path is set, and one offset per partition says what is done only when records end one "
-                "after the other: write ordering: partition, batch: {max_records: 1}, and no retry.tiers"
+                "after the other: write ordering: partition, batch: {max_records: 1}, and no retry.topics"
             )
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:

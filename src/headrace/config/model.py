@@ -100,7 +100,7 @@ class HeadraceConfig(Section):
     def _one_consumer_per_group_and_topic(self) -> Self:
         owner: dict[tuple[str, str], str] = {}
         for name, consumer in self.reactive_consumers.items():
-            for topic in (*consumer.topics, *consumer.retry.tier_topics(consumer.group)):
+            for topic in (*consumer.topics, *consumer.retry.topic_names(consumer.group)):
                 other = owner.setdefault((consumer.group, topic), name)
                 if other != name:
                     raise ValueError(

@@ -155,9 +155,9 @@ class RegistrationConfig(ReactiveConsumerConfig):
         ):
             if value > bound:
                 raise ValueError(f"{name} is {value}, and registrations may have {bound} here: lower it")
-        if len(self.retry.tiers) > _MAX_RETRY_TOPICS:
+        if len(self.retry.topics) > _MAX_RETRY_TOPICS:
             raise ValueError(
-                f"retry.tiers has {len(self.retry.tiers)} delays, and registrations may have {_MAX_RETRY_TOPICS}"
+                f"retry.topics has {len(self.retry.topics)} delays, and registrations may have {_MAX_RETRY_TOPICS}"
             )
         if "group.instance.id" in properties:
             raise ValueError(

@@ -60,7 +60,7 @@ class RunningConsumer:
     @property
     def retry_topics(self) -> Sequence[str]:
         """Its retry topics, the shortest delay first."""
-        return self.delivery.retry.tier_topics(self.group)
+        return self.delivery.retry.topic_names(self.group)
 
     def reads(self, topic: str) -> bool:
         """Return whether it reads a topic; its retry topics do not count."""

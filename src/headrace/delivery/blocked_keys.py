@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headrace.delivery.lane import Lane
-from headrace.delivery.outcomes import DELEGATED, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
+from headrace.delivery.outcomes import HANDED_OFF, DeadLetter, DelayedRecord, Delivery, Destination, Reply, not_taken
 from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable, HeadraceError
 from headrace.records import Offsets, Record, TopicPartition
 from headrace.runtime import Clock, Service
@@ -267,7 +267,7 @@ class KeyOrder:
                     raise
                 answered = [not_taken(cause)] * len(free)
             replies |= zip([record.offset for record in free], answered, strict=True)
-        return [replies.get(record.offset, DELEGATED) for record in delivery.records]
+        return [replies.get(record.offset, HANDED_OFF) for record in delivery.records]
 
     async def _delay_all(self, delivery: Delivery, records: Sequence[Record]) -> dict[int, Reply]:
         """Write records to the retry topic; return replies for those that it did not take, by their offsets."""

@@ -24,7 +24,7 @@ class Outcome(enum.StrEnum):
     """Ended: the destination took it."""
     HELD = "held"
     """Delivered, and open until it is acknowledged explicitly."""
-    DELEGATED = "delegated"
+    HANDED_OFF = "handed_off"
     """Ended without a delivery: it is blocked by its key, was delivered before, or was not requested."""
     SKIPPED = "skipped"
     """Ended: the policy takes its failure for handled already."""
@@ -77,7 +77,7 @@ HELD = Reply(held=True)
 """A success that does not end the record."""
 NOT_BEGUN = Reply("not begun", reached=False)
 """The record was given back: its partition is about to be given up, or it waits for one before it that failed."""
-DELEGATED = Reply(reached=False)
+HANDED_OFF = Reply(reached=False)
 """The record has ended here without a delivery: it waits in a retry topic, or was not requested."""
 
 

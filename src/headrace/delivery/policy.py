@@ -28,7 +28,7 @@ def judge(
     failed_as_one = sum(1 for reply in replies if reply.status is not None or reply.shared) > 1
     for record, reply in zip(records, replies, strict=True):
         if not reply.error:
-            outcome = Outcome.DELIVERED if reply.reached else Outcome.DELEGATED
+            outcome = Outcome.DELIVERED if reply.reached else Outcome.HANDED_OFF
             outcome = Outcome.HELD if reply.held else outcome
         else:
             action = action_of(reply, retry)
@@ -86,7 +86,7 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
     attempts.
     """
     above = retry.rollback_threshold_percent
-    size -= len(judged.get(Outcome.DELEGATED, ()))
+    size -= len(judged.get(Outcome.HANDED_OFF, ()))
     failed = len(judged.get(Outcome.RETRY, ())) * 100
     if Outcome.UNAVAILABLE in judged or not failed or size < _LEAST_ROLLED_BACK:
         return False
@@ -94,10 +94,10 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
 
 
 def _rolled_back(judged: Judged, records: Sequence[Record], replies: Sequence[Reply]) -> Judged:
-    delegated = judged.get(Outcome.DELEGATED, ())
-    ended = {record.offset for record, _ in delegated}
+    handed_off = judged.get(Outcome.HANDED_OFF, ())
+    ended = {record.offset for record, _ in handed_off}
     both = zip(records, replies, strict=True)
     whole: dict[Outcome, Sequence[tuple[Record, Reply]]] = {
         Outcome.ROLL_BACK: [(record, reply) for record, reply in both if record.offset not in ended]
     }
-    return {**whole, Outcome.DELEGATED: delegated} if delegated else whole
+    return {**whole, Outcome.HANDED_OFF: handed_off} if handed_off else whole

@@ -184,7 +184,7 @@ class Pump(Service):
             self.counts.taken += len(records)
             before = lane.tracker.commit_offset
             if ended := lane.add(RecordBatch.of(records)):
-                self.counts.spared += len(ended)
+                self.counts.already_completed += len(ended)
                 self._release(partition, ended)
             if ended or before not in (None, lane.tracker.commit_offset):
                 self._mark(partition)
@@ -366,16 +366,16 @@ class Pump(Service):
 
     def _fence(self, lanes: Sequence[Lane], why: str = "") -> None:
         """End what has not ended by now; its late results are ignored, and its records are delivered again."""
-        if abandoned := sum([lane.fence(why) for lane in lanes]):
-            self.counts.abandoned += abandoned
-            log.warning("%s: abandoned=%d records in flight; they will be delivered again", self.name, abandoned)
+        if in_flight := sum([lane.fence(why) for lane in lanes]):
+            self.counts.in_flight_at_revoke += in_flight
+            log.warning("%s: in_flight_at_revoke=%d; these records will be delivered again", self.name, in_flight)
 
     def _ended(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply]) -> None:
         held = how is Outcome.HELD
         lane.ended(records, held=held)
         reach("ended.after")
         self._release(lane.partition, records)
-        if how is not Outcome.DELEGATED and how is not Outcome.DELAYED:
+        if how is not Outcome.HANDED_OFF and how is not Outcome.DELAYED:
             self.report(records, records.size_bytes, Outcome.DELIVERED if held else how, replies)
         self._mark(lane.partition)
         self.moves.begin_skips(lane)

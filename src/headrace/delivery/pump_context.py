@@ -16,7 +16,7 @@ from headrace.runtime import Clock
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",
-    Outcome.DELEGATED: "delegated",
+    Outcome.HANDED_OFF: "handed_off",
     Outcome.DEAD_LETTER: "dead_letters",
     Outcome.DELAYED: "delayed",
     Outcome.SKIPPED: "skipped",
@@ -39,11 +39,11 @@ class Counts:
         """Deliveries the destination as a whole did not take."""
         self.gap = 0
         """Offsets that were removed from the log before they were read, and passed as `on_gap` allows."""
-        self.spared = 0
+        self.already_completed = 0
         """Records that had ended before a restart, a rebalance or a seek, and are not delivered again."""
-        self.abandoned = 0
+        self.in_flight_at_revoke = 0
         """Records in flight when their partition had to be given up: so many duplicates to expect."""
-        self.late = 0
+        self.late_results = 0
         """Records that ended after their partition was given up; they are delivered again by its next owner."""
         self.commits = 0
         """Positions of partitions that were handed to the source."""

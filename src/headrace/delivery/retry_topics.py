@@ -12,7 +12,7 @@ from headrace.config.consumers import RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys
 from headrace.delivery.dead_letter import REFUSALS, iso
 from headrace.delivery.outcomes import (
-    DELEGATED,
+    HANDED_OFF,
     DeadLetter,
     DeadLetterWriter,
     DelayedRecord,
@@ -31,9 +31,9 @@ from headrace.runtime import Clock
 PREFIX = "headrace.retry."
 _NAMES = tuple(
     PREFIX + name
-    for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "parked")
+    for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "blocked")
 )
-_TABLE_ID = PREFIX + "parked_in"
+_TABLE_ID = PREFIX + "blocked_in"
 """Before the others, so that earlier versions read them: Kafka's id of the topic of blocked keys."""
 _ERROR_BYTES = 256
 
@@ -58,7 +58,7 @@ class RetryTopics(KeyUnblocker):
         self._produce = produce
         self._clock = clock
         self._dead_letters = dead_letters
-        self._topics = retry.tier_topics(group)
+        self._topics = retry.topic_names(group)
         self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int]:
@@ -109,7 +109,7 @@ class RetryTopics(KeyUnblocker):
         """Decode a record of a retry topic, with its longest wait."""
         if copy.topic not in self._topics:
             return delayed_of(copy)
-        return delayed_of(copy)._replace(delay_seconds=self.retry.tiers[self._topics.index(copy.topic)])
+        return delayed_of(copy)._replace(delay_seconds=self.retry.topics[self._topics.index(copy.topic)])
 
     def has_ended(self, copy: Record) -> bool:
         """Whether a record of a retry topic was delivered or dead-lettered, and only its key is still blocked."""
@@ -138,10 +138,10 @@ class RetryTopics(KeyUnblocker):
 
     def _may_delay(self, dead_letter: DeadLetter, level: int, now: float) -> bool:
         retry = self.retry
-        if level >= len(retry.tiers) or (dead_letter.attempts and action_of(dead_letter.reply, retry) != "retry"):
+        if level >= len(retry.topics) or (dead_letter.attempts and action_of(dead_letter.reply, retry) != "retry"):
             return False
         first = dead_letter.first_failed_at or now
-        return not retry.deadline_seconds or now + retry.tiers[level] <= first + retry.deadline_seconds
+        return not retry.deadline_seconds or now + retry.topics[level] <= first + retry.deadline_seconds
 
     async def _delay(
         self, dead_letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
@@ -157,7 +157,7 @@ class RetryTopics(KeyUnblocker):
                 return dict.fromkeys(levels, failure)
         outgoing = []
         for index, level in levels.items():
-            record, due = records[index], now + self.retry.tiers[level]
+            record, due = records[index], now + self.retry.topics[level]
             headers = [*record.headers, *delayed_headers(dead_letters[index], due, entries.get(index))]
             if self.blocked and index in entries:
                 headers.insert(-len(_NAMES), (_TABLE_ID, self.blocked.table_id.encode()))
@@ -205,9 +205,9 @@ class RetryTopicDestination(KeyUnblocker):
 
     async def _deliver(self, delivery: Delivery, copy: Record) -> Reply:
         topics, delayed = self._topics, delayed_of(copy)
-        origin, reply = delayed.origin, DELEGATED
+        origin, reply = delayed.origin, HANDED_OFF
         if topics.blocked and delayed.entry is not None and not await topics.blocked.is_waiting(delivery, delayed):
-            return DELEGATED
+            return HANDED_OFF
         if not topics.has_ended(copy):
             partition = origin.topic_partition
             one = delivery._replace(

@@ -39,7 +39,7 @@ _RESERVED = 4
 _SLOW_SECONDS = 5.0
 _BROKEN_OFF = 3
 """At so many closed connections a delivery is taken apart."""
-_ENDED = (Outcome.DELIVERED, Outcome.HELD, Outcome.DELEGATED, Outcome.SKIPPED)
+_ENDED = (Outcome.DELIVERED, Outcome.HELD, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
 
 class Deliverer:
@@ -232,7 +232,7 @@ class Deliverer:
             return None
         reach("delivery.after")
         if lane.is_fenced:
-            context.counts.late += len(records)
+            context.counts.late_results += len(records)
             return None
         if replies.count(ACK) < len(replies) and NOT_BEGUN in replies:
             batch, replies = self._begun_of(lane, batch, replies)
@@ -391,7 +391,7 @@ class Deliverer:
         result = await self._write(lane, writer, dead_letters)
         reach("dead_letter.after")
         if lane.is_fenced:
-            self._context.counts.late += len(dead_letters)
+            self._context.counts.late_results += len(dead_letters)
             return None
         failure = result if isinstance(result, DeadLetterFailed) else None
         delayed: Collection[int] = () if isinstance(result, DeadLetterFailed) else result

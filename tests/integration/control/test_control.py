@@ -116,7 +116,7 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
     assert max(len(request.body) for request in backend.requests) <= 3
 
 
-def test_functions_and_retry_tiers_are_steered_alike(
+def test_functions_and_retry_topics_are_steered_alike(
     site: Any, topic: Any, push: Any, backend: Any, tmp_path: Path
 ) -> None:
     """A record that waits an hour for another try is skipped there; a function begins once more."""
@@ -128,22 +128,22 @@ def test_functions_and_retry_tiers_are_steered_alike(
     backend.response = PlannedResponse(fails=lambda record: record["value"] == 1)
     site.write_json(name, 0, 1, 2)
     site.write_json(source, 5, 6)
-    api = Api(push(name, retry={"tiers": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
-    group, tier = f"{name}-push", f"{name}-push.retry.3600s"
+    api = Api(push(name, retry={"topics": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
+    group, retry_topic = f"{name}-push", f"{name}-push.retry.3600s"
     site.wait_committed(group, name, 3)
 
     def waits() -> bool:
         found = {one["topic"]: one for one in api.request("GET", CONSUMER)["partitions"]}
-        return tier in found and found[tier]["open"] == 1 and found[tier]["why"] != ""
+        return retry_topic in found and found[retry_topic]["open"] == 1 and found[retry_topic]["why"] != ""
 
-    site.wait_until(waits, "the record to wait in its tier")
+    site.wait_until(waits, "the record to wait in its retry topic")
     skipped = api.request(
-        "POST", f"{CONSUMER}/skip", {"topic": tier, "partition": 0, "offset": 0, "reason": "no order"}
+        "POST", f"{CONSUMER}/skip", {"topic": retry_topic, "partition": 0, "offset": 0, "reason": "no order"}
     )
     assert skipped["results"][0]["outcome"] == "skipped"
-    site.wait_committed(f"{group}.retry", tier, 1)
+    site.wait_committed(f"{group}.retry", retry_topic, 1)
     with pytest.raises(HeadraceError, match="wait for another attempt"):
-        api.request("POST", f"{CONSUMER}/seek", {"to": "begin", "topic": tier})
+        api.request("POST", f"{CONSUMER}/seek", {"to": "begin", "topic": retry_topic})
     work = "/adm/reactive-consumers/work.in"
     assert api.request("GET", work)["kind"] == "function"
     site.wait_committed(f"{source}-work", source, 2)

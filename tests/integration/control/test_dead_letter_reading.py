@@ -87,10 +87,10 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
     writer.produce(other, b"v", partition=0)
     writer.commit_transaction(60)
     rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
-    assert (rows[one]["letters"], rows[one]["left"]) == (6, 3)
-    assert (rows[other]["letters"], rows[other]["left"]) == (8, 7)
+    assert (rows[one]["deadLetters"], rows[one]["left"]) == (6, 3)
+    assert (rows[other]["deadLetters"], rows[other]["left"]) == (8, 7)
     left = json.loads(site.cli("dlq", "show", one, "--state", "left", "--output", "json").stdout)
-    assert sorted((x["partition"], x["offset"]) for x in left["letters"]) == [(0, 1), (1, 0), (1, 2)]
+    assert sorted((x["partition"], x["offset"]) for x in left["deadLetters"]) == [(0, 1), (1, 0), (1, 2)]
     assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")
 
 
@@ -99,7 +99,7 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     name = topic()
     dlq = buried(site, kafka, name, [b'{"count": 12345678901234567890.10}', b"plain", b"\xfe\x01"])
     page = json.loads(site.cli("dlq", "show", dlq, "--order", "oldest", "--output", "json").stdout)
-    first, second, third = page["letters"]
+    first, second, third = page["deadLetters"]
     assert (first["error"], first["status"], first["reason"]) == ("HTTP 500", "500", "no such order 0")
     assert (first["group"], first["attempts"], first["ended"], first["redrives"]) == ("g", 5, False, 0)
     assert first["origin"] == {"topic": name, "partition": 0, "offset": 0, "timestamp": "2023-11-14T22:13:20.000+00:00"}
@@ -133,9 +133,9 @@ def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) ->
     query = urlencode({"error": "HTTP 500", "limit": 4, "order": "oldest"})
     page = site.ask(f"{url}/adm/dead-letters/{dlq}?{query}").body
     # Of letters that were written in the same millisecond any may be first.
-    times = [letter["timestamp"] for letter in page["letters"]]
+    times = [letter["timestamp"] for letter in page["deadLetters"]]
     assert (len(times), times) == (4, sorted(times))
-    assert {letter["error"] for letter in page["letters"]} == {"HTTP 500"}
+    assert {letter["error"] for letter in page["deadLetters"]} == {"HTTP 500"}
     assert page["cursor"].startswith("oldest.")
     assert site.ask(f"{url}/adm/dead-letters/{dlq}/statistics").body["errors"]["ValueError"] == 20
     nearest = site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4")

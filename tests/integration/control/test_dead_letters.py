@@ -101,22 +101,22 @@ async def anew(site: Any, kafka: Any, topic: str) -> None:
 
 
 def test_letters_go_elsewhere(site: Any, topic: Any, tmp_path: Path) -> None:
-    """To a tier of a consumer, into quarantine and out of it again, or nowhere."""
+    """To a retry topic of a consumer, into quarantine and out of it again, or nowhere."""
     name = topic(2)
-    dlq, tier = f"{name}.dlq", "billing.retry.60s"
+    dlq, retry_topic = f"{name}.dlq", "billing.retry.60s"
     letters_of(site, name, 7)
-    asyncio.run(site.admin.create_topic(tier))
+    asyncio.run(site.admin.create_topic(retry_topic))
     file = tmp_path / "headrace.yaml"
     reactive = {
         "topics": [name],
         "group": "billing",
         "backend": {"url": "http://127.0.0.1:1"},
-        "retry": {"tiers": [60]},
+        "retry": {"topics": [60]},
     }
     file.write_text(json.dumps({**site.config, "reactive_consumers": {"bills": reactive}}))
-    to_tier = ["--to-tier", "60", "--consumer", "bills", "-c", str(file)]
-    assert f"1 to {tier}" in site.cli("dlq", "redrive", dlq, "--key", "k1", *to_tier).stdout
-    (waiting,) = [r for r in site.records(tier) if dict(r.headers)["headrace.retry.topic"] == name.encode()]
+    to_retry_topic = ["--to-retry-topic", "60", "--consumer", "bills", "-c", str(file)]
+    assert f"1 to {retry_topic}" in site.cli("dlq", "redrive", dlq, "--key", "k1", *to_retry_topic).stdout
+    (waiting,) = [r for r in site.records(retry_topic) if dict(r.headers)["headrace.retry.topic"] == name.encode()]
     assert waiting.value == b"v1\xff"
     moved = site.cli("dlq", "quarantine", dlq, "--key", "k2", "--key", "k3", "--reason", "later").stdout
     assert "2 dead letters" in moved

@@ -18,7 +18,7 @@ COLLECTS = table(__file__, "collects")
 def held(calls: FunctionCalls, url: str) -> float:
     """Return how many records the metrics say are held."""
     page = str(calls.site.ask(f"{url}/metrics").body)
-    return sum(float(value) for value in re.findall(r"^headrace_held_records{.*} (\S+)$", page, re.MULTILINE))
+    return sum(float(value) for value in re.findall(r"^headrace_awaiting_ack_records{.*} (\S+)$", page, re.MULTILINE))
 
 
 def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any) -> None:

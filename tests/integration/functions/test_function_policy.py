@@ -20,7 +20,7 @@ def ended(site: Any, process: HeadraceProcess, trigger: str) -> dict[str, float]
     """Return the records of a trigger that have ended, by outcome."""
     found = {}
     for line in site.ask(f"{process.url}/metrics").body.splitlines():
-        if line.startswith("headrace_ended_records_total{") and f'consumer="work.{trigger}"' in line:
+        if line.startswith("headrace_completed_records_total{") and f'consumer="work.{trigger}"' in line:
             found[line.split('outcome="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
     return {outcome: count for outcome, count in found.items() if count}
 
@@ -81,7 +81,7 @@ def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any
     )
     values = [b"late", b"bad", *[b"%d" % number for number in range(5)]]
     site.write(source, *(OutgoingRecord(source, b"key", value) for value in values))
-    retry = {"attempts": 1, "tiers": [1, 2]}
+    retry = {"attempts": 1, "topics": [1, 2]}
     process = function(source, code, retry=retry, outputTopic=target, outputFormat="binary")
     site.wait_until(lambda: len(site.records(target)) == 6, "the outputs")
     assert [record.value for record in site.records(target)] == [*values[2:], b"late"]

@@ -59,7 +59,7 @@ class Push(Written):
 
     def start(self) -> None:
         self.world.backend.response = PlannedResponse(fails=lambda entry: True)
-        self.world.run(reactive_consumers={"push": self.world.consumer(retry={"attempts": 1, "tiers": [1]})})
+        self.world.run(reactive_consumers={"push": self.world.consumer(retry={"attempts": 1, "topics": [1]})})
 
     def done(self, number: int) -> bool:
         return self.arrived(self.world("orders.dlq"), number)

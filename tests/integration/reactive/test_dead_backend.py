@@ -14,7 +14,7 @@ RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
 
 def held(site: Any, process: Any) -> float:
     text = site.ask(f"{process.url}/metrics").body
-    found = re.search(r'headrace_open_records\{consumer="push",kind="reactive"\} (\S+)', text)
+    found = re.search(r'headrace_in_flight_records\{consumer="push",kind="reactive"\} (\S+)', text)
     return float(found[1]) if found else -1
 
 

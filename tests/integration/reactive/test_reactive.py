@@ -300,7 +300,7 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
     assert site.committed(f"{name}-push") == {TopicPartition(name, 0): len(backend.accepted)}
-    assert "abandoned" not in process.output
+    assert "in_flight_at_revoke" not in process.output
     push(name, alone=True)
     backend.wait_for(lambda b: len(b.accepted) == 20)
     assert offsets(backend.accepted) == list(range(20))
@@ -319,7 +319,7 @@ def test_a_second_sigterm_stops_now(site: Any, topic: Any, push: Any, backend: A
     site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
     assert site.committed(f"{name}-push").get(TopicPartition(name, 0), 0) == 0
-    assert "abandoned=1" in process.output
+    assert "in_flight_at_revoke=1" in process.output
     assert "Traceback" not in process.output
 
 
@@ -363,7 +363,7 @@ def test_a_slow_backend_bounds_what_is_held(site: Any, topic: Any, push: Any, ba
 
     def held() -> float:
         text = site.ask(f"{process.url}/metrics").body
-        found = re.search(rf'headrace_open_records\{{consumer="{name}",kind="reactive"\}} (\S+)', text)
+        found = re.search(rf'headrace_in_flight_records\{{consumer="{name}",kind="reactive"\}} (\S+)', text)
         return float(found[1]) if found else -1
 
     site.wait_until(lambda: held() >= 100, "records to be held")

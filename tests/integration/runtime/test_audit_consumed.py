@@ -75,7 +75,9 @@ def test_each_record_that_ended_has_one_event(site: Any, topic: Any, push: Any, 
     ]
 
 
-def test_records_that_wait_in_a_tier_are_noted_when_they_end(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_records_that_wait_in_a_retry_topic_are_noted_when_they_end(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
     """Under the place they came from, once, also where they only waited behind another of their key."""
     name = topic()
     site.write(name, *(OutgoingRecord(name, b"k", b'{"bad":%s}' % bad, None, 0) for bad in (b"true", b"false")))
@@ -86,7 +88,7 @@ def test_records_that_wait_in_a_tier_are_noted_when_they_end(site: Any, topic: A
         return PlannedResponse(body=[{"processed": entry["offset"] == 1 or calls[0] > 1} for entry in request.body])
 
     backend.response = answer
-    retry = {"attempts": 1, "tiers": [1], "keep_key_order": True}
+    retry = {"attempts": 1, "topics": [1], "keep_key_order": True}
     process = push(name, more=audited(name), ordering="key", batch={"max_records": 1}, retry=retry)
     site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) >= 2, "both events")
     assert process.terminate() == 0

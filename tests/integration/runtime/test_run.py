@@ -207,13 +207,13 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     wait_for_metric("headrace_produce_requested_records_total", 30)
     wait_for_metric("headrace_produce_acknowledged_records_total", 30)
     wait_for_metric("headrace_received_records_total", 30, **push_labels)
-    wait_for_metric("headrace_open_records", 30, **push_labels)
+    wait_for_metric("headrace_in_flight_records", 30, **push_labels)
     wait_for_metric("headrace_producer_pending_bytes", 0, producer="producer")
     backend.response = PlannedResponse()
     backend.wait_for(lambda b: len(b.accepted) == 30)
-    wait_for_metric("headrace_ended_records_total", 30, outcome="delivered", **push_labels)
+    wait_for_metric("headrace_completed_records_total", 30, outcome="delivered", **push_labels)
     wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
-    wait_for_metric("headrace_open_records", 0, **push_labels)
+    wait_for_metric("headrace_in_flight_records", 0, **push_labels)
     assert json.loads(site.cli("groups", "lag", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
 
 

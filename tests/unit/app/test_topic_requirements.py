@@ -13,10 +13,10 @@ from headrace.config.model import HeadraceConfig
 from headrace.testing import ManualClock
 
 
-def test_retry_tiers_are_judged_as_what_their_group_reads() -> None:
+def test_retry_topics_are_judged_as_what_their_group_reads() -> None:
     """The group's own offset passes a record that waits there, so nothing else holds it."""
     reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost/"}}
-    consumers = {"a": {**reactive, "retry": {"tiers": [1, 60]}}, "b": {**reactive, "group": "h"}}
+    consumers = {"a": {**reactive, "retry": {"topics": [1, 60]}}, "b": {**reactive, "group": "h"}}
     config = HeadraceConfig.model_validate({"reactive_consumers": consumers})
     ((_, required),) = topic_requirements(config, [])
     read = {each.group: ([*each.topics], [*each.retry_topics]) for each in required}

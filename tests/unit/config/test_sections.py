@@ -1,4 +1,4 @@
-"""What small sections of the configuration become: `producer`, `cluster`, retry tiers, patterns of topic names."""
+"""What small sections of the configuration become: `producer`, `cluster`, retry topics, patterns of topic names."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float
     assert ProducerConfig(properties=given).attempt_seconds == pytest.approx(seconds, abs=0.001)
 
 
-def test_tiers_are_topics_named_after_group_and_delay() -> None:
+def test_retry_topics_are_topics_named_after_group_and_delay() -> None:
     """So a group has its own, and an operator sees what is what."""
-    assert RetryConfig(tiers=[10, 86_400]).tier_topics("g") == ["g.retry.10s", "g.retry.86400s"]
+    assert RetryConfig(topics=[10, 86_400]).topic_names("g") == ["g.retry.10s", "g.retry.86400s"]
 
 
 def test_a_pattern_fits_whole_names() -> None:

@@ -228,9 +228,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         if end_in_time:
             world.free.set()
         deadline = Deadline(world.clock, 60 if end_in_time else 0)
-        before = world.pump.counts.abandoned
+        before = world.pump.counts.in_flight_at_revoke
         world.commit(await world.pump.on_revoked([partition], deadline))
-        if end_in_time and world.pump.counts.abandoned > before:
+        if end_in_time and world.pump.counts.in_flight_at_revoke > before:
             world.wrong.append("what could end in time was abandoned")
         world.assign(partition)
         world.fetch(partition)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing.pump_harness import Harness
@@ -380,7 +380,7 @@ async def test_partitions_try_a_dead_backend_in_turns() -> None:
 UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
 
 
-@pytest.mark.parametrize("outcome", [DELEGATED, UNDECODABLE])
+@pytest.mark.parametrize("outcome", [HANDED_OFF, UNDECODABLE])
 async def test_what_never_reached_the_destination_earns_it_no_trust(outcome: Reply) -> None:
     """Half of the records go elsewhere or cannot be decoded: as few of the others use up attempts as without them."""
     harness = Troubled(

@@ -24,11 +24,11 @@ from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 RETRIES = PumpHooks(delayed=DelayedRecord)
 
 
-async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_tiers() -> None:
+async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_topics() -> None:
     """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
     async with running(Harness()) as harness:
-        tiers = Pump(
-            "tiers",
+        retry_topics = Pump(
+            "topics",
             "g.retry",
             harness,
             harness,
@@ -37,14 +37,14 @@ async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_ti
             shares_with=harness.pump,
             hooks=RETRIES,
         )
-        tiers.on_assigned({P0: 1}, {})
+        retry_topics.on_assigned({P0: 1}, {})
         harness.pump.pause(None, "nothing is known yet")
         harness.pump.pause([P1], "it is paused")
         harness.pump.on_lost([P0, P1])
         harness.pump.on_assigned({P0: 3, P1: 4}, {})
         harness.feed(0)
         harness.feed(0, partition=P1)
-        tiers.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
+        retry_topics.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
         await harness.clock.advance(60)
         assert harness.delivered == []
         assert harness.pump.readiness().ready
@@ -52,7 +52,7 @@ async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_ti
         await harness.clock.advance(1)
         assert harness.delivered == [[0], [0]]
         assert (harness.why(), harness.why(P1)) == ("", "it is paused")
-        await tiers.stop()
+        await retry_topics.stop()
 
 
 async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
@@ -148,12 +148,12 @@ async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_b
         assert harness.pump.numbers()["delivered"] == 1000
 
 
-async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
+async def test_a_rate_is_kept_together_with_the_retry_topics() -> None:
     """Ten a second of both, and neither waits for ever while the other has something."""
     async with running(Harness()) as harness:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
-        tiers = Pump(
-            "tiers",
+        retry_topics = Pump(
+            "topics",
             "g.retry",
             harness,
             harness,
@@ -162,15 +162,15 @@ async def test_a_rate_is_kept_together_with_the_retry_tiers() -> None:
             shares_with=harness.pump,
             hooks=RETRIES,
         )
-        tiers.on_assigned({P0: 1}, {})
+        retry_topics.on_assigned({P0: 1}, {})
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=1))
         harness.feed(*range(1000))
-        tiers.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
+        retry_topics.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
         await harness.clock.advance(60)
-        own, others = harness.pump.numbers()["delivered"], tiers.numbers()["delivered"]
+        own, others = harness.pump.numbers()["delivered"], retry_topics.numbers()["delivered"]
         assert 580 <= own + others <= 620
         assert min(own, others) > 100
-        await tiers.stop()
+        await retry_topics.stop()
 
 
 async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:

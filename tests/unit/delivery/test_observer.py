@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, Delivery, Outcome, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Record
 from headrace.testing.pump_harness import P0, Harness, running
@@ -17,7 +17,7 @@ from headrace.testing.pump_harness import P0, Harness, running
 RETRY, DEAD = Reply("E"), Reply("Bad", permanent=True)
 SKIPPED, TOGETHER = Reply("HTTP 404", "", 404), Reply("HTTP 500", "", 500)
 SCRIPTS = st.lists(
-    st.lists(st.sampled_from([ACK, DELEGATED, RETRY, DEAD, SKIPPED, TOGETHER, None]), max_size=4), max_size=12
+    st.lists(st.sampled_from([ACK, HANDED_OFF, RETRY, DEAD, SKIPPED, TOGETHER, None]), max_size=4), max_size=12
 )
 
 
@@ -36,7 +36,7 @@ class Told(Harness):
         said = [(self.scripts[record.offset] or [ACK]).pop(0) for record in delivery.records]
         if None in said:
             raise DestinationUnavailable("down")
-        self.elsewhere += said.count(DELEGATED)
+        self.elsewhere += said.count(HANDED_OFF)
         return [outcome for outcome in said if outcome]
 
     async def write(self, letters: Sequence[DeadLetter]) -> Any:
@@ -61,7 +61,7 @@ class Told(Harness):
 
 @given(SCRIPTS, st.sampled_from(["partition", "key", "none"]), st.booleans())
 def test_each_end_is_told_once(scripts: list[list[Reply | None]], ordering: str, last_retry: bool) -> None:
-    """Whatever the destination says; what waits in a tier or was no delivery is told by others."""
+    """Whatever the destination says; what waits in a retry topic or was no delivery is told by others."""
     harness = Told(scripts, ordering, last_retry=last_retry)
     asyncio.run(harness.play())
     counts = harness.pump.numbers()
@@ -73,5 +73,5 @@ def test_each_end_is_told_once(scripts: list[list[Reply | None]], ordering: str,
         "skipped": counts["skipped"],
         "given up": counts["given_up"],
     }
-    assert (hows.count("delivered"), harness.elsewhere) == (counts["delivered"], counts["delegated"])
+    assert (hows.count("delivered"), harness.elsewhere) == (counts["delivered"], counts["handed_off"])
     assert len(harness.told) == len(scripts) - counts["delayed"] - harness.elsewhere

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.outcomes import ACK, DELEGATED, Outcome, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, Outcome, Reply
 from headrace.delivery.policy import Judged, judge
 from headrace.records import Record
 
@@ -106,8 +106,8 @@ def test_with_the_meaning_of_light_4j_exactly_the_percentage_rolls_back(failed: 
 
 def test_a_roll_back_leaves_out_what_has_ended_without_a_delivery() -> None:
     """A record that waits in a retry topic by now is not delivered from here too, and does not count."""
-    found = judged(ACK, DELEGATED, FAILED, FAILED, DELEGATED, FAILED, rollback_threshold_percent=50)
-    assert ends(found) == {"roll back": [0, 2, 3, 5], "delegated": [1, 4]}
+    found = judged(ACK, HANDED_OFF, FAILED, FAILED, HANDED_OFF, FAILED, rollback_threshold_percent=50)
+    assert ends(found) == {"roll back": [0, 2, 3, 5], "handed_off": [1, 4]}
 
 
 def test_what_fails_for_good_or_blames_the_backend_rolls_nothing_back() -> None:

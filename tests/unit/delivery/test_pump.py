@@ -134,8 +134,8 @@ async def test_what_is_abandoned_is_counted(way: str, caplog: pytest.LogCaptureF
             assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 0)) == {P0: Committed(0)}
         else:
             await harness.pump.stop()
-            assert "abandoned=2" in caplog.text
-        assert harness.pump.counts.abandoned == 2
+            assert "in_flight_at_revoke=2" in caplog.text
+        assert harness.pump.counts.in_flight_at_revoke == 2
 
 
 async def test_an_assignment_without_a_revoke_before_ends_the_one_before() -> None:

@@ -23,7 +23,7 @@ from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicP
 from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
-PARKED = "parked"
+BLOCKED = "blocked"
 SOURCE, TIER = TopicPartition("t", 0), TopicPartition("g.retry.10s", 0)
 
 
@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.clock = ManualClock()
-        self.logs: dict[str, list[Record]] = {PARKED: [], TIER.topic: []}
+        self.logs: dict[str, list[Record]] = {BLOCKED: [], TIER.topic: []}
         self.records = [Record(*SOURCE, offset, 0, key, b"v") for offset, key in enumerate(keys)]
         self.delivered: list[int] = []
         self.writes: list[tuple[float, bool]] = []
@@ -41,31 +41,33 @@ class World:
         self.keeps_offsets_elsewhere = False
         self.turn = asyncio.Lock()
         self.fed = 0
-        retry = RetryConfig(tiers=[10], keep_key_order=True)
-        self.table = memory_table(PARKED, RAW_BYTES, self.produce, self.end)
-        self.parked = BlockedKeys(self.table)
-        tiers = RetryTopics("g", retry, self.produce, self.clock, dead_letters=None, blocked=self.parked)
+        retry = RetryConfig(topics=[10], keep_key_order=True)
+        self.table = memory_table(BLOCKED, RAW_BYTES, self.produce, self.end)
+        self.blocked = BlockedKeys(self.table)
+        retry_topics = RetryTopics("g", retry, self.produce, self.clock, dead_letters=None, blocked=self.blocked)
         config = DeliveryConfig(ordering="key", batch=BatchConfig(max_records=1), retry=retry)
-        order = KeyOrder(self, self.parked, tiers.write)
-        hooks = PumpHooks(blocked_keys=tiers)
-        self.pump = Pump("p", "g", order, tiers, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
+        order = KeyOrder(self, self.blocked, retry_topics.write)
+        hooks = PumpHooks(blocked_keys=retry_topics)
+        self.pump = Pump(
+            "p", "g", order, retry_topics, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks
+        )
         self.pump.connect(self, self)  # type: ignore[arg-type]
-        copies = RetryTopicDestination(self, tiers)
+        copies = RetryTopicDestination(self, retry_topics)
         self.retries = Pump(
             "r",
             "g.retry",
             copies,
-            tiers,
+            retry_topics,
             delivery=config,
             clock=self.clock,
             chance=Random(1),
             shares_with=self.pump,
-            hooks=PumpHooks(delayed=tiers.delayed, blocked_keys=copies),
+            hooks=PumpHooks(delayed=retry_topics.delayed, blocked_keys=copies),
         )
         self.retries.connect(self, self)  # type: ignore[arg-type]
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == PARKED else (0.0, False)
+        seconds, is_lost = self.writes.pop(0) if self.writes and records[0].topic == BLOCKED else (0.0, False)
         written = asyncio.ensure_future(self._append(records, seconds))
         return [KafkaUnavailable("no response")] * len(records) if is_lost else await written
 
@@ -77,12 +79,12 @@ class World:
                 log, headers = self.logs[each.topic], list(each.headers or [])
                 log.append(Record(each.topic, 0, len(log), 0, each.key, each.value, lambda own=headers: own))  # type: ignore[misc]
                 written.append(Produced(0, len(log) - 1))
-                if each.topic == PARKED:
+                if each.topic == BLOCKED:
                     self.table.read(log[-1:], len(log))
         return written
 
     def end(self) -> int:
-        return len(self.logs[PARKED])
+        return len(self.logs[BLOCKED])
 
     async def ends(self) -> dict[TopicPartition, int]:
         return {TIER: len(self.logs[TIER.topic])}
@@ -117,7 +119,7 @@ class World:
     @contextlib.asynccontextmanager
     async def running(self, offset: int) -> AsyncIterator[None]:
         """Read the source from an offset on, and end what is stale."""
-        service = StaleEntries("s", self.parked, self.pump.lanes, self.ends, self.committed, self.clock, 30.0)
+        service = StaleEntries("s", self.blocked, self.pump.lanes, self.ends, self.committed, self.clock, 30.0)
         for each in (self.pump, self.retries, service):
             await each.start()
         self.retries.on_assigned({TIER: 1}, {})
@@ -138,7 +140,7 @@ class World:
 async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> World:
     """Write entries without copies, pass their records, begin to end the entries, and seek back in between."""
     world = World(keys)
-    await world.parked.block(world.records)
+    await world.blocked.block(world.records)
     world.writes = [*writes]
     async with world.running(len(keys)):
         await world.clock.advance(90 + after)
@@ -168,7 +170,7 @@ def test_records_that_come_again_while_their_entries_are_ended_are_delivered(
     for key in {*keys}:
         first = [o for o in dict.fromkeys(world.delivered) if keys[o] == key]
         assert first == sorted(first)
-    assert not [*world.parked.entries()]
+    assert not [*world.blocked.entries()]
 
 
 async def test_a_key_stays_blocked_while_the_copy_of_its_record_waits() -> None:
@@ -177,17 +179,17 @@ async def test_a_key_stays_blocked_while_the_copy_of_its_record_waits() -> None:
     world.failing = {0}
     async with world.running(0):
         await world.pass_time(400)
-        assert [entry.offset for entry in world.parked.entries()] == [0]
+        assert [entry.offset for entry in world.blocked.entries()] == [0]
 
 
 async def test_a_key_stays_blocked_while_its_record_is_not_passed() -> None:
     """Its entry is written, and its copy is not: the record is still to come."""
     world = World([b"a"])
     world.pump.pause(None, "paused")
-    await world.parked.block(world.records)
+    await world.blocked.block(world.records)
     async with world.running(0):
         await world.pass_time(400)
-        assert [entry.offset for entry in world.parked.entries()] == [0]
+        assert [entry.offset for entry in world.blocked.entries()] == [0]
 
 
 async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> None:
@@ -196,7 +198,7 @@ async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits()
     world.failing = {2}
     async with world.running(1):
         await world.clock.advance(50)
-        assert world.parked.of(world.records[2])
+        assert world.blocked.of(world.records[2])
         world.failing.clear()
         world.delivered.clear()
         world.writes = [(0.0, True)]
@@ -207,7 +209,7 @@ async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits()
         await world.pass_time(60)
         assert await seek
         assert sorted(world.delivered) == [0, 1, 2, 3]
-        assert [*world.parked.entries()] == []
+        assert [*world.blocked.entries()] == []
 
 
 async def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:

@@ -23,7 +23,7 @@ class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
 
     topic: str
     partitions: int
-    dead_letters: int = msgspec.field(name="letters")
+    dead_letters: int
     """Dead letters at most: offsets, of which transactions, compaction and foreign records take some."""
     left: int
     """Those of them that have not ended: counted where at most a thousand offsets are, else their number at most."""

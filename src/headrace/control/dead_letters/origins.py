@@ -70,5 +70,5 @@ def reads(consumer: Owner, topic: str, kind: Kind) -> bool:
     Patterns match no internal topic.
     """
     patterns = () if kind else getattr(consumer, "topic_patterns", ())
-    named = [*consumer.topics, *consumer.retry.tier_topics(consumer.group)]
+    named = [*consumer.topics, *consumer.retry.topic_names(consumer.group)]
     return topic in named or bool(patterns and fits_any(patterns)(topic))

@@ -318,7 +318,7 @@ class DeadLetterPage(msgspec.Struct, frozen=True, rename="camel"):
     """Some dead letters, and how far the search for them went."""
 
     topic: str
-    dead_letters: list[DeadLetterRecord] = msgspec.field(name="letters")
+    dead_letters: list[DeadLetterRecord]
     scanned: int
     """Records read for this page."""
     remaining: int
@@ -337,7 +337,7 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
     """Start of the window; None for a topic without dead letters."""
     until: str | None
     """Its end; None for now."""
-    dead_letters: int = msgspec.field(name="letters")
+    dead_letters: int
     left: int
     """Those of them that have not ended."""
     errors: dict[str, int]

@@ -10,7 +10,7 @@ from headrace.delivery.dead_letter import REFUSALS, restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import (
     ACK,
-    DELEGATED,
+    HANDED_OFF,
     DeadLetter,
     DeadLetterWriter,
     Delivery,
@@ -81,7 +81,7 @@ class RestoredDelivery:
         self._begun: defaultdict[int, set[int]] = defaultdict(set)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        replies: list[Reply] = [DELEGATED] * len(delivery.records)
+        replies: list[Reply] = [HANDED_OFF] * len(delivery.records)
         selected = {index: restored(record) for index, record in enumerate(delivery.records) if self._selects(record)}
         proved = {index: record for index, record in selected.items() if self._is_origin(record.topic)}
         groups = _groups(proved)

@@ -53,10 +53,10 @@ class Job(msgspec.Struct, frozen=True, rename="camel"):
     by: str
     """Who requested it."""
     since: str
-    desired: DesiredState = msgspec.field(default="run", name="wish")
-    desired_by: str = msgspec.field(default="", name="wishedBy")
+    desired: DesiredState = "run"
+    desired_by: str = ""
     """Who paused, stopped or resumed it last."""
-    desired_at: str = msgspec.field(default="", name="wishedAt")
+    desired_at: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True, rename="camel"):

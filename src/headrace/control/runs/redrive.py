@@ -21,7 +21,7 @@ from headrace.control.runs.redrive_spec import Redriven, RedriveSpec
 from headrace.control.runs.selection import Matcher, Window
 from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import REFUSALS, origin_of, redriven_count, require_origin
-from headrace.delivery.outcomes import ACK, DELEGATED, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Lease, TransactionSession, read_window
 from headrace.kafka.timestamps import iso_ms
@@ -180,7 +180,7 @@ class _SendBack:
         if len(ended) == len(delivery.records):
             return [ACK] * len(ended)
         offsets = {item.record.offset for item in ended}
-        return [ACK if record.offset in offsets else DELEGATED for record in delivery.records]
+        return [ACK if record.offset in offsets else HANDED_OFF for record in delivery.records]
 
 
 class Redrive:

@@ -17,9 +17,9 @@ from headrace.records import Header, OutgoingRecord, Record
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where dead letters go."""
 
-    kind: Literal["origin", "tier", "quarantine", "drop"] = "origin"
+    kind: Literal["origin", "retry_topic", "quarantine", "drop"] = "origin"
     topic: str = ""
-    """The retry topic of `tier`; the others name it themselves."""
+    """The retry topic of `retry_topic`; the others name it themselves."""
     delay_seconds: int = 0
     """Of the retry topic."""
     reason: str = ""
@@ -28,7 +28,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def returns(self) -> bool:
         """Whether a record that is sent there may become a dead letter again."""
-        return self.kind in ("origin", "tier")
+        return self.kind in ("origin", "retry_topic")
 
     def topic_for(self, source: str, origin: Origin) -> str:
         """Return the topic a dead letter goes to; empty for none."""
@@ -47,7 +47,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
             ]
             return OutgoingRecord(topic, record.key, record.value, headers, record.partition)
         headers = redriven_headers(own, origin)
-        if self.kind == "tier":
+        if self.kind == "retry_topic":
             failed = Reply(origin.error)
             dead_letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
             headers += delayed_headers(dead_letter, now + self.delay_seconds)

@@ -54,7 +54,7 @@ class ReplaySpec(
     rate: float | None = None
     """Records per second at most."""
     last_retry: bool = False
-    dead_letters: bool = msgspec.field(default=False, name="letters")
+    dead_letters: bool = False
     """Whether they are dead letters, which go to a consumer or function as the records they were."""
     select: Selection | None = None
     """Of a redrive: only these dead letters, and only those that have not ended; each that ends is saved as ended."""
@@ -192,7 +192,7 @@ class ReplayJob:
                 )
         # Retry topics are for a partition that others wait for. A replay has none.
         retry = delivery.retry.model_copy(
-            update={"tiers": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
+            update={"topics": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
         )
         return Pump(
             f"job {job}",

@@ -164,17 +164,17 @@ class KafkaTrigger(Trigger):
                 f"explicitAckMode is {self.explicit_ack_mode}, and workerAllocationMode pool: write static or key, "
                 "so that the worker that acknowledges a record is the one that has it"
             )
-        if self.explicit_ack_mode != "disable" and self.retry.tiers:
+        if self.explicit_ack_mode != "disable" and self.retry.topics:
             raise ValueError(
-                f"explicitAckMode is {self.explicit_ack_mode}, and retry.tiers are set: a record in a retry topic has "
-                "left the topic by whose offset it is acknowledged: remove tiers"
+                f"explicitAckMode is {self.explicit_ack_mode}, and retry.topics are set: a record in a retry topic has "
+                "left the topic by whose offset it is acknowledged: remove retry.topics"
             )
         mode, window = self.explicit_ack_mode, self.kafka.ack_window_size
         isolation = self.kafka.member.properties.get("isolation.level")
         apart = {
             f"explicitAckMode {mode}, which commits apart from the outputs: write disable": mode != "disable",
             f"ackWindowSize {window}, by which offsets are committed after the outputs: remove it": window > 0,
-            "retry.tiers, which commit apart from the outputs: remove them": bool(self.retry.tiers),
+            "retry.topics, which commit apart from the outputs: remove them": bool(self.retry.topics),
             "isolation.level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
         }
         if self.delivery == "exactly_once" and (why := next((text for text, found in apart.items() if found), "")):

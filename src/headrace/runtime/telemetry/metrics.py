@@ -55,7 +55,7 @@ CATALOGUE: Final = tuple(
 BY_NAME: Final = {spec.name: spec for spec in CATALOGUE}
 
 OUTCOMES: Final = {row["outcome"]: row["meaning"] for row in _OUTCOMES}
-"""Values of the label `outcome` of `headrace_ended_records_total`."""
+"""Values of the label `outcome` of `headrace_completed_records_total`."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """Media type of `Metrics.render`."""
 
@@ -66,7 +66,7 @@ _FAMILIES: Final[Mapping[str, Callable[..., Metric]]] = {
     "untyped": UntypedMetricFamily,
 }
 _Labels = tuple[str, ...]
-_ENDED: Final = "headrace_ended_records_total"
+_ENDED: Final = "headrace_completed_records_total"
 _BREAKER: Final = "headrace_breaker_open"
 
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {

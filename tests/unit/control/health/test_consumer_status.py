@@ -26,9 +26,9 @@ from headrace.testing.memory_cluster import MemoryCluster
 from tests.control_world import running
 
 CONFIG = ReactiveConsumerConfig.model_validate(
-    {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"tiers": [60]}}
+    {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"topics": [60]}}
 )
-TIER = CONFIG.retry.tier_topics("g")[0]
+TIER = CONFIG.retry.topic_names("g")[0]
 P0, P1, P2, T0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t", 2), TopicPartition(TIER, 0)
 HERE = {
     P0: PartitionStatus(1, 10, 7, 3, 2, HeadRecord(7, 500, 2, 999_990.0), "waits for the backend"),
@@ -115,7 +115,7 @@ def test_each_partition_tells_where_it_stands_and_why() -> None:
     consumer, _, _, statuses = made()
     shown = {(one.topic, one.partition): one for one in asyncio.run(statuses.details(consumer)).partitions}
     assert set(shown) == {P0, P1, P2, T0}
-    first, second, third, tier = (shown[place] for place in (P0, P1, P2, T0))
+    first, second, third, retry_topic = (shown[place] for place in (P0, P1, P2, T0))
     assert (first.member, first.position, first.committed, first.end, first.lag) == ("me:1", 10, 7, 12, 5)
     assert (first.why, first.in_flight, first.open) == ("waits for the backend", 2, 3)
     assert first.head
@@ -125,7 +125,7 @@ def test_each_partition_tells_where_it_stands_and_why() -> None:
     assert (second.paused.by, second.paused.since) == ("ann", "1970-01-01T00:00:00Z")
     assert (third.assigned, third.member, third.lag) == (False, "headrace-x at 10.0.0.7", 3)
     assert third.why == "another process has it, which knows more: headrace-x at 10.0.0.7"
-    assert (tier.assigned, tier.lag) == (True, None)
+    assert (retry_topic.assigned, retry_topic.lag) == (True, None)
 
 
 def test_a_pause_is_told_by_whoever_is_asked() -> None:
@@ -181,7 +181,7 @@ def test_where_to_is_settled_for_each_partition(request_: SeekRequest, wanted: d
     assert wheel.given == wanted
 
 
-def test_a_record_of_a_retry_tier_can_be_skipped_and_the_tier_not_sought() -> None:
+def test_a_record_of_a_retry_topic_can_be_skipped_and_the_retry_topic_not_sought() -> None:
     """It comes again by itself."""
     consumer, wheel, _, _ = made()
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from headrace.control.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.runs.selection import Selection, Window
 from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, Delivery, Reply
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, Record, TopicPartition
@@ -99,7 +99,7 @@ async def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> Non
     for start in range(0, count, batch):
         letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
         outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
-        assert outcomes == [DELEGATED] * batch
+        assert outcomes == [HANDED_OFF] * batch
     del letters, outcomes
     kept_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -19,7 +19,7 @@ from headrace.control.runs.selection import Window
 from headrace.control.runs.window_run import Progress
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
-from headrace.delivery.outcomes import ACK, DELEGATED, NOT_BEGUN, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import (
     DeadLetterFailed,
     DestinationUnavailable,
@@ -85,7 +85,7 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
     assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
-    assert outcomes == [ACK, FAILED, ACK, ACK, DELEGATED]
+    assert outcomes == [ACK, FAILED, ACK, ACK, HANDED_OFF]
     assert to.passed == 1
     above = encode(11, 14, [11])
     assert to.ended({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
@@ -102,7 +102,7 @@ def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> N
     with pytest.raises(DestinationUnavailable):
         asyncio.run(to.deliver(delivery))
     assert (to.unproved, to.passed) == (0, 0)
-    assert asyncio.run(to.deliver(delivery)) == [DELEGATED, ACK]
+    assert asyncio.run(to.deliver(delivery)) == [HANDED_OFF, ACK]
     assert backend.got == [(P0, [6])]
     assert (to.unproved, to.passed) == (1, 1)
     assert to.ended({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"

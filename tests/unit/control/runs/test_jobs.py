@@ -329,9 +329,9 @@ async def test_what_is_not_written_down_is_told_again(house: House, /) -> None:
 async def test_old_jobs_are_taken_away(house: House, /) -> None:
     """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
 
-    def put(name: str, days: float, wish: str) -> None:
+    def put(name: str, days: float, desired: str) -> None:
         since = iso(house.clock.time() - days * 86_400)
-        entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "wish": wish}
+        entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "desired": desired}
         house.put(f"job/{name}", entry)
 
     put("old", 8, "stop")

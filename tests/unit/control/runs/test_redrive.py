@@ -232,7 +232,7 @@ def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatc
 
 
 CONSUMERS = {
-    "billing": {"topics": ["orders"], "group": "billing", "retry": {"tiers": [10]}},
+    "billing": {"topics": ["orders"], "group": "billing", "retry": {"topics": [10]}},
     "wide": {"topic_patterns": ["team-.*", "all.*"], "group": "wide"},
     "shared": {"topics": ["a", "b"], "group": "shared", "dead_letter": {"topic": DLQ}},
     "apart": {"topics": ["c"], "group": "apart", "dead_letter": {"topic": "c-dead"}},
@@ -247,7 +247,7 @@ def known() -> Origins:
 
 
 @pytest.mark.parametrize(("topic", "group", "left"), table(__file__, "a_letter_goes_back_only_to_an_origin"))
-@pytest.mark.parametrize("target", [Target(), Target("tier", "orders", 10)])
+@pytest.mark.parametrize("target", [Target(), Target("retry_topic", "orders", 10)])
 def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
     fake: FakeKafka, topic: str, group: str, left: str, target: Target
 ) -> None:
@@ -327,7 +327,7 @@ def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
     with pytest.raises(TopicNotFound, match="topic orders does not exist"):
         run(fake)
     with pytest.raises(TopicNotFound, match="topic gone does not exist"):
-        run(fake, Target("tier", "gone", 10))
+        run(fake, Target("retry_topic", "gone", 10))
     assert fake.ended() == set()
 
 
@@ -394,13 +394,13 @@ def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
     assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
 
 
-def test_a_tier_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
-    """What goes to a tier is what a consumer would have put there, due after the delay, with a new deadline."""
+def test_a_retry_topic_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
+    """What goes to a retry topic is what a consumer would have put there, due after the delay, with a new deadline."""
     fake.partitions["billing.retry.60s"] = 2
     fake.letter(3, headers=[("a", b"1")])
     fake.letter(4, group="other")
     clock = Impatient()
-    assert run(fake, Target("tier", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
+    assert run(fake, Target("retry_topic", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
     (record,) = fake.produced
     headers = record.headers or []
     waiting = delayed_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))

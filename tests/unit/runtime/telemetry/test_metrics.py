@@ -65,8 +65,8 @@ def test_deliveries_are_read_when_metrics_are_rendered() -> None:
     metrics.watch_deliveries("reactive", "orders", lambda: counts)
     counts["delivered"] = 3
     labels = {"kind": "reactive", "consumer": "orders"}
-    assert shown(metrics, "headrace_ended_records_total", outcome="delivered", **labels) == 3
-    assert shown(metrics, "headrace_ended_records_total", outcome="dead_letter", **labels) == 2
+    assert shown(metrics, "headrace_completed_records_total", outcome="delivered", **labels) == 3
+    assert shown(metrics, "headrace_completed_records_total", outcome="dead_letter", **labels) == 2
     metrics.forget_deliveries("reactive", "orders")
     assert "orders" not in metrics.render().decode()
 

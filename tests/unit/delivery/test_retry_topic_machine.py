@@ -1,6 +1,6 @@
-"""Retry tiers and parked keys under crashes at every write, against the plainest model of what was promised.
+"""Retry topics and blocked keys under crashes at every write, against the plainest model of what was promised.
 
-Two processes: one reads the topic, the other the tiers; each knows the parked keys only by reading their topic, late.
+Two processes: one reads the topic, the other the retry topics; each knows blocked keys by reading their topic, late.
 Either may be killed before or after any write, hand its partition on, or find the destination down.
 """
 
@@ -28,25 +28,29 @@ from headrace.runtime import Deadline
 from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
-SOURCE, PARKED, GROUP = "t", "parked", "g"
+SOURCE, BLOCKED, GROUP = "t", "blocked", "g"
 PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
 """How often a record fails before it is taken; 99 is for ever."""
 KEYS = [b"a", b"a", b"b", None]
 SECONDS = st.sampled_from([0.1, 1, 3, 10])
-NAMES = st.sampled_from(["source", "tiers"])
+NAMES = st.sampled_from(["source", "topics"])
 
 
 class World:
     """Kafka, a destination and a dead letter topic, in memory, and the two processes."""
 
-    def __init__(self, tiers: list[int], keep: bool, ordering: str) -> None:
+    def __init__(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
         self.clock = ManualClock()
         self.retry = RetryConfig(
-            attempts=2, first_delay_seconds=1, max_delay_seconds=2, tiers=tiers, keep_key_order=keep
+            attempts=2, first_delay_seconds=1, max_delay_seconds=2, topics=retry_topics, keep_key_order=keep
         )
         self.ordering = ordering
-        self.tiers = self.retry.tier_topics(GROUP)
-        self.logs: dict[str, list[Record]] = {SOURCE: [], PARKED: [], **{tier: [] for tier in self.tiers}}
+        self.topics = self.retry.topic_names(GROUP)
+        self.logs: dict[str, list[Record]] = {
+            SOURCE: [],
+            BLOCKED: [],
+            **{retry_topic: [] for retry_topic in self.topics},
+        }
         self.committed: dict[TopicPartition, Committed] = {}
         self.plans: dict[int, int] = {}
         self.failures: dict[int, int] = defaultdict(int)
@@ -58,7 +62,7 @@ class World:
         """The process that does not reach the destination."""
         self.epochs = 0
         self.wrong: list[str] = []
-        self.processes = {name: Process(self, name) for name in ("source", "tiers")}
+        self.processes = {name: Process(self, name) for name in ("source", "topics")}
 
     async def start(self) -> None:
         for process in self.processes.values():
@@ -107,8 +111,10 @@ class World:
         origin = delayed_of(record).origin.offset
         if any(other.offset == origin for other in self.ended):
             return True
-        later = self.tiers if record.topic == SOURCE else self.tiers[self.tiers.index(record.topic) + 1 :]
-        return any(delayed_of(other).origin.offset == origin for tier in later for other in self.logs[tier])
+        later = self.topics if record.topic == SOURCE else self.topics[self.topics.index(record.topic) + 1 :]
+        return any(
+            delayed_of(other).origin.offset == origin for retry_topic in later for other in self.logs[retry_topic]
+        )
 
 
 class Process:
@@ -120,20 +126,20 @@ class Process:
         self.dead, self.died_at, self.stays_dead_seconds = False, 0.0, 0.0
         self.dies_in: tuple[int, bool] | None = None
         """After so many writes, before or after the last of them lies in the log."""
-        self.topics = [SOURCE] if name == "source" else world.tiers
+        self.topics = [SOURCE] if name == "source" else world.topics
         retry = world.retry
-        self.table = memory_table(PARKED, RAW_BYTES, self.produce, lambda: len(world.logs[PARKED]), loaded=False)
-        self.parked = BlockedKeys(self.table) if retry.keep_key_order else None
-        writer = RetryTopics(GROUP, retry, self.produce, world.clock, dead_letters=self, blocked=self.parked)
+        self.table = memory_table(BLOCKED, RAW_BYTES, self.produce, lambda: len(world.logs[BLOCKED]), loaded=False)
+        self.blocked = BlockedKeys(self.table) if retry.keep_key_order else None
+        writer = RetryTopics(GROUP, retry, self.produce, world.clock, dead_letters=self, blocked=self.blocked)
         if name == "source":
-            destination = KeyOrder(self, self.parked, writer.write) if self.parked else self
+            destination = KeyOrder(self, self.blocked, writer.write) if self.blocked else self
         else:
             destination = RetryTopicDestination(self, writer)
             retry = retry.model_copy(update={"attempts": 4}) if retry.keep_key_order else retry
-        # Its own breaker, as in a process that reads nothing but tiers.
+        # Its own breaker, as in a process that reads nothing but retry topics.
         beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=world.clock, chance=Random(1))
         config = DeliveryConfig(
-            ordering=world.ordering if name == "source" else "key" if self.parked else "none",  # type: ignore[arg-type]
+            ordering=world.ordering if name == "source" else "key" if self.blocked else "none",  # type: ignore[arg-type]
             batch=BatchConfig(max_records=3 if name == "source" else 1),
             retry=retry,
             max_in_flight=3,
@@ -146,8 +152,8 @@ class Process:
             delivery=config,
             clock=world.clock,
             chance=Random(1),
-            shares_with=beside if name == "tiers" else None,
-            hooks=PumpHooks(delayed=delayed_of if name == "tiers" else None),
+            shares_with=beside if name == "topics" else None,
+            hooks=PumpHooks(delayed=delayed_of if name == "topics" else None),
         )
         self.pump.connect(self)
         self.position: dict[str, int] = {}
@@ -156,7 +162,7 @@ class Process:
 
     async def start(self) -> None:
         await self.pump.start()
-        if self.parked:
+        if self.blocked:
             self.pump.spawn(self._follow(), "follow")
         for topic in self.topics:
             self.assign(topic)
@@ -181,7 +187,7 @@ class Process:
         while True:
             await self.world.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
             self.news.clear()
-            log = self.world.logs[PARKED]
+            log = self.world.logs[BLOCKED]
             news, self.read_up_to = log[self.read_up_to :], len(log)
             self.table.read(news, self.read_up_to)
             self.table.loaded(self.read_up_to)
@@ -245,7 +251,7 @@ def _text_of(record: Record) -> tuple[object, ...]:
     return (*record.topic_partition, record.offset, record.timestamp_ms, record.key, record.value, *record.headers)
 
 
-class TierMachine(RuleBasedStateMachine):
+class RetryTopicMachine(RuleBasedStateMachine):
     """Drives a world."""
 
     @initialize(
@@ -257,8 +263,8 @@ class TierMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.runner.run(self._open(*how))
 
-    async def _open(self, tiers: list[int], keep: bool, ordering: str) -> None:
-        self.world = World(tiers, keep, ordering)
+    async def _open(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
+        self.world = World(retry_topics, keep, ordering)
         await self.world.start()
 
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 4), seconds=SECONDS)
@@ -314,7 +320,7 @@ class TierMachine(RuleBasedStateMachine):
             self.nothing_went_wrong()
             world = self.world
             assert {record.offset for record in world.ended} == {record.offset for record in world.logs[SOURCE]}
-            for topic in (SOURCE, *world.tiers):
+            for topic in (SOURCE, *world.topics):
                 if log := world.logs[topic]:
                     assert world.committed[TopicPartition(topic, 0)] == Committed(len(log))
             if world.retry.keep_key_order:
@@ -327,7 +333,7 @@ class TierMachine(RuleBasedStateMachine):
         for key in {*KEYS} - {None}:
             if places := [record.offset for record in world.logs[SOURCE] if record.key == key]:
                 assert [record.offset for record in world.ended if record.key == key][-1] == places[-1]
-        waiting = {record.key: record.value for record in world.logs[PARKED]}
+        waiting = {record.key: record.value for record in world.logs[BLOCKED]}
         assert [place for place, value in waiting.items() if value is not None] == []
 
     async def _heal(self) -> None:
@@ -344,7 +350,7 @@ class TierMachine(RuleBasedStateMachine):
 
     def _is_done(self) -> bool:
         committed, logs = self.world.committed, self.world.logs
-        topics = [SOURCE, *self.world.tiers]
+        topics = [SOURCE, *self.world.topics]
         return all(committed.get(TopicPartition(topic, 0), (0,))[0] == len(logs[topic]) for topic in topics)
 
     def _pass(self, seconds: float) -> None:
@@ -366,16 +372,16 @@ class TierMachine(RuleBasedStateMachine):
         await self.world.processes[name].start()
 
 
-TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=settings().max_examples, stateful_step_count=8)
+TestRetryTopicMachine = RetryTopicMachine.TestCase
+TestRetryTopicMachine.settings = settings(max_examples=settings().max_examples, stateful_step_count=8)
 
 
-class CalmTierMachine(TierMachine):
+class CalmRetryTopicMachine(RetryTopicMachine):
     """Nothing is killed and no partition changes hands; the destination may be down."""
 
     doom = hand_over = None  # type: ignore[assignment]
 
-    @rule(name=st.sampled_from(["", "source", "tiers"]), seconds=SECONDS)
+    @rule(name=st.sampled_from(["", "source", "topics"]), seconds=SECONDS)
     def refuse(self, name: str, seconds: float) -> None:
         self.world.refused = name
         self._pass(seconds)
@@ -387,5 +393,5 @@ class CalmTierMachine(TierMachine):
             assert len(offsets) == len({*offsets}), offsets
 
 
-TestCalmTierMachine = CalmTierMachine.TestCase
-TestCalmTierMachine.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=20)
+TestCalmRetryTopicMachine = CalmRetryTopicMachine.TestCase
+TestCalmRetryTopicMachine.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=20)

@@ -1,4 +1,4 @@
-"""Retry tiers and parked keys, case by case."""
+"""Retry topics and blocked keys, case by case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
-from headrace.delivery.outcomes import ACK, DELEGATED, DeadLetter, DelayedRecord, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, DelayedRecord, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
@@ -28,7 +28,7 @@ OWN: list[Header] = [("headrace.retry.due", b"mine"), ("h", None), ("h", b"\x00\
 class Broker:
     """Topics in memory, a backend and a dead letter topic."""
 
-    parked: BlockedKeys
+    blocked: BlockedKeys
 
     def __init__(self) -> None:
         self.logs: dict[str, list[Record]] = {}
@@ -68,20 +68,20 @@ class Broker:
         return [self.response(record) for record in delivery.records]
 
     def end(self) -> int:
-        return len(self.logs.get("parked", ()))
+        return len(self.logs.get("blocked", ()))
 
-    def tiers(self, *, letters: bool = True, clock: ManualClock | None = None, **retry: Any) -> RetryTopics:
+    def topics(self, *, letters: bool = True, clock: ManualClock | None = None, **retry: Any) -> RetryTopics:
         keeps = retry.get("keep_key_order", False)
         if keeps:
-            self.table = memory_table("parked", RAW_BYTES, self.produce, self.end)
-            self.parked = BlockedKeys(self.table)
+            self.table = memory_table("blocked", RAW_BYTES, self.produce, self.end)
+            self.blocked = BlockedKeys(self.table)
         return RetryTopics(
             "g",
-            RetryConfig.model_validate({"attempts": 2, "tiers": [10], **retry}),
+            RetryConfig.model_validate({"attempts": 2, "topics": [10], **retry}),
             self.produce,
             clock or self.clock,
             dead_letters=self if letters else None,
-            blocked=self.parked if keeps else None,
+            blocked=self.blocked if keeps else None,
         )
 
 
@@ -97,15 +97,15 @@ def delivery(*records: Record, attempt: int = 1) -> Delivery:
     return Delivery("g.retry", records[0].topic_partition, 1, records, attempt)
 
 
-async def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() -> None:
+async def test_a_record_goes_from_retry_topic_to_retry_topic_and_then_to_the_dead_letters() -> None:
     """Its history goes on from the origin; its own headers stay, even one that looks like ours."""
     broker = Broker()
-    tiers = broker.tiers(clock=ManualClock(100.0), tiers=[10, 60])
-    await tiers.write([letter(record(8), 2)])
-    await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
+    retry_topics = broker.topics(clock=ManualClock(100.0), topics=[10, 60])
+    await retry_topics.write([letter(record(8), 2)])
+    await retry_topics.write([letter(broker.logs["g.retry.10s"][0], 3)])
     (copy,) = broker.logs["g.retry.60s"]
     assert delayed_of(copy)[1:5] == (3, 5.0, 160.0, None)
-    assert len(await tiers.write([letter(copy, 4)._replace(group="g.retry")])) == 0
+    assert len(await retry_topics.write([letter(copy, 4)._replace(group="g.retry")])) == 0
     (dead,) = broker.letters
     assert (dead.record.topic_partition, dead.record.offset, dead.record.headers) == (P3, 8, OWN)
     assert (dead.group, dead.attempts, dead.first_failed_at) == ("g", 4, 5.0)
@@ -120,11 +120,11 @@ async def test_a_record_goes_from_tier_to_tier_and_then_to_the_dead_letters() ->
         ({"deadline_seconds": 104.0}, RETRY),
     ],
 )
-async def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, Any], outcome: Reply) -> None:
+async def test_what_would_not_get_better_waits_in_no_retry_topic(settings: dict[str, Any], outcome: Reply) -> None:
     """Failed for good, by the destination's word or the policy's, or due after its deadline."""
     broker = Broker()
-    tiers = broker.tiers(clock=ManualClock(100.0), **settings)
-    assert len(await tiers.write([letter(record(8), 1, outcome)])) == 0
+    retry_topics = broker.topics(clock=ManualClock(100.0), **settings)
+    assert len(await retry_topics.write([letter(record(8), 1, outcome)])) == 0
     assert (len(broker.letters), broker.logs) == (1, {})
 
 
@@ -132,8 +132,8 @@ async def test_what_would_not_get_better_waits_in_no_tier(settings: dict[str, An
 async def test_an_outage_of_one_topic_writes_no_copies_into_the_other(refused: str, letters: int, copies: int) -> None:
     """One record of the delivery waits for the topic that is away; the other is in its topic once."""
     broker = Broker()
-    tiers = broker.tiers(attempts=1)
-    pump, _ = pump_of(broker, tiers, max_records=2)
+    retry_topics = broker.topics(attempts=1)
+    pump, _ = pump_of(broker, retry_topics, max_records=2)
     broker.refuses = refused
     broker.response = lambda record: Reply("E", permanent=True) if record.offset == 1 else RETRY
     await pump.start()
@@ -156,44 +156,44 @@ async def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_other
 ) -> None:
     """A retry topic may take less than a topic that is read; the partition goes on and no key stays blocked."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=keep_key_order)
+    retry_topics = broker.topics(keep_key_order=keep_key_order)
     broker.too_large = b"large"
     large = Record("t", 3, 1, 42, b"large", b"v")
-    assert await tiers.write([letter(large, 2), letter(record(2), 2)]) == [1]
+    assert await retry_topics.write([letter(large, 2), letter(record(2), 2)]) == [1]
     assert [dead.record.offset for dead in broker.letters] == [1]
     assert [delayed_of(copy).origin.offset for copy in broker.logs["g.retry.10s"]] == [2]
-    assert not tiers.blocked or not tiers.blocked.of(large)
+    assert not retry_topics.blocked or not retry_topics.blocked.of(large)
 
 
 async def test_a_record_too_large_to_go_behind_its_key_waits_where_it_is() -> None:
     """It was never delivered, so it is no dead letter; it is delivered once its key is free."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
-    order = KeyOrder(broker, broker.parked, tiers.write)
-    await tiers.write([letter(record(1), 2)])
+    retry_topics = broker.topics(keep_key_order=True)
+    order = KeyOrder(broker, broker.blocked, retry_topics.write)
+    await retry_topics.write([letter(record(1), 2)])
     broker.too_large = b"k"
     with pytest.raises(DeadLetterFailed):
         await order.deliver(delivery(record(2)))
-    assert (broker.letters, broker.delivered, dict(broker.parked.of(record(2)))) == ([], [], {1: 0})
-    await broker.parked.unblock(record(1))
+    assert (broker.letters, broker.delivered, dict(broker.blocked.of(record(2)))) == ([], [], {1: 0})
+    await broker.blocked.unblock(record(1))
     assert await order.deliver(delivery(record(2))) == [ACK]
 
 
 async def test_a_policy_for_an_error_of_the_same_name_buries_no_record_that_waits_for_its_key() -> None:
     """It has not failed, so the policy has nothing to say of it."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True, errors={"Blocked": "dead_letter"})
-    await broker.parked.block([record(8)])
-    await KeyOrder(broker, broker.parked, tiers.write).deliver(delivery(record(9)))
+    retry_topics = broker.topics(keep_key_order=True, errors={"Blocked": "dead_letter"})
+    await broker.blocked.block([record(8)])
+    await KeyOrder(broker, broker.blocked, retry_topics.write).deliver(delivery(record(9)))
     assert (len(broker.logs["g.retry.10s"]), broker.letters) == (1, [])
 
 
 async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
     """The retry topic cannot be written: what is free is delivered, once, and the destination is not blamed."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
-    pump, _ = pump_of(broker, tiers, max_records=2)
-    await tiers.write([letter(record(1), 2)])
+    retry_topics = broker.topics(keep_key_order=True)
+    pump, _ = pump_of(broker, retry_topics, max_records=2)
+    await retry_topics.write([letter(record(1), 2)])
     broker.refuses = "g.retry.10s"
     await pump.start()
     pump.on_assigned({P3: 1}, {})
@@ -209,13 +209,13 @@ async def test_a_record_that_cannot_go_behind_its_key_holds_no_other() -> None:
 
 @pytest.mark.parametrize("outcome", [ACK, RETRY])
 async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_buried_once(outcome: Reply) -> None:
-    """The topic of parked keys cannot be written: only that is repeated."""
+    """The topic of blocked keys cannot be written: only that is repeated."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
-    _, pump = pump_of(broker, tiers)
+    retry_topics = broker.topics(keep_key_order=True)
+    _, pump = pump_of(broker, retry_topics)
     broker.response = lambda record: outcome
-    await tiers.write([letter(record(1), 2)])
-    broker.refuses = "parked"
+    await retry_topics.write([letter(record(1), 2)])
+    broker.refuses = "blocked"
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
@@ -225,60 +225,60 @@ async def test_a_record_whose_key_cannot_be_unblocked_yet_is_delivered_and_burie
     broker.refuses = ""
     await broker.clock.advance(60)
     assert (len(broker.delivered), len(broker.letters)) == (1, int(outcome is RETRY))
-    assert not tiers.blocked or not tiers.blocked.of(record(1))
+    assert not retry_topics.blocked or not retry_topics.blocked.of(record(1))
     assert not pump.lanes[place].tracker.has_open
     await pump.stop()
 
 
-async def test_without_dead_letters_the_last_tier_says_what_to_do() -> None:
-    """The partition of the tier stands still."""
+async def test_without_dead_letters_the_last_retry_topic_says_what_to_do() -> None:
+    """The partition of the retry topic stands still."""
     broker = Broker()
-    tiers = broker.tiers(letters=False)
-    await tiers.write([letter(record(8), 2)])
+    retry_topics = broker.topics(letters=False)
+    await retry_topics.write([letter(record(8), 2)])
     with pytest.raises(DeadLetterFailed, match=r"offset 8 of t-3 failed 3 times \(E\) and dead letters are off"):
-        await tiers.write([letter(broker.logs["g.retry.10s"][0], 3)])
+        await retry_topics.write([letter(broker.logs["g.retry.10s"][0], 3)])
 
 
 @pytest.mark.parametrize("headers", [[], [("headrace.retry.due", b"x")], None])
-async def test_what_somebody_else_wrote_into_a_tier_is_what_it_is(headers: list[Header] | None) -> None:
+async def test_what_somebody_else_wrote_into_a_retry_topic_is_what_it_is(headers: list[Header] | None) -> None:
     """It is delivered at once, under its own name; so is one whose history cannot be read."""
     broker = Broker()
-    tiers = broker.tiers()
-    await tiers.write([letter(record(8), 2)])
+    retry_topics = broker.topics()
+    await retry_topics.write([letter(record(8), 2)])
     garbled = [(name, b"?") for name, _ in broker.logs["g.retry.10s"][0].headers]
     other = Record("g.retry.10s", 0, 5, 0, None, None, lambda: garbled if headers is None else headers)
     assert delayed_of(other) == DelayedRecord(other)
-    assert await RetryTopicDestination(broker, tiers).deliver(delivery(other)) == [ACK]
+    assert await RetryTopicDestination(broker, retry_topics).deliver(delivery(other)) == [ACK]
     assert broker.delivered[0].records == [other]
 
 
-def pump_of(broker: Broker, tiers: RetryTopics, max_records: int = 1) -> tuple[Pump, Pump]:
-    """Return the pump of the consumer, and that of its tiers."""
-    config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=tiers.retry)
-    live = KeyOrder(broker, tiers.blocked, tiers.write) if tiers.blocked else broker
-    beside = Pump("p", "g", live, tiers, delivery=config, clock=broker.clock, chance=Random(1))
-    destination = RetryTopicDestination(broker, tiers, beside.epoch_of)
+def pump_of(broker: Broker, retry_topics: RetryTopics, max_records: int = 1) -> tuple[Pump, Pump]:
+    """Return the pump of the consumer, and that of its retry topics."""
+    config = DeliveryConfig(ordering="none", batch=BatchConfig(max_records=max_records), retry=retry_topics.retry)
+    live = KeyOrder(broker, retry_topics.blocked, retry_topics.write) if retry_topics.blocked else broker
+    beside = Pump("p", "g", live, retry_topics, delivery=config, clock=broker.clock, chance=Random(1))
+    destination = RetryTopicDestination(broker, retry_topics, beside.epoch_of)
     retries = Pump(
         "r",
         "g.retry",
         destination,
-        tiers,
+        retry_topics,
         delivery=config,
         clock=broker.clock,
         chance=Random(1),
         shares_with=beside,
-        hooks=PumpHooks(delayed=tiers.delayed),
+        hooks=PumpHooks(delayed=retry_topics.delayed),
     )
     return beside, retries
 
 
-async def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> None:
-    """The epochs of the tier's own assignment cannot be compared with it; without a live one there is none."""
+async def test_what_comes_from_a_retry_topic_carries_the_live_epoch_of_its_origin() -> None:
+    """The epochs of the retry topic's own assignment cannot be compared with it; without a live one there is none."""
     broker = Broker()
-    tiers = broker.tiers()
-    await tiers.write([letter(record(8), 2)])
-    live, _ = pump_of(broker, tiers)
-    retries = RetryTopicDestination(broker, tiers, live.epoch_of)
+    retry_topics = broker.topics()
+    await retry_topics.write([letter(record(8), 2)])
+    live, _ = pump_of(broker, retry_topics)
+    retries = RetryTopicDestination(broker, retry_topics, live.epoch_of)
     (copy,) = broker.logs["g.retry.10s"]
     live.on_assigned({P3: 90}, {})
     await retries.deliver(delivery(copy))
@@ -290,13 +290,13 @@ async def test_what_comes_from_a_tier_carries_the_live_epoch_of_its_origin() -> 
 async def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay() -> None:
     """What it wrote, and what lies behind that, is delivered one delay after this process saw it."""
     broker = Broker()
-    tiers, ahead = broker.tiers(), broker.tiers(clock=ManualClock(1_003_600.0))
-    _, pump = pump_of(broker, tiers)
+    retry_topics, ahead = broker.topics(), broker.topics(clock=ManualClock(1_003_600.0))
+    _, pump = pump_of(broker, retry_topics)
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
     await ahead.write([letter(record(1), 2)])
-    await tiers.write([letter(record(2), 2)])
+    await retry_topics.write([letter(record(2), 2)])
     await ahead.write([letter(record(3), 2)])
     pump.on_records(place, 1, broker.logs["g.retry.10s"])
     await broker.clock.advance(9.9)
@@ -310,44 +310,44 @@ async def test_a_writer_whose_clock_is_ahead_holds_nobody_longer_than_the_delay(
 async def test_keys_wait_in_memory_up_to_a_bound_and_the_others_wait_where_they_are() -> None:
     """Every process keeps every blocked key, so more of them are not written."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
-    broker.parked._most_records = 2
-    await tiers.write([letter(record(1), 2), letter(record(2), 2)])
+    retry_topics = broker.topics(keep_key_order=True)
+    broker.blocked._most_records = 2
+    await retry_topics.write([letter(record(1), 2), letter(record(2), 2)])
     with pytest.raises(DeadLetterFailed, match="2 records wait in the retry topic with blocked keys, and that"):
-        await tiers.write([letter(record(3), 2)])
-    await tiers.write([letter(record(2), 2)])
-    await tiers.end(broker.logs["g.retry.10s"][0])
-    assert await tiers.write([letter(record(3), 2)]) == [0]
+        await retry_topics.write([letter(record(3), 2)])
+    await retry_topics.write([letter(record(2), 2)])
+    await retry_topics.end(broker.logs["g.retry.10s"][0])
+    assert await retry_topics.write([letter(record(3), 2)]) == [0]
 
 
-async def test_nothing_but_bad_records_in_a_tier_end_as_dead_letters() -> None:
-    """They were doubted where they failed first; a tier without a success would otherwise hold them for ever."""
+async def test_nothing_but_bad_records_in_a_retry_topic_end_as_dead_letters() -> None:
+    """They were doubted where they failed first; a retry topic without a success would otherwise hold them for ever."""
     broker = Broker()
-    tiers = broker.tiers()
-    _, pump = pump_of(broker, tiers)
+    retry_topics = broker.topics()
+    _, pump = pump_of(broker, retry_topics)
     broker.response = lambda record: RETRY
     await pump.start()
     place = TopicPartition("g.retry.10s", 0)
     pump.on_assigned({place: 1}, {})
-    await tiers.write([letter(record(offset), 2) for offset in range(50)])
+    await retry_topics.write([letter(record(offset), 2) for offset in range(50)])
     pump.on_records(place, 1, broker.logs["g.retry.10s"])
     await broker.clock.advance(30)
     assert (len(broker.letters), pump.numbers()["dead_letters"]) == (50, 50)
     await pump.stop()
 
 
-async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> None:
-    """Consumer and tiers share a breaker, so a bad deploy does not empty the tiers into the dead letter topic."""
+async def test_a_destination_that_is_doubted_gets_nothing_from_the_retry_topics() -> None:
+    """Consumer and retry topics share a breaker, so a bad deploy does not empty them into dead letters."""
     broker = Broker()
-    tiers = broker.tiers()
-    beside, pump = pump_of(broker, tiers)
+    retry_topics = broker.topics()
+    beside, pump = pump_of(broker, retry_topics)
     broker.response = lambda record: RETRY
     for each, place in ((beside, TopicPartition("t", 3)), (pump, TopicPartition("g.retry.10s", 0))):
         await each.start()
         each.on_assigned({place: 1}, {})
     beside.on_records(TopicPartition("t", 3), 1, [record(offset) for offset in range(50)])
     await broker.clock.advance(10)
-    await tiers.write([letter(record(offset), 2) for offset in range(100, 150)])
+    await retry_topics.write([letter(record(offset), 2) for offset in range(100, 150)])
     pump.on_records(TopicPartition("g.retry.10s", 0), 1, broker.logs["g.retry.10s"])
     await broker.clock.advance(60)
     assert broker.letters == []
@@ -360,38 +360,38 @@ async def test_a_destination_that_is_doubted_gets_nothing_from_the_tiers() -> No
 
 
 async def test_a_key_is_free_once_its_record_is_skipped_by_policy_and_a_copy_is_known_as_one() -> None:
-    """A second copy in the tier is not delivered."""
+    """A second copy in the retry topic is not delivered."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True, statuses={"409": "skip"})
+    retry_topics = broker.topics(keep_key_order=True, statuses={"409": "skip"})
     skipped = Reply("HTTP 409", "", 409)
     broker.response = lambda record: skipped
-    await tiers.write([letter(record(1), 2)])
-    await tiers.write([letter(record(1), 2)])
-    destination = RetryTopicDestination(broker, tiers)
+    await retry_topics.write([letter(record(1), 2)])
+    await retry_topics.write([letter(record(1), 2)])
+    destination = RetryTopicDestination(broker, retry_topics)
     first, second = broker.logs["g.retry.10s"]
     assert await destination.deliver(delivery(first)) == [skipped]
-    assert not broker.parked.of(record(1))
-    assert await destination.deliver(delivery(second)) == [DELEGATED]
+    assert not broker.blocked.of(record(1))
+    assert await destination.deliver(delivery(second)) == [HANDED_OFF]
     assert len(broker.delivered) == 1
 
 
 async def test_parked_keys_that_cannot_be_read_or_written_hold_the_delivery() -> None:
     """Nothing is delivered on a guess, and nothing ends."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
+    retry_topics = broker.topics(keep_key_order=True)
 
     def unavailable() -> int:
         raise KafkaUnavailable("no broker")
 
-    table = memory_table("parked", RAW_BYTES, broker.produce, unavailable)
+    table = memory_table("blocked", RAW_BYTES, broker.produce, unavailable)
     blind = BlockedKeys(table)
-    table.read([Record("parked", 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
+    table.read([Record("blocked", 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
     assert [*blind.entries()] == [], "it ends no process"
     with pytest.raises(DestinationUnavailable, match="the table of blocked keys is not read: no broker"):
-        await KeyOrder(broker, blind, tiers.write).deliver(delivery(record(1)))
-    broker.refuses = "parked"
+        await KeyOrder(broker, blind, retry_topics.write).deliver(delivery(record(1)))
+    broker.refuses = "blocked"
     with pytest.raises(DeadLetterFailed, match="blocked keys are not written: no broker"):
-        await tiers.write([letter(record(1), 2)])
+        await retry_topics.write([letter(record(1), 2)])
     assert (broker.delivered, broker.logs) == ([], {})
 
 
@@ -403,7 +403,7 @@ async def test_blocked_keys_are_read_to_their_end_once_in_each_assignment() -> N
         asked.append(0)
         return 0
 
-    blocked = BlockedKeys(memory_table("parked", RAW_BYTES, Broker().produce, end))
+    blocked = BlockedKeys(memory_table("blocked", RAW_BYTES, Broker().produce, end))
     for epoch in (1, 1, 2):
         await blocked.catch_up(delivery(record(1))._replace(epoch=epoch))
     assert len(asked) == 2
@@ -412,13 +412,13 @@ async def test_blocked_keys_are_read_to_their_end_once_in_each_assignment() -> N
 async def test_a_record_below_one_that_waits_has_ended_unless_it_waits_itself() -> None:
     """After a crash it comes again; delivered now, it would come after the one that waits."""
     broker = Broker()
-    tiers = broker.tiers(keep_key_order=True)
-    order = KeyOrder(broker, broker.parked, tiers.write)
-    await tiers.write([letter(record(1), 2)])
+    retry_topics = broker.topics(keep_key_order=True)
+    order = KeyOrder(broker, broker.blocked, retry_topics.write)
+    await retry_topics.write([letter(record(1), 2)])
     await order.deliver(delivery(record(2)))
-    await broker.parked.unblock(record(1))
-    assert await order.deliver(delivery(record(1))) == [DELEGATED]
-    assert await order.deliver(delivery(record(2))) == [DELEGATED]
+    await broker.blocked.unblock(record(1))
+    assert await order.deliver(delivery(record(1))) == [HANDED_OFF]
+    assert await order.deliver(delivery(record(2))) == [HANDED_OFF]
     assert broker.delivered == []
     assert [delayed_of(entry).origin.offset for entry in broker.logs["g.retry.10s"]] == [1, 2, 2]
     assert [delayed_of(entry).entry for entry in broker.logs["g.retry.10s"]] == [0, 1, 1]
@@ -429,13 +429,13 @@ async def test_what_waits_is_delivered_though_the_topic_of_blocked_keys_was_crea
     """Its entry is gone; the new topic may have grown past its offset or not."""
     broker = Broker()
     for topic_id in ("first", "second"):
-        tiers = broker.tiers(keep_key_order=True)
+        retry_topics = broker.topics(keep_key_order=True)
         assert broker.table
         broker.table._position.topic_id = topic_id
         if topic_id == "first":
-            await tiers.write([letter(record(1), 2)])
+            await retry_topics.write([letter(record(1), 2)])
             (copy,) = broker.logs["g.retry.10s"]
-            broker.logs["parked"].clear()
-    await broker.parked.block([record(offset, b"other") for offset in range(7, 7 + later)])
-    assert await RetryTopicDestination(broker, tiers).deliver(delivery(copy)) == [ACK]
-    assert len(broker.parked._keys) == min(later, 1)
+            broker.logs["blocked"].clear()
+    await broker.blocked.block([record(offset, b"other") for offset in range(7, 7 + later)])
+    assert await RetryTopicDestination(broker, retry_topics).deliver(delivery(copy)) == [ACK]
+    assert len(broker.blocked._keys) == min(later, 1)

@@ -27,11 +27,13 @@ def write(site: Any, topic: str, key: bytes, *numbers: int) -> None:
     site.write(topic, *(OutgoingRecord(topic, key, b'{"n":%d}' % n, [("own", b"x"), ("own", b"y")]) for n in numbers))
 
 
-def test_a_failed_record_comes_back_from_its_tiers_as_it_was(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_a_failed_record_comes_back_from_its_retry_topics_as_it_was(
+    site: Any, topic: Any, push: Any, backend: Any
+) -> None:
     """Each delivery has the same identity, and the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["value"]["n"] == 1 and entry["attempt"] < 3)
-    push(name, retry={"attempts": 1, "tiers": [1, 2]})
+    push(name, retry={"attempts": 1, "topics": [1, 2]})
     write(site, name, b"k", 0, 1, 2)
     backend.wait_for(lambda b: len(b.accepted) == 3)
     deliveries = seen(backend, 1)
@@ -41,10 +43,10 @@ def test_a_failed_record_comes_back_from_its_tiers_as_it_was(site: Any, topic: A
     assert (deliveries[0]["topic"], deliveries[0]["offset"]) == (name, 1)
     group = f"{name}-push"
     site.wait_committed(group, name, 3)
-    for tier in (f"{group}.retry.1s", f"{group}.retry.2s"):
-        (record,) = site.records(tier)
+    for retry_topic in (f"{group}.retry.1s", f"{group}.retry.2s"):
+        (record,) = site.records(retry_topic)
         assert (record.key, record.value, record.headers[:2]) == (b"k", b'{"n":1}', [("own", b"x"), ("own", b"y")])
-        site.wait_committed(f"{group}.retry", tier, 1)
+        site.wait_committed(f"{group}.retry", retry_topic, 1)
 
 
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
@@ -54,7 +56,7 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
     small, large = topic(max_message_bytes=20_000), topic()
     kafka.create_topic(f"{small}-push.retry.1s", 1, {"max.message.bytes": "20000"})
     fail(backend, lambda entry: entry["topic"] == large and entry["value"]["n"] < 2)
-    push(small, retry={"attempts": 1, "tiers": [1]}, topics=[small, large])
+    push(small, retry={"attempts": 1, "topics": [1]}, topics=[small, large])
     big = OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000))
     site.write(large, big, *(OutgoingRecord(large, b"k", b'{"n":%d}' % n) for n in range(1, 5)))
     group = f"{small}-push"
@@ -70,7 +72,7 @@ def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
     """It is made with the largest limit of them."""
     small, large = topic(max_message_bytes=20_000), topic()
     fail(backend, lambda entry: entry["topic"] == large and entry["attempt"] == 1)
-    push(small, retry={"attempts": 1, "tiers": [1]}, topics=[small, large])
+    push(small, retry={"attempts": 1, "topics": [1]}, topics=[small, large])
     site.write(large, OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000)))
     backend.wait_for(lambda b: b.accepted)
     assert [record["attempt"] for record in seen(backend, 0)] == [1, 2]
@@ -80,13 +82,13 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
     """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["attempt"] == 1)
-    process = push(name, alone=True, retry={"attempts": 1, "tiers": [3]})
+    process = push(name, alone=True, retry={"attempts": 1, "topics": [3]})
     write(site, name, b"k", 0)
     group = f"{name}-push"
     site.wait_committed(group, name, 1)
     assert process.terminate() == 0
     (waiting,) = site.records(f"{group}.retry.3s")
-    push(name, alone=True, retry={"attempts": 1, "tiers": [3]})
+    push(name, alone=True, retry={"attempts": 1, "topics": [3]})
     backend.wait_for(lambda b: b.accepted)
     site.wait_committed(f"{group}.retry", f"{group}.retry.3s", 1)
     assert {record["attempt"] for record in seen(backend, 0)} == {1, 2}
@@ -96,11 +98,11 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
 def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
     site: Any, topic: Any, push: Any, backend: Any
 ) -> None:
-    """Two processes; a key waits in the tier, others go on; one process dies, more records come; none overtakes."""
+    """Two processes, and a key in the retry topic, others pass; one process dies, more come; none passes."""
     name = topic(2)
     fail(backend, lambda entry: entry["value"]["n"] == 0 and entry["attempt"] <= 3)
     settings: dict[str, Any] = {"ordering": "key", "batch": {"max_records": 4}}
-    settings["retry"] = {"attempts": 3, "tiers": [4], "keep_key_order": True}
+    settings["retry"] = {"attempts": 3, "topics": [4], "keep_key_order": True}
     first, _second = (push(name, alone=True, **settings) for _ in range(2))
     write(site, name, b"a", *range(4))
     write(site, name, b"b", *range(100, 104))
@@ -125,7 +127,7 @@ def test_a_seek_back_delivers_what_lies_before_a_record_that_waits(
     """The key is unblocked first; else the earlier record would count as ended, because a later one waits."""
     name = topic()
     fail(backend, lambda entry: entry["value"]["n"] == 1)
-    process = push(name, retry={"attempts": 1, "tiers": [60], "keep_key_order": True}, ordering="key")
+    process = push(name, retry={"attempts": 1, "topics": [60], "keep_key_order": True}, ordering="key")
     write(site, name, b"a", 0, 1, 2)
     group = f"{name}-push"
     site.wait_until(lambda: len(site.records(f"{group}.retry.60s")) == 2, "records of the key to wait")
@@ -143,6 +145,6 @@ def lag_in(site: Any, group: str) -> int:
 
 
 def waiting_in(site: Any, group: str) -> list[Any]:
-    """Return the parked keys of a group."""
-    entries = {record.key: record.value for record in site.records(f"_headrace-{group}.parked")}
+    """Return the blocked keys of a group."""
+    entries = {record.key: record.value for record in site.records(f"_headrace-{group}.blocked")}
     return [json.loads(place) for place, value in entries.items() if value is not None]

@@ -137,23 +137,27 @@ def test_files_of_the_readme_have_one_block_each() -> None:
     assert len(names) == len(set(names))
 
 
-def deciding() -> Iterator[tuple[str, str]]:
-    """Yield each file of "which file decides", and each name behind it."""
-    table = ARCHITECTURE.split("## Which file decides")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
-    for cell in rows:
+def named_in_the_architecture() -> Iterator[tuple[str, str]]:
+    """Yield each file that decides or is on a path through the code, and each name behind it."""
+    paths, deciding = (
+        ARCHITECTURE.split(f"## {title}")[1].split("\n## ")[0]
+        for title in ("Paths through the code", "Which file decides")
+    )
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", deciding, re.MULTILINE)
+    for cell in [*cells, *re.split("→|\n", paths)]:
         file = ""
         for name in re.findall("`([^`]+)`", cell):
-            file = name if "/" in name or name.endswith((".py", ".csv")) else file
-            yield file, name
+            file = name if re.fullmatch(r"[\w/]+(\.py|\.csv|/)", name) else file
+            if file:
+                yield file, name
 
 
-def test_files_that_decide_have_what_they_decide() -> None:
-    """Each file of the table exists, and has each name that stands behind it."""
+def test_files_of_the_architecture_page_have_the_names_behind_them() -> None:
+    """Each file of the paths and of "which file decides" exists, and has each name that stands behind it."""
     missing, source = [], ROOT / "src" / "headrace"
-    for file, name in deciding():
+    for file, name in named_in_the_architecture():
         path = source / file
         if not path.exists() or (path.is_file() and name != file and not re.search(rf"\b{name}\b", path.read_text())):
             missing.append((file, name))
-    assert len([*deciding()]) > 30
+    assert len([*named_in_the_architecture()]) > 100
     assert missing == []

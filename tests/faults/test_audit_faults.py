@@ -34,8 +34,8 @@ class Numbers:
     @property
     def due(self) -> int:
         """Records that were written for clients, that ended, and dead letters, which are written too."""
-        ended = sum(self.of("ended_records", "push", "reactive", outcome) for outcome in ENDED)
-        letters = self.of("ended_records", "push", "reactive", "dead_letter")
+        ended = sum(self.of("completed_records", "push", "reactive", outcome) for outcome in ENDED)
+        letters = self.of("completed_records", "push", "reactive", "dead_letter")
         return self.of("produce_requested_records") + ended + letters
 
     @property

@@ -37,6 +37,7 @@ from headrace.kafka.transactions.transactional_client import (
     BROKEN,
     STATISTICS_SECONDS,
     TransactionalClient,
+    flush,
     transactional_properties,
 )
 from headrace.records import OutgoingRecord, TopicPartition
@@ -198,17 +199,21 @@ class _Writer:
 
     def _send(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
         """Write the records, then the last record of each job. The client's own time limit ends it."""
+
+        def has_failed() -> bool:
+            return any(job.has_failed for job in jobs)
+
         for job in jobs:
             job.records = job.records[: job.record_count]
             job.problem, job.results = None, []
             job.send(client, 0)
-        client.flush()
+        flush(client, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.last_record:
                     job.records.append(job.last_record(job.results))
                     job.send(client, job.record_count)
-            client.flush()
+            flush(client, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.group and (error := job.group.send(client)):

@@ -15,6 +15,7 @@ from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.positions import to_client
 from headrace.kafka.sent_request import ProduceResult
+from headrace.kafka.transactions.transactional_client import flush
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 
 _SECONDS: Final = 10.0
@@ -90,7 +91,11 @@ OF_BATCH: Final = "of_batch"
 """Parameter of a refusal that may be of another record in the same batch."""
 _NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.KafkaTimeout
 """Errors of a record that may pass."""
-_INNOCENT: Final = (confluent_kafka.KafkaError._STATE, confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD)
+_INNOCENT: Final = (
+    confluent_kafka.KafkaError._STATE,
+    confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD,
+    confluent_kafka.KafkaError._PURGE_QUEUE,
+)
 """Errors of records that failed only because another record did."""
 
 
@@ -138,7 +143,7 @@ class TransactionJob:
                 try:
                     client.produce(*values)
                 except BufferError:  # the transaction has more than the client's queue
-                    client.flush()
+                    flush(client, lambda: self.has_failed)
                     client.produce(*values)
             except BufferError:
                 self.results[index] = errors.ProducerQueueFull(
@@ -179,6 +184,14 @@ class TransactionJob:
         """Whether Kafka refused a batch as too large, so that each of its records may be small enough."""
         refused = [self.results[index] for index in self._partitions if index < len(self.results)]
         return self.record_count > 1 and any(type(result) is errors.RecordTooLarge for result in refused)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a record is certainly not written, so that the transaction will be aborted."""
+        return any(
+            isinstance(result, errors.HeadraceError) and not isinstance(result, errors.KafkaTimeout)
+            for result in self.results
+        )
 
     @property
     def written(self) -> bool:

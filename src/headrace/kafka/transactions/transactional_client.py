@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import confluent_kafka
@@ -14,6 +15,7 @@ from headrace.kafka.transactions.transaction_guard import TransactionGuard
 
 STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
+_FLUSH_SECONDS: Final = 0.1
 BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
 """What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
 
@@ -26,6 +28,16 @@ def transactional_properties(kafka: KafkaConfig, settings: ProducerConfig, name:
         "transaction.timeout.ms": int(seconds * 1000),
         "statistics.interval.ms": int(STATISTICS_SECONDS * 1000),
     }
+
+
+def flush(producer: confluent_kafka.Producer, has_failed: Callable[[], bool]) -> None:
+    """Wait until each record is reported. After a failure, drop the records that are still queued.
+
+    Kafka's client sends no record of a transaction that failed: they would wait for `delivery.timeout.ms`.
+    """
+    while producer.flush(_FLUSH_SECONDS):
+        if has_failed():
+            producer.purge(in_flight=False)
 
 
 class TransactionalClient:

@@ -107,7 +107,7 @@ class RefusingClient:
     def produce(self, topic: str, value: Any, key: Any, partition: int, report: Any, *others: Any) -> None:
         self._reports.append(report)
 
-    def flush(self) -> None:
+    def flush(self, _seconds: float) -> None:
         for report in self._reports:
             report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
         self._reports.clear()

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from headrace.errors import ProducerQueueFull, RecordRefused, TransactionAborted
 from headrace.kafka.transactions.transaction_job import OF_BATCH, TransactionJob
+from headrace.kafka.transactions.transactional_client import flush
 from headrace.records import OutgoingRecord
 
 INVALID, OTHER = ClientError.INVALID_RECORD, ClientError._INVALID_DIFFERENT_RECORD
@@ -28,7 +29,7 @@ class SmallClient:
             raise BufferError
         self.queue.append(report)
 
-    def flush(self) -> None:
+    def flush(self, _seconds: float) -> None:
         for report in self.queue:
             report(None, SimpleNamespace(offset=lambda: 7, partition=lambda: 0))
         self.queue.clear()
@@ -37,7 +38,7 @@ class SmallClient:
 async def sent(client: Any, records: int) -> TransactionJob:
     job = TransactionJob([OutgoingRecord("t", None, b"v")] * records, None)
     job.send(client, 0)
-    client.flush()
+    client.flush(0)
     return job
 
 
@@ -51,6 +52,14 @@ async def test_a_record_for_which_an_empty_queue_is_too_small_fails() -> None:
     job = await sent(SmallClient(0), 1)
     assert isinstance(job.results[0], ProducerQueueFull)
     assert not job.written
+
+
+async def test_what_is_queued_behind_a_refused_record_is_dropped() -> None:
+    """Kafka's client never sends it; a transaction would wait for its time limit before it is aborted."""
+    queued = [object(), object()]
+    client = SimpleNamespace(flush=lambda _: len(queued), purge=lambda in_flight: queued.clear())
+    flush(client, lambda: True)
+    assert queued == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.active_client import send
 from tests.faults.ledger import Ledger, Poster, delivered_by
 
 IN_USE = "changed files are in use"
-REFUSED = "changed files are tried again, and the old stay in use"
+REFUSED = "the changed files were rejected; keeping the old ones, will retry"
 REPLACED = (
     "push consumer: its client is being replaced",
     '"producer: its client was replaced',

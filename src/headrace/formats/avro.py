@@ -43,11 +43,11 @@ class AvroCodec:
         """Compile a schema; keep the codec, because compiling takes about a millisecond.
 
         Args:
-            references: Texts of schemas with types that it names, each after those that it names itself.
-            plain_unions: Whether JSON has the values of unions without the branch's name.
+            references: Texts of schemas whose types it names, each after those that it names itself.
+            plain_unions: Whether values of unions are in JSON without the branch's name.
 
         Raises:
-            SchemaInvalid: The text is no Avro schema, or names unknown types.
+            SchemaInvalid: The text is not a valid Avro schema, or names unknown types.
         """
         self._plain_unions = plain_unions
         named: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class AvroCodec:
             self.schema: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
         except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
             raise SchemaInvalid(
-                f"no Avro schema, or one that names unknown types: {type(cause).__name__}: {cause}"
+                f"not a valid Avro schema, or it names unknown types: {type(cause).__name__}: {cause}"
             ) from cause
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
         self._read = fastavro._read_py.schemaless_reader if is_recursive(self.schema) else fastavro.schemaless_reader
@@ -125,7 +125,7 @@ class AvroCodec:
             position = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
             raise DecodeError(f"the bytes do not fit their Avro schema ({position})") from cause
         if source.tell() != len(payload):
-            raise DecodeError(f"{len(payload) - source.tell()} bytes follow after the end of the Avro value")
+            raise DecodeError(f"{len(payload) - source.tell()} bytes follow the end of the Avro value")
         return value
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from headrace.formats.plain import Convert, Misfit, expected, of_type
 
 JSON_TYPE: Final = "headrace-json"
-"""Logical type of what JSON cannot hold: bytes, and floats that are no number."""
+"""Logical type of values that JSON does not have: bytes, and floats that are not numbers."""
 
 _RECORDS: Final = ("record", "error")
 _NAMED: Final = (*_RECORDS, "enum", "fixed")
@@ -22,12 +22,14 @@ _NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity
 
 
 def to_json(value: Any, *_: Any) -> Any:
-    """Convert a value of logical type `JSON_TYPE` to one that JSON holds."""
+    """Convert a value of logical type `JSON_TYPE` to one that JSON has."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if -_LARGEST_DOUBLE <= value <= _LARGEST_DOUBLE:
         return value
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if value != value:
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
@@ -172,8 +174,8 @@ def _union(branches: list[Any], known: Named) -> Convert:
 
 
 def _plain_union(branches: list[Any], known: Named) -> Convert:
-    # Maps last, because they accept any object. No branch is converted on trial: with recursive types the cost would
-    # double with every level.
+    # Maps last, because they accept any object. No branch is converted as an attempt: with recursive types that would
+    # double the cost at every level.
     ordered = sorted(branches, key=lambda branch: _kind(branch) == "map")
     choices = [(_branch_name(branch), _looks_like(branch, known), converter(branch, known)) for branch in ordered]
 
@@ -187,7 +189,7 @@ def _plain_union(branches: list[Any], known: Named) -> Convert:
 
 
 def _looks_like(schema: Any, known: Named) -> Callable[[Any], bool]:
-    """Return a predicate for values that may be of a branch; it checks one level only."""
+    """Return a predicate for values that may be of a branch; it checks only one level."""
     schema = known.schemas.get(_kind(schema), schema)
     kind = _kind(schema)
     if kind in _RECORDS:

@@ -1,4 +1,4 @@
-"""Finds the codec of a request or a record by its format and schema."""
+"""Finds the codec of a request or a record by format and schema."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _ENTRY_BYTES: Final = 4096
 
 
 class SchemaChoice(NamedTuple):
-    """The format and schema that a request names for keys or values; None for fields that it leaves open."""
+    """The format and schema that a request names for keys or values; None for fields that it omits."""
 
     format: str | None = None
     """Name of the format, in any case."""
@@ -35,7 +35,7 @@ class SchemaChoice(NamedTuple):
 
 
 class SchemaRules(NamedTuple):
-    """How schemas are found where a request leaves it open: settings of the section `producer`."""
+    """How schemas are found that a request does not name: settings of the section `producer`."""
 
     strategy: Literal["topic", "record", "topic_record"] = "topic"
     """How a subject is named."""
@@ -57,7 +57,7 @@ class Codecs:
     """Finds codecs, and keeps compiled schemas."""
 
     def __init__(self, registry: SchemaRegistry, *, plain_unions: bool = False) -> None:
-        """Use a registry; `plain_unions` is whether JSON has Avro's unions without the branch's name."""
+        """Use a registry; with `plain_unions` Avro's unions are in JSON without the branch's name."""
         self._registry = registry
         self._plain_unions = plain_unions
         self._compiled: LRUCache[tuple[int, str | None], tuple[SchemaCodec, int]] = LRUCache(
@@ -82,10 +82,10 @@ class Codecs:
         """Return the codec of a request; `subject` is that by the topic's name, `<topic>-key` or `<topic>-value`.
 
         Raises:
-            InvalidRequest: No such format; or the subject takes its name from a schema, and none is given.
+            InvalidRequest: No such format; or the subject is named by the schema, and none is given.
             SchemaConflict: The request names its schema in two ways.
             SchemaNotFound: The registry does not have it.
-            SchemaInvalid: The text is no schema, or the registry refuses it.
+            SchemaInvalid: The text is not a valid schema, or the registry refuses it.
             RegistryUnavailable: The registry is needed and does not answer.
         """
         if codec := self.without_schema(choice, default_format, rules):
@@ -93,7 +93,7 @@ class Codecs:
         name = format_name(choice.format or default_format)
         if choice.format is None and choice.text is not None:
             raise errors.SchemaWithoutFormat()
-        # A schema that is named without a format decides the format.
+        # A schema that is named without a format determines the format.
         return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
 
     def for_reading(self, format_text: str) -> "Reader":
@@ -134,7 +134,8 @@ class Codecs:
             return await self._registry.of_subject(_subject(choice, subject, rules), choice.version)
         if choice.text is None:
             return await self._registry.of_subject(_subject(choice, subject, rules))
-        schema_type, codec = SCHEMA_TYPES[name], None
+        schema_type = SCHEMA_TYPES[name]
+        codec = None
         if choice.subject is None and rules.strategy != "topic":
             codec = await self._compile(schema_type, choice.text, choice.references, choice.message)
         subject = _subject(choice, subject, rules, codec)
@@ -175,7 +176,7 @@ class Reader:
     """Decodes stored bytes of one format into JSON text."""
 
     def __init__(self, codecs: Codecs, plain: Codec | None) -> None:
-        """Decode with `plain`; if it is None, with the schema that the bytes name."""
+        """Decode with `plain`, or with the schema that the bytes name if it is None."""
         self._codecs = codecs
         self._plain = plain
         self.names_schemas = plain is None
@@ -211,13 +212,13 @@ class Reader:
             codec = self._codecs.loaded(schema_id)
             if codec is None:
                 raise errors.DecodeError(
-                    f"the schema registry has no usable schema of id {schema_id}, which the bytes name"
+                    f"the bytes name schema id {schema_id}, which the schema registry does not have or is not valid"
                 )
             self._last_id, self._last_decode = schema_id, codec.decode
         return self._last_decode(payload)
 
     def texts(self, payloads: Iterable[bytes | None]) -> list[str | None]:
-        """Return the JSON text of many."""
+        """Return the JSON text of each payload."""
         text = self._text
         return [None if data is None else text(data) for data in payloads]
 
@@ -246,21 +247,21 @@ def _subject(choice: SchemaChoice, subject: str, rules: SchemaRules, codec: Sche
         return subject
     if codec is None or not codec.record_name:
         raise errors.InvalidRequest(
-            f"subjects take their names from the schema (producer.subject_strategy: {rules.strategy}), and the request "
-            "gives none that has a name: name the subject (keySchemaSubject, valueSchemaSubject), a schema id or a text"
+            f"subjects are named by the schema (producer.subject_strategy: {rules.strategy}), but the request has no "
+            "schema with a name: name the subject (keySchemaSubject, valueSchemaSubject), a schema id or a text"
         )
     topic = subject.rpartition("-")[0]
     return codec.record_name if rules.strategy == "record" else f"{topic}-{codec.record_name}"
 
 
 def format_name(name: str) -> str:
-    """Return a format's name in small letters; any case is accepted.
+    """Return a format's name in lower case; any case is accepted.
 
     Raises:
         InvalidRequest: No such format.
     """
     found = name.lower()
     if found not in FORMATS:
-        served = ", ".join(FORMATS).upper()
-        raise errors.InvalidRequest(f"format {name[:40]!r} is not served: use one of {served}, in any case")
+        valid = ", ".join(FORMATS).upper()
+        raise errors.InvalidRequest(f"format {name[:40]!r} is not supported: use one of {valid}, in any case")
     return found

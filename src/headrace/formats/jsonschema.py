@@ -25,7 +25,7 @@ class JsonSchemaCodec(JsonCodec):
         """Compile a schema.
 
         Raises:
-            SchemaInvalid: The text is no JSON schema, or refers to an unknown one.
+            SchemaInvalid: The text is not a valid JSON schema, or refers to an unknown one.
         """
         try:
             schema = _decode_json(text.encode())
@@ -33,9 +33,9 @@ class JsonSchemaCodec(JsonCodec):
             # Without a retriever the library would fetch any URL that a schema names.
             self._validator: Any = jsonschema_rs.validator_for(schema, retriever=_retriever(known), mask="the value")
         except jsonschema_rs.ValidationError as cause:
-            raise SchemaInvalid(f"no usable JSON schema: {cause.message[:300]}") from cause
+            raise SchemaInvalid(f"not a valid JSON schema: {cause.message[:300]}") from cause
         except (msgspec.DecodeError, ValueError, RecursionError) as cause:
-            raise SchemaInvalid(f"no usable JSON schema: {cause}") from cause
+            raise SchemaInvalid(f"not a valid JSON schema: {cause}") from cause
         self.record_name = str(schema.get("title", "")) if isinstance(schema, dict) else ""
 
     def encode(self, text: bytes) -> bytes:
@@ -60,7 +60,7 @@ def _retriever(known: Mapping[str, Any]) -> Callable[[str], Any]:
         for name, schema in known.items():
             if uri in (name, _NO_BASE + name.lstrip("/")) or uri.endswith("/" + name):
                 return schema
-        raise LookupError("it is not among the references with which the schema is registered")
+        raise LookupError("it is not among the references of the registered schema")
 
     return retrieve
 
@@ -71,7 +71,7 @@ def sql_type(text: str, references: Mapping[str, str]) -> str:
 
 
 def _sql_type(schema: Any, path: str, texts: Mapping[str, str], inside: tuple[str, ...]) -> str:
-    """Return the type of a JSON schema; `texts` are those of the documents that it refers to, "" its own."""
+    """Return the type of a JSON schema; `texts` are those of the documents that it refers to; "" is its own."""
     schema = schema if isinstance(schema, dict) else {}
     if (reference := schema.get("$ref")) and reference not in inside:
         base, _, pointer = reference.partition("#")
@@ -84,7 +84,8 @@ def _sql_type(schema: Any, path: str, texts: Mapping[str, str], inside: tuple[st
     if len(choices) == 1:
         return _sql_type(choices[0], path, texts, inside)
     kinds = schema.get("type", "string" if "enum" in schema else ())
-    [kind, *others] = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"] or [""]
+    named = [kinds] if isinstance(kinds, str) else kinds
+    [kind, *others] = [each for each in named if each != "null"] or [""]
     if kind == "array":
         return f"ARRAY<{_sql_type(schema.get('items'), f'{path}[]', texts, inside)}>"
     if kind == "object" and "properties" in schema:

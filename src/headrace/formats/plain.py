@@ -46,7 +46,7 @@ class PythonCodec(Codec, Protocol):
 
     @property
     def decode_python(self) -> Convert | None:
-        """What turns stored bytes into what a handler gets; None if it gets the bytes.
+        """Turns stored bytes into the value that a handler gets; None if it gets the bytes.
 
         Raises:
             DecodeError: The bytes are not of this format.
@@ -62,7 +62,7 @@ class Misfit(Exception):
         self.path = ""
 
     def under(self, step: str) -> Self:
-        """Return this misfit as seen one level further up."""
+        """Return this misfit with the path from one level further up."""
         self.path = step + self.path
         return self
 
@@ -70,7 +70,8 @@ class Misfit(Exception):
 def expected(what: str, value: Any, string: str = "a string") -> NoReturn:
     """Raise a `Misfit` that names the JSON type of a value in place of the value."""
     kinds = {dict: "an object", list: "an array", str: string, bool: "a boolean", type(None): "null"}
-    raise Misfit(f"expected {what}, got {kinds.get(type(value), 'another number')}")
+    number = "another number" if "number" in what or "integer" in what else "a number"
+    raise Misfit(f"expected {what}, got {kinds.get(type(value), number)}")
 
 
 def of_type(kind: type, what: str) -> Convert:
@@ -121,11 +122,11 @@ class StringCodec:
         try:
             return str(data, "utf-8")
         except UnicodeDecodeError as cause:
-            raise DecodeError(f"not UTF-8 text, which STRING needs: {cause.reason} at byte {cause.start}") from cause
+            raise DecodeError(f"not UTF-8 text, which STRING requires: {cause.reason} at byte {cause.start}") from cause
 
 
 class JsonCodec:
-    """JSON: any JSON value, stored as the very text: integers of any size, decimals and field order survive."""
+    """JSON: any JSON value, stored as its text, so integers of any size, decimals and field order survive."""
 
     def encode(self, text: bytes) -> bytes:
         return text  # the parser of the request has checked it
@@ -157,7 +158,7 @@ def header_of(schema_id: int) -> bytes:
 
 
 def schema_id_of(data: bytes) -> int | None:
-    """Return the schema id at the start of the bytes, None without one."""
+    """Return the schema id at the start of the bytes; None without one."""
     return _HEADER.unpack_from(data)[1] if len(data) >= _HEADER.size and data[0] == 0 else None
 
 
@@ -171,6 +172,6 @@ def unframe(data: bytes) -> tuple[int, bytes]:
     if schema_id is None:
         raise DecodeError(
             "the bytes do not begin with a zero byte and a schema id: "
-            "they were not written through a schema registry, so read them in another format"
+            "they were written without a schema registry, so read them in another format"
         )
     return schema_id, data[_HEADER.size :]

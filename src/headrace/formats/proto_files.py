@@ -1,4 +1,4 @@
-"""Compiles Protobuf's schema text to descriptors, with protoc as a library instead of a process."""
+"""Compiles Protobuf schemas to descriptors, with protoc as a library instead of a process."""
 
 import ast
 import base64
@@ -30,14 +30,14 @@ _LARGEST_BYTES: Final = 1_048_576
 
 
 def parse_proto(text: str, references: Mapping[str, str]) -> Any:
-    """Return the file descriptor of a schema, in a pool of its own.
+    """Return the file descriptor of a schema, in a new pool.
 
     Args:
         text: Source text, or a serialized file descriptor in base64, which some clients register.
         references: The same of files that it may import, by their names in the imports.
 
     Raises:
-        SchemaInvalid: The text is no schema, or imports an unknown file.
+        SchemaInvalid: The text is not a valid schema, or imports an unknown file.
     """
     found: dict[str, FileDescriptorProto] = {}
     texts: dict[str, str] = {}
@@ -54,14 +54,14 @@ def parse_proto(text: str, references: Mapping[str, str]) -> Any:
         _add(pool, _MAIN, found, set())
         return pool.FindFileByName(_MAIN)
     except (TypeError, KeyError, RecursionError) as cause:
-        raise SchemaInvalid(f"no usable Protobuf schema: {str(cause)[:500]}") from cause
+        raise SchemaInvalid(f"not a valid Protobuf schema: {str(cause)[:500]}") from cause
 
 
 def _deserialize(name: str, source: str) -> FileDescriptorProto | None:
     try:
         file = FileDescriptorProto.FromString(base64.b64decode(source, validate=True))
     except (ValueError, ProtobufDecodeError):
-        return None  # source text: its spaces are no base64
+        return None  # source text: its spaces are not base64
     file.name = name
     return file if source else None
 
@@ -92,10 +92,10 @@ def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
             path.write_text(text)
         for name in texts:
             try:
-                # Not protoc's main(), which prints errors to standard error instead of raising them.
+                # Not main() of protoc, which prints errors instead of raising them.
                 made = _protoc_compiler.get_protos(name.encode(), [folder.encode(), own])
             except _protoc_compiler.ProtocErrors as cause:
-                raise SchemaInvalid(f"no usable Protobuf schema: {_explain(cause)}") from cause
+                raise SchemaInvalid(f"not a valid Protobuf schema: {_explain(cause)}") from cause
             yield from (file for _, code in made for file in _descriptors_in(code))
 
 
@@ -103,7 +103,7 @@ def _check(name: str, text: str) -> None:
     """Refuse names outside the folder, and texts that take the compiler seconds."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not 0 < len(name) <= 200 or not name.isprintable():
-        raise SchemaInvalid(f"a Protobuf schema cannot refer to a file by the name {name[:60]!r}")
+        raise SchemaInvalid(f"{name[:60]!r} is not a valid file name for a reference of a Protobuf schema")
     steps = (1 if char == "{" else -1 for char in text if char in "{}")
     if len(text) > _LARGEST_BYTES or max(itertools.accumulate(steps), default=0) > _DEEPEST:
         raise SchemaInvalid(

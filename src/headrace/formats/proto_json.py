@@ -1,6 +1,6 @@
 """Protobuf's JSON mapping, compiled per message: from decoded JSON to a message's arguments (ProtoJSON Format).
 
-It is as strict as the mapping allows and five times faster than the library's parser; its errors never hold a value.
+It is as strict as the mapping allows and five times faster than the library's parser. Its errors never contain a value.
 """
 
 import binascii
@@ -61,7 +61,7 @@ class MessageConverter:
             if item is None and not takes_null:
                 continue
             if name in found or oneof in chosen:
-                raise Misfit(f"field {key} is set twice, or another one of its oneof is set too")
+                raise Misfit(f"field {key} is set twice, or another field of its oneof is set too")
             if oneof:
                 chosen.add(oneof)
             try:
@@ -79,7 +79,8 @@ def converter(descriptor: Any, known: dict[str, Convert]) -> Convert:
 
 
 def _special(descriptor: Any) -> Convert:
-    make, pool = GetMessageClass(descriptor), descriptor.file.pool
+    make = GetMessageClass(descriptor)
+    pool = descriptor.file.pool
 
     def convert(value: Any) -> Any:
         try:
@@ -124,8 +125,9 @@ def _repeated(inner: Convert, takes_null: bool) -> Convert:
 
 
 def _map(key: Any, value: Any, known: dict[str, Convert]) -> Convert:
-    convert_key, convert_value = _KEYS.get(key.type, _SCALARS[key.type]), _single(value, known)
-    # In maps the library accepts messages, but no keyword arguments for them.
+    convert_key = _KEYS.get(key.type, _SCALARS[key.type])
+    convert_value = _single(value, known)
+    # In maps the library accepts messages, but not their keyword arguments.
     make = GetMessageClass(value.message_type) if isinstance(convert_value, MessageConverter) else None
     takes_null = _is_null_type(value)
 
@@ -162,7 +164,8 @@ def _enum(descriptor: Any) -> Convert:
 
 
 def _integer(bits: int, signed: bool) -> Convert:
-    least, limit = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    least = -(2 ** (bits - 1)) if signed else 0
+    limit = least + 2**bits
     what = f"an integer of {bits} bits" + ("" if signed else " that is not negative")
 
     def convert(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """PROTOBUF: converts JSON text in Protobuf's JSON mapping to payloads of one schema, and back.
 
-A payload is the message indexes of the Confluent wire format, then Protobuf's binary encoding. The indexes are a count
-and that many numbers as zigzag varints; one zero byte means `[0]`.
+A payload starts with the message indexes of the Confluent wire format; Protobuf's binary encoding follows. The indexes
+are a count and that many numbers, as zigzag varints; one zero byte means `[0]`.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class ProtobufCodec:
             message: Full name of the message type to write, or its name below the package; None for the first.
 
         Raises:
-            SchemaInvalid: The text is no usable schema, or has no such message type.
+            SchemaInvalid: The text is not a valid schema, or has no such message type.
         """
         self._file = parse_proto(text, references)
         descriptor = self._find(message)
@@ -96,9 +96,11 @@ class ProtobufCodec:
         try:
             return printer._MessageToJsonObject(make.FromString(data[start:]))
         except ProtobufDecodeError as cause:
-            raise DecodeError(f"the bytes are no {make.DESCRIPTOR.full_name}") from cause
+            raise DecodeError(f"the bytes are not a valid {make.DESCRIPTOR.full_name}") from cause
         except (json_format.Error, ValueError, TypeError, LookupError, RecursionError) as cause:
-            raise DecodeError(f"the {make.DESCRIPTOR.full_name} has no JSON form ({type(cause).__name__})") from cause
+            raise DecodeError(
+                f"the {make.DESCRIPTOR.full_name} cannot be converted to JSON ({type(cause).__name__})"
+            ) from cause
 
     def _find(self, message: str | None) -> Any:
         types = self._file.message_types_by_name
@@ -145,7 +147,8 @@ def _indexes_of(descriptor: Any) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    rest, out = number << 1, bytearray()  # the zigzag encoding of a number that is not negative
+    rest = number << 1  # the zigzag encoding of a number that is not negative
+    out = bytearray()
     while rest > 0x7F:
         out.append(rest & 0x7F | 0x80)
         rest >>= 7

@@ -1,8 +1,8 @@
 """The client of the schema registry, which caches every response (Confluent Schema Registry API).
 
-A schema of an id or of a version never changes, so it does not expire; the latest version of a subject and a "not
-found" expire after 30 seconds. Concurrent callers of one key share one request. While the registry is down,
-expired answers are used.
+A schema of an id or of a version never changes, so it does not expire. The latest version of a subject and a "not
+found" expire after 30 seconds. Concurrent callers of one key share one request. While the registry is down, expired
+responses are used.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class RegisteredSchema(NamedTuple):
-    """A schema as the registry holds it."""
+    """A registered schema."""
 
     id: int
     type: str
@@ -51,7 +51,7 @@ class RegisteredSchema(NamedTuple):
 
 
 class _RegistryResponse(msgspec.Struct):
-    """Every field of the responses that are read."""
+    """Every field of a response that is read."""
 
     id: int = 0
     schema: str = ""
@@ -73,7 +73,7 @@ class SchemaRegistry:
         """Prepare; connections are opened when needed, so the registry may be down.
 
         Raises:
-            ConfigError: The files of TLS are not usable.
+            ConfigError: A file of TLS is not usable.
         """
         self._settings = settings
         self.tls = ClientTlsFiles("schema_registry.tls", settings.tls, clock) if settings.secure else None
@@ -89,10 +89,10 @@ class SchemaRegistry:
             self._session = None
 
     async def check(self) -> None:
-        """Request something cheap, past the cache.
+        """Send a cheap request, without the cache.
 
         Raises:
-            RegistryUnavailable: It does not answer, or not as a registry.
+            RegistryUnavailable: It does not answer, or not like a registry.
         """
         await self._request("GET", "/config", "its configuration")
 
@@ -156,10 +156,10 @@ class SchemaRegistry:
         *,
         create: bool = True,
     ) -> RegisteredSchema:
-        """Return the id of a schema's text under a subject, registering it when it is not there yet.
+        """Return the id of a schema's text under a subject; register it if it is not there.
 
         Raises:
-            SchemaInvalid: The registry refuses the text: no schema, or not compatible with the subject's latest one.
+            SchemaInvalid: The registry refuses the text: not valid, or not compatible with the subject's latest one.
             SchemaNotFound: It is not there, and `create` is false.
             RegistryUnavailable: The registry does not answer.
         """
@@ -207,16 +207,18 @@ class SchemaRegistry:
         except (aiohttp.ClientError, OSError) as cause:
             raise self._unavailable(_why(cause, self._settings)) from cause
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
-            raise self._unavailable(f"its response to {method} {path} (HTTP {status}) is not of that API") from cause
+            raise self._unavailable(
+                f"its response to {method} {path} (HTTP {status}) is not that of a schema registry"
+            ) from cause
         if problem.error_code in _NOT_FOUND:
-            raise SchemaNotFound(f"the schema registry does not have {what}: register it or name another")
+            raise SchemaNotFound(f"the schema registry does not have {what}: register it, or name another one")
         if status in (409, 422):
             raise refusal(f"the schema registry refused {what}: {problem.message[:500]}")
         raise self._unavailable(f"it answered HTTP {status}: {problem.message[:200]}")
 
     def _unavailable(self, why: str, advice: str = "") -> RegistryUnavailable:
         advice = advice or "Start it (headrace dev up), or correct schema_registry.url"
-        text = f"the schema registry at {self._url} does not serve: {why}. Nothing was sent. {advice}"
+        text = f"the schema registry at {self._url} is not available: {why}. Nothing was sent. {advice}"
         return RegistryUnavailable(text, url=self._url)
 
     def _login(self) -> dict[str, str]:
@@ -263,7 +265,7 @@ class RegistryWatch(Service):
         super().__init__("schema registry")
         self._registry = registry
         self._clock = clock
-        self._problem = "the schema registry was not checked yet"
+        self._problem = "the schema registry has not been checked yet"
 
     def readiness(self) -> Readiness:
         return Readiness(not self._problem, self._problem)
@@ -300,7 +302,7 @@ class _ResponseCache:
         except RegistryUnavailable:
             if not known or isinstance(known[1], HeadraceError):
                 raise
-            self._keep(key, known[1])  # otherwise every request would wait for a registry that is down
+            self._keep(key, known[1])  # otherwise each request would wait for a registry that is down
             return known[1]
 
     def forget(self, key: Hashable) -> None:
@@ -313,7 +315,7 @@ class _ResponseCache:
             return await asyncio.shield(flight)
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         # If this task is cancelled, the others get this error instead of a cancellation.
-        response: Any = RegistryUnavailable("the look-up was broken off: send the request again")
+        response: Any = RegistryUnavailable("the look-up was cancelled: send the request again")
         try:
             response = await request()
         except (FormatError, RegistryUnavailable) as error:

@@ -1,4 +1,4 @@
-"""Makes the codecs of the formats in the list; the libraries of a format are loaded with its first schema.
+"""Creates the codecs of all formats; the library of a format is loaded with its first schema.
 
 Function workers import this module, so it must stay light.
 """
@@ -22,7 +22,7 @@ class SchemaCodec(PythonCodec, Protocol):
     """A codec of one schema."""
 
     record_name: str
-    """Name of the schema's record, message or title, for subject strategies that use it; empty without one."""
+    """Name of the schema's record, message or title, for subject strategies; empty without one."""
 
     @property
     def decode_python(self) -> Convert: ...
@@ -39,7 +39,7 @@ def module_of(schema_type: str) -> tuple[Format, Any]:
         if row.schema_type == schema_type:
             break
     else:
-        raise SchemaInvalid(f"the registry holds a schema of type {schema_type}, which no format here reads")
+        raise SchemaInvalid(f"the schema has the type {schema_type}, which is not supported")
     try:
         return row, import_module(f"headrace.formats.{row.name}")
     except ImportError as cause:
@@ -63,10 +63,10 @@ def compile_schema(
         schema_type: The registry's name for the type, as in the list of formats.
         references: Texts of the referenced schemas by name, each after those that it refers to itself.
         message: Of a Protobuf schema: full name of the message type to write; None for the first.
-        plain_unions: Of an Avro schema: whether JSON has the values of unions without the branch's name.
+        plain_unions: Of an Avro schema: whether values of unions are in JSON without the branch's name.
 
     Raises:
-        SchemaInvalid: No such type, or the text is not usable.
+        SchemaInvalid: No such type, or the text is not a valid schema.
         EnvironmentProblem: The library of the format is not installed.
     """
     row, module = module_of(schema_type)

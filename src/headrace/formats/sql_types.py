@@ -1,4 +1,4 @@
-"""The columns that a registered schema has in SQL, in the words of `CREATE TABLE`."""
+"""The columns of a registered schema in SQL, as in `CREATE TABLE`."""
 
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
@@ -8,7 +8,7 @@ from headrace.formats.schema_codec import module_of
 
 
 def sql_names(text: str) -> dict[str, str]:
-    """Return the types of SQL by the names that a format has for them: `INT int; STRING string uuid`."""
+    """Return the types of SQL by a format's names for them: `INT int; STRING string uuid`."""
     parts = (part.split() for part in text.split("; "))
     return {name: kind for kind, *names in parts for name in names}
 
@@ -17,11 +17,11 @@ def sql_columns(schema_type: str, text: str, references: Mapping[str, str]) -> s
     """Return the columns of a schema: `carrier STRING, arr_delay DOUBLE`.
 
     Raises:
-        SchemaInvalid: The text is not usable, or a part of it has no type of SQL.
+        SchemaInvalid: The text is not a valid schema, or a part of it has no type in SQL.
     """
     found: str = module_of(schema_type)[1].sql_type(text, references)
     if not found.startswith("STRUCT<"):
-        refuse("$", "no record with fields")
+        refuse("$", "a type without fields")
     return found.removeprefix("STRUCT<").removesuffix(">")
 
 

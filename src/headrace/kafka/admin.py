@@ -1,4 +1,4 @@
-"""One cluster: asks for and changes topics, groups and offsets. Every call has a time limit."""
+"""Reads and changes topics, groups and offsets of one cluster. Every call has a time limit."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _MOST_BYTES = 2**31 - 1
 _ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
 _NO_LEADER = confluent_kafka.KafkaError._NOENT
 _MISSING = (confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION, _NO_LEADER)
-"""Of a partition that does not exist."""
+"""Errors about a partition that does not exist."""
 _COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
 _UNCOMMITTED = confluent_kafka.IsolationLevel.READ_UNCOMMITTED
 
@@ -44,7 +44,7 @@ class Admin:
 
     def __init__(self, kafka: KafkaConfig, reachability: Reachability | None = None) -> None:
         self.config = kafka
-        """The cluster, and how its clients are set."""
+        """The cluster, and the settings of its clients."""
         self._limit = kafka.request_timeout_seconds
         self.servers = kafka.bootstrap_servers
         """Brokers for the first connection."""
@@ -65,7 +65,7 @@ class Admin:
             KafkaUnavailable: No broker answers within the limit.
         """
         limit = limit_seconds or self._limit
-        metadata = await self._ask("list topics", lambda: self._client.list_topics(timeout=limit), limit)
+        metadata = await self._request("list topics", lambda: self._client.list_topics(timeout=limit), limit)
         self.missing_brokers = _missing_brokers(metadata)
         return sorted(_topic_info(topic) for name, topic in metadata.topics.items() if not name.startswith("__"))
 
@@ -82,7 +82,7 @@ class Admin:
             KafkaUnavailable: No broker answers.
         """
         check_topic(name)
-        metadata = await self._ask(f"describe topic {name}", lambda: self._client.list_topics(name, self._limit))
+        metadata = await self._request(f"describe topic {name}", lambda: self._client.list_topics(name, self._limit))
         topic = metadata.topics.get(name)
         problem = topic.error if topic else None
         if problem and problem.code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -97,7 +97,8 @@ class Admin:
 
     async def topic_configs(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic: Kafka's name to text."""
-        resource, right = ConfigResource(ResourceType.TOPIC, check_topic(name)), Right("DescribeConfigs", "topic", name)
+        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
+        right = Right("DescribeConfigs", "topic", name)
         return await self._configs(resource, f"describe topic {name}", right)
 
     async def describe_cluster(self) -> ClusterInfo:
@@ -107,14 +108,15 @@ class Admin:
             KafkaUnavailable: No broker answers.
         """
         doing = "describe the cluster"
-        metadata = await self._ask(doing, lambda: self._client.list_topics(timeout=self._limit))
-        brokers, missing = metadata.brokers, _missing_brokers(metadata)
-        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+        metadata = await self._request(doing, lambda: self._client.list_topics(timeout=self._limit))
+        count = len(metadata.brokers)
+        missing = _missing_brokers(metadata)
+        resource = ConfigResource(ResourceType.BROKER, str(min(metadata.brokers)))
         try:
             configs = await self._configs(resource, doing, Right("DescribeConfigs", "cluster"))
         except errors.KafkaUnauthorized as cause:
-            return ClusterInfo(len(brokers), missing, {}, cause.description)
-        return ClusterInfo(len(brokers), missing, configs)
+            return ClusterInfo(count, missing, {}, cause.description)
+        return ClusterInfo(count, missing, configs)
 
     async def _configs(self, resource: ConfigResource, doing: str, right: Right) -> dict[str, str]:
         entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)
@@ -126,7 +128,7 @@ class Admin:
         `right` is what the caller needs on each.
         """
 
-        def ask() -> dict[str, str]:
+        def request() -> dict[str, str]:
             found = {}
             futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._limit)
             for name, future in futures.items():
@@ -137,7 +139,7 @@ class Admin:
                         raise
             return found
 
-        return await self._ask("describe topics", ask) if names else {}
+        return await self._request("describe topics", request) if names else {}
 
     async def create_topic(
         self, name: str, partitions: int = 1, replication_factor: int = -1, configs: Mapping[str, str] | None = None
@@ -164,7 +166,7 @@ class Admin:
         """Create an internal topic with the replication factor and min ISR of `source`, and by default its partitions.
 
         Its records may be 64 KiB larger than those of `source` and of the topics in `fits`, because dead letters have
-        further headers. An empty `source` is none; then the broker's defaults count.
+        further headers. Without a `source` the broker's defaults apply.
         """
         if not source:
             await self.create_topic(name, partitions or 1, configs=configs)
@@ -182,11 +184,11 @@ class Admin:
 
     async def list_groups(self) -> list[GroupInfo]:
         """Return every consumer group, sorted by name."""
-        response = await self._ask("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
+        response = await self._request("list groups", lambda: self._client.list_consumer_groups().result(self._limit))
         names = sorted(group.group_id for group in response.valid)
         if not names:
             return []
-        described = await self._ask(
+        described = await self._request(
             "describe groups",
             lambda: _results(self._client.describe_consumer_groups(names), self._limit, "Describe", "group"),
         )
@@ -196,8 +198,8 @@ class Admin:
         """Return the members of a group; none if there is no such group. `right` is what the caller needs on it."""
         check_group(group)
 
-        def ask() -> list[Any]:
-            client = self._security.make()  # of its own: see `alter_group_offsets`
+        def request() -> list[Any]:
+            client = self._security.make()  # a new one: see `alter_group_offsets`
             try:
                 return list(_results(client.describe_consumer_groups([group]), self._limit, right, "group")[0].members)
             except confluent_kafka.KafkaException as cause:
@@ -211,14 +213,14 @@ class Admin:
                 [TopicPartition(p.topic, p.partition) for p in m.assignment.topic_partitions],
                 m.host.lstrip("/"),
             )
-            for m in await self._of_group(f"ask for the members of group {group}", ask)
+            for m in await self._of_group(f"list the members of group {group}", request)
         ]
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.
 
-        A client of that group asks: the question of an admin client crashes the process when the group's coordinator
-        has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
+        A client of that group sends the request. That of an admin client crashes the process when the group's
+        coordinator has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
         """
         partitions = [
             confluent_kafka.TopicPartition(topic.name, info.partition)
@@ -232,7 +234,7 @@ class Admin:
             "isolation.level": "read_uncommitted",  # do not wait for a transaction that commits offsets
         }
 
-        def ask() -> list[Any]:
+        def request() -> list[Any]:
             client = confluent_kafka.Consumer(properties)
             try:
                 return client.committed(partitions, timeout=self._limit)
@@ -240,7 +242,7 @@ class Admin:
                 client.close()
 
         right = Right("Describe", "group", group)
-        entries = await self._of_group(f"read offsets of group {group}", ask, right) if partitions else []
+        entries = await self._of_group(f"read offsets of group {group}", request, right) if partitions else []
         return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Offsets) -> None:
@@ -250,37 +252,37 @@ class Admin:
             KafkaError: The group has members, or a partition does not exist.
         """
         targets = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
-        request = [ConsumerGroupTopicPartitions(check_group(group), targets)]
+        changes = [ConsumerGroupTopicPartitions(check_group(group), targets)]
 
-        def ask() -> list[Any]:
-            # A client of its own: one that knows the group's coordinator asks it for minutes after a move.
+        def request() -> list[Any]:
+            # A new client: one that knows the group's coordinator keeps calling it for minutes after it has moved.
             client = self._security.make()
-            return list(_results(client.alter_consumer_group_offsets(request), self._limit)[0].topic_partitions)
+            return list(_results(client.alter_consumer_group_offsets(changes), self._limit)[0].topic_partitions)
 
         needed = [Right("Read", "group", group), *(Right("Read", "topic", p.topic) for p in offsets)]
-        await self._of_group(f"set offsets of group {group}", ask, *dict.fromkeys(needed))
+        await self._of_group(f"set offsets of group {group}", request, *dict.fromkeys(needed))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
         return await self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return what `end_offsets` does of the partitions that exist."""
+        """Return what `end_offsets` does, without the partitions that do not exist."""
         latest = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         found = await self._listed(latest, _COMMITTED, _MISSING)
         return {partition: end.offset for partition, end in found.items()}
 
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the end of each partition, transactions that are open included."""
+        """Return the end of each partition, including transactions that are open."""
         return await self._offsets(partitions, OffsetSpec.latest(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """Return the first offset with a timestamp or a later one; partitions without any are left out."""
+        """Return the first offset at or after a timestamp; partitions without one are left out."""
         return await self.offsets_at(dict.fromkeys(partitions, timestamp_ms))
 
     async def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what `offsets_since` does, with a timestamp for each partition."""
-        # To Kafka a negative timestamp is not a time: -1 asks for the end.
+        # To Kafka a negative timestamp is not a time: -1 requests the end.
         specs = {p: OffsetSpec.for_timestamp(max(0, at)) for p, at in times_ms.items()}
         found = await self._listed(specs, _UNCOMMITTED)
         return {partition: known.offset for partition, known in found.items() if known.offset >= 0}
@@ -292,7 +294,7 @@ class Admin:
     async def time_bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Return the first record's and the greatest timestamp (ms) of each partition that holds any; reads no record.
 
-        Source: KIP-734 (the greatest timestamp as a question to the broker).
+        Source: KIP-734 (a request to the broker for the greatest timestamp).
         """
         first = await self._listed(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)), _UNCOMMITTED)
         latest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
@@ -303,7 +305,8 @@ class Admin:
         """Return start and end offset of every partition of a topic; `right` is what the caller needs on it."""
         topic = await self.describe_topic(name, right)
         partitions = [TopicPartition(name, info.partition) for info in topic.partitions]
-        starts, ends = await self.start_offsets(partitions), await self.end_offsets(partitions)
+        starts = await self.start_offsets(partitions)
+        ends = await self.end_offsets(partitions)
         return {partition: (starts[partition], ends[partition]) for partition in partitions}
 
     async def _offsets(
@@ -325,7 +328,7 @@ class Admin:
         if not specs:
             return {}
 
-        def ask() -> dict[TopicPartition, Any]:
+        def request() -> dict[TopicPartition, Any]:
             responses = self._client.list_offsets(specs, isolation_level=isolation, request_timeout=self._limit)
             return {
                 TopicPartition(p.topic, p.partition): _result(future, self._limit, Right("Describe", "topic", p.topic))
@@ -336,9 +339,9 @@ class Admin:
         end = asyncio.get_running_loop().time() + self._limit
         while True:
             try:
-                return await self._ask("read offsets", ask)
-            except errors.KafkaUnavailable:  # also if a leader has moved, or its connection has just ended
-                if self.reachability.must_ask or asyncio.get_running_loop().time() > end:
+                return await self._request("read offsets", request)
+            except errors.KafkaUnavailable:  # also when a leader has moved, or its connection has just ended
+                if not self.reachability.is_reachable or asyncio.get_running_loop().time() > end:
                     raise
             except errors.KafkaError as error:
                 ids = await self.topic_ids({p.topic for p in specs})  # without Describe it is also "no leader"
@@ -350,12 +353,12 @@ class Admin:
             await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
     async def _of_group(self, doing: str, call: Callable[[], list[Any]], *needed: Right) -> list[Any]:
-        """Ask a group's coordinator for partitions or members; repeat while the coordinator moves or loads."""
+        """Request partitions or members from a group's coordinator; retry while the coordinator moves or loads."""
         end = asyncio.get_running_loop().time() + self._limit
         while True:
             error: errors.HeadraceError
             try:
-                entries = await self._ask(doing, call, needed=needed)
+                entries = await self._request(doing, call, needed=needed)
             except errors.KafkaUnavailable as cause:
                 error = cause
             else:
@@ -369,15 +372,15 @@ class Admin:
             await asyncio.sleep(_MOVE_PAUSE_SECONDS)
 
     async def _first(self, doing: str, call: Callable[[], Mapping[Any, Any]], right: Right) -> Any:
-        return (await self._ask(doing, lambda: _results(call(), self._limit), needed=[right]))[0]
+        return (await self._request(doing, lambda: _results(call(), self._limit), needed=[right]))[0]
 
-    async def _ask(
+    async def _request(
         self, doing: str, call: Callable[[], T], limit_seconds: float | None = None, needed: Sequence[Right] = ()
     ) -> T:
         limit = limit_seconds or self._limit
         timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._log_waiting, limit)
         try:
-            if self.reachability.must_ask:
+            if not self.reachability.is_reachable:
                 await self._reach(doing, limit)
             response = await run_blocking(self._call, call)
             self.reachability.answered()
@@ -394,8 +397,9 @@ class Admin:
             self._client.poll(0)  # serves `error_cb`, and the client's log
 
     async def _reach(self, doing: str, limit_seconds: float) -> None:
-        """Wait until a broker answers, so that a client that is refused ends early."""
-        loop, attempt = asyncio.get_running_loop(), _FIRST_ATTEMPT_SECONDS
+        """Wait until a broker answers, so that a refused client fails early."""
+        loop = asyncio.get_running_loop()
+        attempt = _FIRST_ATTEMPT_SECONDS
         began = loop.time()
         while True:
             rest = began + limit_seconds - loop.time()
@@ -427,7 +431,8 @@ class Admin:
 
     def _unavailable(self, doing: str, limit_seconds: float) -> errors.KafkaUnavailable:
         self._client.poll(0)
-        problem, hint = self.reachability.problem(), self.reachability.hint()
+        problem = self.reachability.problem()
+        hint = self.reachability.hint()
         if problem and problem.fix:
             text = f"{doing}: no response from Kafka at {self.servers}: {problem}"
         else:

@@ -1,4 +1,4 @@
-"""How many bytes may be pending in a producer."""
+"""Limits the bytes that are pending in a producer."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ SEVERAL: Final = -1
 
 
 class Claim(NamedTuple):
-    """Bytes that a request holds in a budget."""
+    """The bytes of one request, counted in a budget."""
 
     key: TopicPartitionKey
     size_bytes: int
@@ -36,15 +36,15 @@ class ByteBudget:
 
     def check(self, key: TopicPartitionKey, size: int) -> None:
         """Raise ProducerQueueFull unless a request fits."""
-        pending, held = self.pending_bytes, self._bytes_by_key.get(key, 0)
+        pending = self.pending_bytes
+        of_key = self._bytes_by_key.get(key, 0)
         free = self._max_bytes - pending
         # A request larger than the limit passes when nothing else is pending, or it could never be sent.
         if pending and size > free:
-            raise _full(f"{pending} bytes wait", f"{self._max_bytes} may (producer.max_pending_bytes)", pending)
-        if held and held + size > free * self._share:
-            where = f"partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f"topic {key[0]}"
-            may = f"it may have {self._share:g} of what is free of producer.max_pending_bytes"
-            raise _full(f"{held} bytes wait for {where}", may, held)
+            raise _full("", pending, f"{self._max_bytes} bytes (producer.max_pending_bytes)")
+        if of_key and of_key + size > free * self._share:
+            where = f" for partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f" for topic {key[0]}"
+            raise _full(where, of_key, f"{self._share:g} of the free part of producer.max_pending_bytes")
 
     def take(self, key: TopicPartitionKey, size: int) -> Claim:
         """Count a request that passes `check`."""
@@ -53,7 +53,7 @@ class ByteBudget:
         self._bytes_by_key[key] += size
         return Claim(key, size)
 
-    def give_back(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Stop counting a request."""
         self.pending_bytes -= claim.size_bytes
         self._bytes_by_key[claim.key] -= claim.size_bytes
@@ -79,9 +79,9 @@ def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicP
     return first.topic, first.partition
 
 
-def _full(waiting: str, limit: str, pending: int) -> ProducerQueueFull:
+def _full(where: str, pending: int, limit: str) -> ProducerQueueFull:
     return ProducerQueueFull(
-        f"{waiting} for Kafka's acknowledgement, and {limit}: nothing of this request was sent, "
-        "send it again after a pause",
+        f"limit reached: {pending} bytes{where} are awaiting Kafka's acknowledgement, and the limit is {limit}; "
+        "nothing of this request was sent, send it again after a pause",
         pending_bytes=pending,
     )

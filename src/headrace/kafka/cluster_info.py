@@ -1,4 +1,4 @@
-"""What `Admin` says of the cluster, its topics and its groups."""
+"""What `Admin` returns about the cluster, its topics and its groups."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -51,4 +51,4 @@ class ClusterInfo(NamedTuple):
     """Ids of the brokers that have replicas and are not in the cluster now."""
     configs: Mapping[str, str]
     refused: str = ""
-    """Why the configuration may not be read; empty if it was."""
+    """Why the configuration must not be read; empty if it was read."""

@@ -27,18 +27,19 @@ _RETRY_SECONDS = 1.0
 _COMMITS = "commits"
 Response = Callable[[Sequence[TopicPartition] | HeadraceError], None]
 """Takes the partitions that were revoked before their commit was acknowledged, or the error."""
-_TRIES, _TRY_SECONDS = 30, 0.1
+_TRIES = 30
+_TRY_SECONDS = 0.1
 
 
 def commit_now(client: Any, offsets: CommitOffsets) -> confluent_kafka.KafkaError | None:
-    """Commit and wait. Returns why it failed; None if it did not.
+    """Commit and wait. Returns why it failed; None if it succeeded.
 
     Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions. A commit
-    that waited behind the client's own request to join has the generation before; the next one has the new one.
+    that waited behind the client's own request to join has the old generation; the next one has the new one.
     """
     failure: confluent_kafka.KafkaError | None = None
     error = confluent_kafka.KafkaError
-    passes = {error.REBALANCE_IN_PROGRESS: _TRIES, error.ILLEGAL_GENERATION: 1}
+    retries = {error.REBALANCE_IN_PROGRESS: _TRIES, error.ILLEGAL_GENERATION: 1}
     for _ in range(_TRIES):
         try:
             client.commit(offsets=to_client(offsets), asynchronous=False)
@@ -46,15 +47,15 @@ def commit_now(client: Any, offsets: CommitOffsets) -> confluent_kafka.KafkaErro
         except confluent_kafka.KafkaException as cause:
             failure = cause.args[0]
             code = failure.code()
-            if not passes.get(code):
+            if not retries.get(code):
                 break
-            passes[code] -= 1
+            retries[code] -= 1
             time.sleep(_TRY_SECONDS)
     return failure
 
 
 class _Request:
-    """A commit whose caller waits for its end."""
+    """A commit whose caller waits for the response."""
 
     def __init__(self, partitions: Iterable[TopicPartition], response: Response) -> None:
         self.unsent = set(partitions)
@@ -67,8 +68,8 @@ class _Request:
 class Commits:
     """Offsets to commit; used on the consumer's thread.
 
-    An offset belongs to the assignment epoch it was reached in. When that epoch has ended, the offset is dropped:
-    another member may have committed a later one since, and a late repetition would set the group back.
+    An offset belongs to the assignment epoch it was reached in. When that epoch is over, the offset is dropped: another
+    member may have committed a later one since, and a late retry would set the group back.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Commits:
     def request_answered(self, offsets: CommitOffsets, epochs: Epochs, response: Response) -> None:
         """Commit offsets of these epochs, and respond once.
 
-        The response has the partitions that are no longer assigned. The others are acknowledged by then. If a right is
-        missing, the response is that error, and the commit is repeated until the partition is revoked.
+        The response has the partitions that are no longer assigned; the others are acknowledged by then. If a right is
+        missing, the response is that error, and the commit is retried until the partition is revoked.
         """
         request = _Request(offsets, response)
         self._requests.append(request)
@@ -104,12 +105,12 @@ class Commits:
         self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
 
     def when_settled(self, partitions: Iterable[TopicPartition], response: Response) -> None:
-        """Response when no commit of these partitions waits or is in flight, with those revoked before that."""
+        """Respond when no commit of these partitions waits or is in flight; with the partitions revoked before that."""
         settling = _Request(self._newest.keys() & set(partitions), response)
         if self.in_flight:
             settling.sent = self._sent.keys() & set(partitions)
         self._requests.append(settling)
-        self._end_requests()
+        self._respond()
 
     def request(self, offsets: CommitOffsets, epochs: Epochs) -> None:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
@@ -137,19 +138,22 @@ class Commits:
             self._sent[partition] = epoch
 
     def restart(self) -> None:
-        """Expect no report of what the client before has sent."""
-        self._sent, self.in_flight, self._retry_at = {}, False, 0.0
+        """Expect no reports of commits that the previous client has sent."""
+        self._sent = {}
+        self.in_flight = False
+        self._retry_at = 0.0
 
     def send_due(self, client: Any) -> None:
         """Send the offsets, unless a commit is in flight or has just failed."""
         if not self._newest or self.in_flight or self._clock.monotonic() < self._retry_at:
             return
         newest = self._newest
-        self._sent, self._newest = {partition: epoch for partition, (epoch, _) in newest.items()}, {}
+        self._newest = {}
+        self._sent = {partition: epoch for partition, (epoch, _) in newest.items()}
         reach("commit.before")
         try:
             client.commit(offsets=to_client({p: at for p, (_, at) in newest.items()}), asynchronous=True)
-            # One at a time: the repetition of one that failed must not set back a newer one.
+            # One at a time: the retry of a failed one must not set back a newer one.
             self.in_flight = True
             for request in self._requests:
                 request.sent |= request.unsent & newest.keys()
@@ -161,10 +165,10 @@ class Commits:
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
 
     def reported(self, error: Any, offsets: Sequence[Any]) -> None:
-        """Take the report of the commit in flight; what failed is sent again while its epoch lasts."""
+        """Take the report of the commit in flight; failed offsets are sent again while their epoch lasts."""
         reported = from_client(offsets)
         if reported and self._sent.keys().isdisjoint(reported):
-            return  # a commit on revoke, which waits by itself, is reported too
+            return  # commits on revoke wait for their own response, and are reported too
         self.in_flight = False
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
@@ -174,7 +178,7 @@ class Commits:
         for request in self._requests:
             request.unsent |= request.sent - acknowledged.keys()
             request.sent.clear()
-        self._end_requests()
+        self._respond()
         if failed:
             self._report_failure(error or failed[0].error, {p.topic for p in failed})
             newer = self._newest
@@ -191,7 +195,7 @@ class Commits:
             self._log_failed(error)
             return
         refusal = self._problems.error(error, topics)
-        self._problems.report(_COMMITS, f"commits are refused: {refusal.description}")
+        self._problems.report(_COMMITS, f"Kafka refuses commits: {refusal.description}")
         for request in [one for one in self._requests if one.unsent & self._sent.keys()]:
             self._requests.remove(request)
             request.respond(refusal)
@@ -207,10 +211,10 @@ class Commits:
             request.dropped += dropped
             request.unsent.difference_update(dropped)
             request.sent.difference_update(dropped)
-        self._end_requests()
+        self._respond()
 
-    def _end_requests(self) -> None:
-        ended = [request for request in self._requests if not request.unsent and not request.sent]
+    def _respond(self) -> None:
+        completed = [request for request in self._requests if not request.unsent and not request.sent]
         self._requests = [request for request in self._requests if request.unsent or request.sent]
-        for request in ended:
+        for request in completed:
             request.respond(request.dropped)

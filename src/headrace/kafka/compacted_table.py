@@ -1,6 +1,6 @@
 """A compacted topic of one partition as a table: each process reads all of it, follows it, and writes entries.
 
-The order of the log is the order of changes, so every process comes to the same entries.
+The order of the log is the order of changes, so every process has the same entries.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ RAW_BYTES: Final = ValueFormat[bytes](bytes, bytes)
 
 
 class CompactedTable(Service, Generic[T]):
-    """Entries by key, as far as this process has read them, and writing entries.
+    """Entries by key, as far as this process has read them; writes entries.
 
     A record without a value removes the entry of its key. A record that cannot be decoded is logged, counted in a
     gauge and skipped.
@@ -77,7 +77,7 @@ class CompactedTable(Service, Generic[T]):
         self._corrupt: set[bytes | None] = set()
         self._watches: list[tuple[str, Callable[[str, T | None], None]]] = []
         self._position = _TablePosition()
-        self._problem = f"{topic.name} is not read yet"
+        self._problem = f"{topic.name} has not been read yet"
 
     async def start(self) -> None:
         if self._optional:
@@ -127,11 +127,13 @@ class CompactedTable(Service, Generic[T]):
 
         Raises:
             KafkaUnavailable: The table is not loaded, or another topic of its name was found.
-            KafkaTimeout: The entries may be written or not.
+            KafkaTimeout: The entries may or may not be written.
             KafkaError: Kafka refused one of them; others may be written.
         """
         self.require()
-        encode, topic, end = self._values.encode, self.topic.name, self._position.next or 0
+        encode = self._values.encode
+        topic = self.topic.name
+        end = self._position.next or 0
         records = [
             OutgoingRecord(topic, key.encode(), None if entry is None else encode(entry), None, 0)
             for key, entry in entries.items()
@@ -142,21 +144,21 @@ class CompactedTable(Service, Generic[T]):
                 if failed := next((result for result in results if isinstance(result, HeadraceError)), None):
                     raise failed
                 offsets = [result.offset for result in results]
-                if min(offsets, default=end) < end:  # no wait would show that this process has read them back
-                    self._problem = f"{topic} was created again or cut off, and is read anew"
+                if min(offsets, default=end) < end:  # waiting could not show that this process has read them back
+                    self._problem = f"{topic} was recreated or truncated; reading it from the start"
                     self._position.next = None
                     self.is_loaded.clear()
                     raise KafkaUnavailable(f"{self._problem}: send the request again")
                 await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
             raise self._late(
-                f"{', '.join(entries)}: not read back from {topic} within {limit_seconds:g} s, so it may be written "
-                "or not: look at the status, and repeat the request when Kafka answers"
+                f"{', '.join(entries)}: not read back from {topic} within {limit_seconds:g} s, so it may or may not be "
+                "written: look at the status, and repeat the request when Kafka answers"
             ) from cause
         return offsets
 
     async def catch_up(self) -> None:
-        """Wait until everything is read that is written now.
+        """Wait until everything is read that has been written by now.
 
         Raises:
             KafkaUnavailable, KafkaTimeout: It is not read.
@@ -165,7 +167,7 @@ class CompactedTable(Service, Generic[T]):
         await self.read_to_end()
 
     async def read_to_end(self, limit_seconds: float = _LIMIT_SECONDS) -> None:
-        """Wait until everything is read that is written now, also while the table is loading.
+        """Wait until everything is read that has been written by now, even while the table is loading.
 
         Raises:
             KafkaError, KafkaTimeout: It is not read.
@@ -184,7 +186,7 @@ class CompactedTable(Service, Generic[T]):
         except TimeoutError as cause:
             raise self._late(
                 f"{self.topic.name} was not read up to offset {position} within {limit_seconds:g} s: "
-                "see whether Kafka answers"
+                "check whether Kafka answers"
             ) from cause
 
     def require(self) -> None:
@@ -199,7 +201,7 @@ class CompactedTable(Service, Generic[T]):
             raise kind(f"{self.name} is not available now: {self.missing or self._problem}")
 
     def _late(self, text: str) -> KafkaError:
-        """Return the error for what was not read in time: the missing right, if one was missing last."""
+        """Return the error for what was not read in time: the missing right, if the last error was one."""
         return KafkaUnauthorized(self._refusal.description) if self._refusal else KafkaTimeout(text)
 
     def read(self, records: Sequence[Record], position: int) -> None:
@@ -213,7 +215,8 @@ class CompactedTable(Service, Generic[T]):
         """Pass all entries to the watchers the first time the topic is read to its end, which is a position."""
         if not self.is_loaded.is_set():
             self.is_loaded.set()
-            gone, self._position.outdated = self._position.outdated - self._entries.keys(), set()
+            gone = self._position.outdated - self._entries.keys()
+            self._position.outdated = set()
             for prefix, on_change in self._watches:
                 for key in gone:
                     if key.startswith(prefix):
@@ -230,16 +233,17 @@ class CompactedTable(Service, Generic[T]):
                     self._problem = ""
                 await self._read_to(None)
             except HeadraceError as error:
-                self._problem = f"{self.topic.name} is not read: {error.description}"
+                self._problem = f"reading {self.topic.name} failed, will retry: {error.description}"
                 self._refusal = error if isinstance(error, KafkaUnauthorized) else None
             await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
 
     async def _load(self) -> None:
-        """Read to the present end: from where an interruption ended the reading, or from the start.
+        """Read to the current end: from where reading was interrupted, or from the start.
 
-        A topic that was created again, or whose log was cut off, is read from the start.
+        A topic that was recreated or truncated is read from the start.
         """
-        position, name = self._position, self.topic.name
+        position = self._position
+        name = self.topic.name
         if position.next is None:
             await self._ensure()
         topic_id = (await self._admin.topic_ids([name])).get(name, position.topic_id)
@@ -255,7 +259,8 @@ class CompactedTable(Service, Generic[T]):
 
     async def _read_to(self, end: int | None) -> None:
         """Read to an offset, or without an end."""
-        position, ends = self._position, None if end is None else {self._partition: end}
+        position = self._position
+        ends = None if end is None else {self._partition: end}
         async for records in read_records(self._admin.config, {self._partition: position.next or 0}, ends):
             if end is None and position.next is None:
                 return
@@ -265,7 +270,7 @@ class CompactedTable(Service, Generic[T]):
 
     async def _ensure(self) -> None:
         self.missing = ""
-        if await self._admin.has_topic(self.topic.name):  # or a right is missing: then nothing is known of the entries
+        if await self._admin.has_topic(self.topic.name):  # raises if a right is missing: then no entry is known
             return
         try:
             await self.topic.ensure(self._admin)
@@ -308,7 +313,7 @@ class CompactedTable(Service, Generic[T]):
 
 
 class _TablePosition:
-    """How far the topic is read and passed to the watchers, and waiting for that."""
+    """How far the topic is read and passed to the watchers; waits for that."""
 
     def __init__(self) -> None:
         self.topic_id = ""
@@ -320,8 +325,10 @@ class _TablePosition:
         self._moved = asyncio.Event()
 
     def restart(self, topic_id: str, start: int, known: Iterable[str]) -> None:
-        """Continue at the start of a topic, after so many keys were passed to the watchers."""
-        self.topic_id, self.next, self._passed = topic_id, start, 0
+        """Continue at the start of a topic; the watchers know these keys."""
+        self.topic_id = topic_id
+        self.next = start
+        self._passed = 0
         self.outdated.update(known)
 
     def passed(self, position: int) -> None:
@@ -341,13 +348,13 @@ async def read_back(
 ) -> AsyncGenerator[list[Record], None]:
     """Read the committed records of a compacted topic once, from `since_ms` on, in the order of the log.
 
-    If `settled`, wait for open transactions, as those of a lost process, until they are ended.
+    If `settled`, wait for the end of open transactions, such as those of a lost process.
 
     Raises:
         KafkaUnavailable: No records were received for 30 s although the end is not reached.
     """
     partition = TopicPartition(topic.name, 0)
-    ends = await (admin.written_offsets if settled else admin.end_offsets)([partition])
+    ends = await (admin.written_offsets([partition]) if settled else admin.end_offsets([partition]))
     starts = await (admin.offsets_since([partition], since_ms) if since_ms else admin.start_offsets([partition]))
     async with contextlib.aclosing(read_window(admin.config, starts, ends)) as batches:
         async for records in batches:

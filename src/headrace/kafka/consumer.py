@@ -1,14 +1,14 @@
 """A consumer of a group, as the loop sees it, and the subscription that follows its topic patterns.
 
-The client belongs to a thread of its own (`poll_thread.py`). The loop calls the thread by commands; the thread calls
-the loop through a proxy, in batches.
+The client belongs to a separate thread (`poll_thread.py`). The loop calls the thread by commands; the thread calls the
+loop through a proxy, in batches.
 """
 
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import confluent_kafka
@@ -22,7 +22,7 @@ from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
 from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
-from headrace.kafka.positions import PositionResolver, ReadPolicy
+from headrace.kafka.positions import PositionResolver, ReadPolicy, StoredOffsets
 from headrace.kafka.transactions.transaction_job import GroupOffsets, metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline, OwnedThread, Readiness, Service, run_while
@@ -33,23 +33,33 @@ T = TypeVar("T")
 
 _WAKE_PART = 0.1
 """Part of the flow budget that must be released before the thread is woken to poll: less would make tiny polls."""
-_FIRST_STORE_SECONDS, _STORE_SECONDS, _STORE_QUESTIONS = 2.0, 30.0, 32
-"""How long the first response for one partition may take, how long a later one; how many run at a time."""
+_FIRST_STORE_SECONDS = 2.0
+"""Time limit of the first request for the stored offset of a partition."""
+_STORE_SECONDS = 30.0
+"""The longest time limit of a later one."""
+_STORE_REQUESTS = 32
+"""How many run at a time."""
 _THREAD_STOP_SECONDS = 30.0
 _HANGS_SECONDS = 60.0
-"""A turn of a thread takes milliseconds, and in a rebalance as long as the drain of its partitions."""
+"""A turn of the thread takes milliseconds, or in a rebalance as long as the drain of its partitions."""
 _LOOK_SECONDS = 5.0
 _DEFAULT_POLICY = ReadPolicy()
-_MOST_QUEUED_KBYTES = 16_384
-_running: WeakSet["Consumer"] = WeakSet()
+_consumers: WeakSet["Consumer"] = WeakSet()
+
+
+class _Running(NamedTuple):
+    """What a consumer has while it runs."""
+
+    poll: PollThread
+    thread: OwnedThread
 
 
 class Consumer(Service):
     """A member of a consumer group, and the source of a delivery pump.
 
-    Commits only what `commit` is given. Starts at the committed offset; where there is none, at the start or the end
-    of the partition as the policy says. An offset that is out of range is never reset silently: the problem is
-    reported, and the partition is stalled or resumes at the start of the log, as the policy says.
+    Commits only the offsets that `commit` gets. Starts at the committed offset; without one, at the start or the end of
+    the partition, by the policy. An offset that is out of range is never reset silently. The problem is reported, and
+    the partition is stalled or resumes at the start of the log, by the policy.
     """
 
     def __init__(
@@ -71,8 +81,6 @@ class Consumer(Service):
         """
         super().__init__(name)
         self._group = check_group(group)
-        self._queued_kbytes = min(_MOST_QUEUED_KBYTES, max(1, flow.max_bytes // 1024))
-        """The client fetches ahead as much as may be in flight, so that what a consumer holds has a bound."""
         self._listener = listener
         self._flow = FetchFlowControl(flow, policy.max_processing_seconds)
         self._policy = policy
@@ -84,68 +92,76 @@ class Consumer(Service):
         self._epochs: dict[TopicPartition, int] = {}
         """Assignment epochs, as far as the loop knows them: the thread may be ahead."""
         self._released_part = 0.0
-        self._store = _StoreQuestions()
-        self._poll: PollThread | None = None
-        self._thread: OwnedThread | None = None
+        self._running: _Running | None = None
+        """None before the start."""
         self.on_problem: Callable[[HeadraceError], None] = lambda error: None
-        """Called when a partition stalls until it is sought, and when a topic was created again."""
+        """Called when a partition stalls until a seek, and when a topic was created again."""
         if topics:
             self.subscribe(topics)
 
     async def start(self) -> None:
         loop = LoopProxy(self, self._listener, self._epochs)
         self._problems.on_stalled = lambda error: loop.post(self.on_problem, error)
-        ask_store = functools.partial(self._ask_store, loop) if self._policy.stored_offsets else None
-        self._poll = PollThread(
+        resolver = PositionResolver(self._policy, self._clock, self._problems)
+        if self._policy.stored_offsets:
+            in_task = functools.partial(loop.post, self.keep)
+            store = _OffsetStore(self._policy.stored_offsets, self._group, resolver, self._commands, in_task)
+            resolver.request_stored = store.request
+        poll = PollThread(
             self.name,
             ClientSecurity(self._admin.config.security, lambda: confluent_kafka.Consumer(self._properties())),
             loop=loop,
             commands=self._commands,
             flow=self._flow,
-            resolver=PositionResolver(self._policy, self._clock, self._problems, ask_store),
+            resolver=resolver,
             problems=self._problems,
             clock=self._clock,
         )
-        self._thread = OwnedThread(self.name, self._poll.run, self.die)
-        self._thread.start()
-        _running.add(self)
+        thread = OwnedThread(self.name, poll.run, self.die)
+        self._running = _Running(poll, thread)
+        thread.start()
+        _consumers.add(self)
 
     def _properties(self) -> dict[str, Any]:
         return {
             **member_properties(self._admin.config, f"headrace-{self.name}", self._group, self._policy.member),
-            "queued.max.messages.kbytes": self._queued_kbytes,
+            "queued.max.messages.kbytes": self._flow.fetch_ahead_kbytes,
             "on_commit": self._commit_reported,
             "error_cb": self._admin.reachability.failed,
         }
 
     async def drain(self, deadline: Deadline) -> None:
-        """Leave the group: what is in flight ends and is committed first, as on a revoke."""
-        if self._poll and self._thread:
-            self._poll.leave_by = deadline
-            await self._thread.stop(deadline.remaining_seconds)
+        """Leave the group: what is in flight is completed and committed first, as on a revoke."""
+        if running := self._running:
+            running.poll.leave_by = deadline
+            await running.thread.stop(deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        if self._poll:
-            self._poll.leave_by = Deadline(self._clock, 0)
+        running = self._running
+        if running:
+            running.poll.leave_by = Deadline(self._clock, 0)
         await super().stop()  # a revoke that still waits for its drain ends here, with nothing to commit
-        if self._thread and not await self._thread.stop(_THREAD_STOP_SECONDS):
+        if running and not await running.thread.stop(_THREAD_STOP_SECONDS):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
 
     @property
     def hangs(self) -> bool:
-        """Whether its thread does not return from Kafka's client, which only another process can cure."""
-        poll, limit = self._poll, _HANGS_SECONDS + self._policy.drain_seconds
-        if self.death or poll is None or poll.leave_by:
+        """Whether its thread does not return from Kafka's client, which only a restart of the process cures."""
+        running = self._running
+        if self.death or running is None or running.poll.leave_by:
             return False
-        return self._clock.monotonic() - poll.turned_at > limit
+        return self._clock.monotonic() - running.poll.turned_at > _HANGS_SECONDS + self._policy.drain_seconds
 
     def readiness(self) -> Readiness:
         reasons = self._problems.all()
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        now, epoch, poll, flow = self._clock.monotonic(), self._epochs.get(partition), self._poll, self._flow
-        assert poll
+        now = self._clock.monotonic()
+        epoch = self._epochs.get(partition)
+        flow = self._flow
+        assert self._running
+        poll = self._running.poll
 
         def released() -> None:
             if epoch == poll.epochs.get(partition):  # an earlier assignment has nothing in flight any more
@@ -158,7 +174,8 @@ class Consumer(Service):
             self._commands.wake()
 
     def commit(self, offsets: CommitOffsets) -> None:
-        copy, epochs = dict(offsets), {partition: self._epochs.get(partition, 0) for partition in offsets}
+        copy = dict(offsets)
+        epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         self._command(lambda poll: poll.commits.request(copy, epochs))
 
     @property
@@ -187,9 +204,8 @@ class Consumer(Service):
 
     async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
         """Run a command on the thread and return its response, or raise it if it is an error."""
-        poll, thread = self._poll, self._thread
-        assert poll
-        assert thread
+        assert self._running
+        poll, thread = self._running
         response: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, response.set_result)
 
@@ -201,14 +217,14 @@ class Consumer(Service):
         self._commands.wake()
         await run_while(asyncio.wait([response]), thread.wait_ended())
         if not response.done():
-            raise KafkaUnavailable(f"{self.name} has ended before it could do this: {self.death or 'it was stopped'}")
+            raise KafkaUnavailable(f"{self.name} ended before it could do this: {self.death or 'it was stopped'}")
         result = response.result()
         if isinstance(result, HeadraceError):
             raise result
         return result
 
     async def move(self, offsets: Offsets) -> Sequence[TopicPartition]:
-        """Read partitions from other offsets on, without a commit, unless some are not assigned: return those."""
+        """Continue at other offsets, without a commit. If partitions are not assigned, move none and return those."""
         return await self._answered(lambda poll, response: poll.move(offsets, response))
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
@@ -231,17 +247,18 @@ class Consumer(Service):
         return GroupOffsets(offsets, lambda: metadata, self._admin.config, self._group) if metadata else None
 
     def group_offsets(self, offsets: CommitOffsets) -> GroupOffsets:
-        """Return offsets of the present assignments for a transaction, which reads the generation when it sends them.
+        """Return offsets of the current assignments for a transaction, which reads the generation when it sends them.
 
-        They must not be committed in another way.
+        They must not be committed in any other way.
         """
-        poll, epochs = self._poll, {partition: self._epochs.get(partition, 0) for partition in offsets}
-        assert poll
+        assert self._running
+        poll = self._running.poll
+        epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
         return GroupOffsets(offsets, lambda: metadata_in(poll.member, epochs), self._admin.config, self._group)
 
     def is_committing(self, partition: TopicPartition) -> bool:
-        """Return whether a commit of a partition, as of the offset it starts at, waits or is in flight."""
-        return self._poll is not None and self._poll.commits.is_open(partition)
+        """Return whether a commit of a partition, including that of its start, waits or is in flight."""
+        return self._running is not None and self._running.poll.commits.is_open(partition)
 
     def rewind(self, epochs: Epochs) -> None:
         """Deliver again what the group has not committed of these assignments."""
@@ -257,14 +274,14 @@ class Consumer(Service):
         self._command(lambda poll: poll.subscribe(names))
 
     def topics_found(self, topics: Iterable[str]) -> None:
-        """Forget that Kafka has refused topics: they may be read now, also if another member has them."""
+        """Forget that Kafka has refused topics: they may be read now, perhaps by another member."""
         for topic in topics:
             self._commands.append(functools.partial(self._problems.report, f"topic {topic}", ""))
 
     def topic_recreated(self, topic: str, after: float) -> None:
         """Read a topic from its start: it was deleted and created again under the same name.
 
-        Assignments from `after` on (seconds since the epoch) began when the old topic was gone already.
+        Assignments from `after` on (seconds since the epoch) began when the old topic was already gone.
         """
         log.error("%s: %s was deleted and created again; its offsets start again", self.name, topic)
         self.on_problem(
@@ -277,64 +294,73 @@ class Consumer(Service):
         """Have the thread call something in its next turn, and begin that now if it `wakes`."""
 
         def run() -> None:
-            assert self._poll
-            call(self._poll)
+            assert self._running
+            call(self._running.poll)
 
         self._commands.append(run)
         if wakes:
             self._commands.wake()
 
-    def _ask_store(self, loop: LoopProxy, epochs: Epochs) -> None:
-        """Ask for stored offsets; called on the thread."""
-        for partition, epoch in epochs.items():
-            loop.post(self.keep, functools.partial(self._ask, partition, epoch), f"stored offset of {partition}")
-
-    async def _ask(self, partition: TopicPartition, epoch: int) -> None:
-        ask, poll, store = self._policy.stored_offsets, self._poll, self._store
-        assert ask
-        assert poll
-        limit = store.limits.get(partition, _FIRST_STORE_SECONDS)
-        try:
-            async with store.repeated if partition in store.limits else store.first:
-                offset = await asyncio.wait_for(ask(self._group, partition, epoch), limit)
-        except (HeadraceError, TimeoutError) as cause:
-            if isinstance(cause, TimeoutError):
-                store.limits[partition] = min(2 * limit, _STORE_SECONDS)
-            why = str(cause) or f"no response within {limit:g} s"
-            self._commands.append(lambda: poll.resolver.failed(partition, epoch, why))
-        else:
-            store.limits.pop(partition, None)
-            self._commands.append(lambda: poll.resolver.answered(partition, epoch, offset))
-
     def _commit_reported(self, error: Any, offsets: Sequence[Any]) -> None:
         """Take the report of a commit, on the thread."""
         if error is None:
             self._admin.reachability.answered()
-        if self._poll:
-            self._poll.commits.reported(error, offsets)
+        if self._running:
+            self._running.poll.commits.reported(error, offsets)
 
 
 def hanging_consumers() -> list[str]:
     """Return the names of the consumers of this process whose threads hang."""
-    return [consumer.name for consumer in [*_running] if consumer.hangs]
+    return [consumer.name for consumer in [*_consumers] if consumer.hangs]
 
 
-class _StoreQuestions:
-    """Limits of the questions to a backend that keeps the group's offsets."""
+class _OffsetStore:
+    """The backend that keeps the group's offsets: a bounded number of requests, with time limits that grow."""
 
-    def __init__(self) -> None:
-        self.limits: dict[TopicPartition, float] = {}
-        """How long partitions without a response may take at their next question."""
-        self.first = asyncio.Semaphore(_STORE_QUESTIONS)
-        self.repeated = asyncio.Semaphore(_STORE_QUESTIONS)
-        """Partitions that did not answer wait for each other only."""
+    def __init__(
+        self,
+        stored_offsets: StoredOffsets,
+        group: str,
+        resolver: PositionResolver,
+        commands: CommandQueue,
+        in_task: Callable[[Callable[[], Awaitable[None]], str], None],
+    ) -> None:
+        """Prepare; `in_task` runs a coroutine function on the loop, as a task with a name."""
+        self._stored_offsets = stored_offsets
+        self._group = group
+        self._resolver = resolver
+        self._commands = commands
+        self._in_task = in_task
+        self._limits: dict[TopicPartition, float] = {}
+        """Time limits of the next request, of partitions whose last request timed out."""
+        self._first = asyncio.Semaphore(_STORE_REQUESTS)
+        self._repeated = asyncio.Semaphore(_STORE_REQUESTS)
+        """Partitions whose request timed out wait for each other only."""
+
+    def request(self, epochs: Epochs) -> None:
+        """Request stored offsets, on the thread; the resolver gets each response."""
+        for partition, epoch in epochs.items():
+            self._in_task(functools.partial(self._request, partition, epoch), f"stored offset of {partition}")
+
+    async def _request(self, partition: TopicPartition, epoch: int) -> None:
+        limit = self._limits.get(partition, _FIRST_STORE_SECONDS)
+        try:
+            async with self._repeated if partition in self._limits else self._first:
+                offset = await asyncio.wait_for(self._stored_offsets(self._group, partition, epoch), limit)
+        except (HeadraceError, TimeoutError) as cause:
+            if isinstance(cause, TimeoutError):
+                self._limits[partition] = min(2 * limit, _STORE_SECONDS)
+            why = str(cause) or f"no response within {limit:g} s"
+            self._commands.append(lambda: self._resolver.failed(partition, epoch, why))
+        else:
+            self._limits.pop(partition, None)
+            self._commands.append(lambda: self._resolver.answered(partition, epoch, offset))
 
 
 class Subscription(Service):
-    """Looks at the cluster's topics every few seconds, for one consumer.
+    """Lists the cluster's topics every few seconds, for one consumer.
 
-    A deleted topic is dropped when it is missing twice in a row: a broker that has just started may know no topics
-    yet.
+    A deleted topic is dropped when it is missing twice in a row: a broker that has just started may not know it yet.
     """
 
     def __init__(
@@ -347,7 +373,7 @@ class Subscription(Service):
         topics: Sequence[str],
         fits: Callable[[str], bool] | None,
     ) -> None:
-        """Prepare; `topics` are always read, others if they fit. `fits` is not called for Kafka's own topics."""
+        """Prepare; `topics` are always read, others if they match. `fits` is not called for Kafka's own topics."""
         super().__init__(name)
         self._consumer = consumer
         self._admin = admin
@@ -357,7 +383,7 @@ class Subscription(Service):
         self.subscribed: Collection[str] = topics
         """Topics that the consumer reads."""
         self.missing: Sequence[str] = ()
-        """Topics of these that do not exist, as of two looks."""
+        """Topics of these that were missing twice in a row."""
         self._last_found: set[str] = set()
         self._last_missing: set[str] = set()
         self._ids: dict[str, str] = {}
@@ -383,14 +409,16 @@ class Subscription(Service):
             topics = [*self._topics, *sorted((found | self._last_found) - set(self._topics))]
             self._last_found = found
             if topics != self.subscribed:
-                log.info("%s: reads %s", self.name, ", ".join(topics) or "nothing: no topic fits")
+                log.info("%s: reading %s", self.name, ", ".join(topics) or "nothing: no topic matches its patterns")
                 self._consumer.subscribe(topics)
                 self.subscribed = topics
         now = self._clock.time()
         ids = await self._admin.topic_ids(self.subscribed)
         self._consumer.topics_found(ids)
         missing = {topic for topic in self.subscribed if topic not in ids}
-        before, self.missing, self._last_missing = self.missing, sorted(missing & self._last_missing), missing
+        before = self.missing
+        self.missing = sorted(missing & self._last_missing)
+        self._last_missing = missing
         if self.missing and self.missing != before:
             log.warning("%s: these topics do not exist: %s", self.name, names_of(self.missing))
         for topic, topic_id in ids.items():

@@ -1,10 +1,10 @@
-"""Flow control of one consumer: how much is fetched and not ended, and which partitions are therefore paused.
+"""Flow control of one consumer: how much is in flight, and which partitions are therefore paused.
 
 Pure bookkeeping, used on the consumer's thread. A pause makes the client discard the records it has fetched ahead. So
 only partitions that make no progress are paused, and not for short peaks. When the budget is full, the consumer first
-waits a moment for records to end, and pauses only if none do. A partition that has more than its share in flight and
-has ended nothing for a while is paused alone. One half of the budget is divided equally among the partitions; the
-other half goes to the partitions that fill it first. So a partition without progress takes at most that half in
+waits a moment for records to complete, and pauses only if none do. A partition that has more than its share in flight
+and has completed nothing for a while is paused alone. One half of the budget is divided equally among the partitions;
+the other half goes to the partitions that fill it first. So a partition without progress takes at most that half in
 addition to its own part, and the other partitions continue.
 """
 
@@ -18,6 +18,7 @@ _MIN_SHARE_BYTES = 1_048_576
 _NO_PROGRESS_SECONDS = 1.0
 _COMMON = 0.5
 """Part of the budget that is not divided among the partitions."""
+_MOST_FETCH_AHEAD_KBYTES = 16_384
 
 
 class _InFlight:
@@ -47,7 +48,7 @@ class FetchFlowControl:
         """Bytes of a record, as the last poll had them."""
         self._full_since: float | None = None
         self._look_at = 0.0
-        """When the partitions are looked at for one that has ended nothing for too long."""
+        """When to look next for partitions that have completed nothing for too long."""
 
     @property
     def must_wait(self) -> bool:
@@ -67,7 +68,7 @@ class FetchFlowControl:
         return self.part_of(self.records, self.bytes)
 
     def part_of(self, records: int, size_bytes: int) -> float:
-        """Return the part of the budget that so many records and bytes are; callable on any thread."""
+        """Return which part of the budget these records and bytes take; callable on any thread."""
         return max(records / self._limits.max_records, size_bytes / self._limits.max_bytes)
 
     @property
@@ -75,6 +76,11 @@ class FetchFlowControl:
         """Half of the free records or bytes, at least 1 record, so that no single poll takes the whole budget."""
         free_bytes = self._limits.max_bytes - self.bytes
         return max(1, min(self._limits.max_records - self.records, free_bytes // self._mean_bytes) // 2)
+
+    @property
+    def fetch_ahead_kbytes(self) -> int:
+        """How much the client fetches ahead: as much as may be in flight, so that a consumer's memory is bounded."""
+        return min(_MOST_FETCH_AHEAD_KBYTES, max(1, self._limits.max_bytes // 1024))
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Return whether a partition is paused now; callable on any thread."""
@@ -88,8 +94,8 @@ class FetchFlowControl:
             return ""
         if self._is_late(found, now):
             seconds = self._max_processing_seconds
-            return f"nothing more is fetched until a record ends: none has ended for more than {seconds:g} s"
-        return "nothing more is fetched until some records in flight have ended: the limits of flow are reached"
+            return f"fetching stopped until a record completes: none has completed for more than {seconds:g} s"
+        return "fetching stopped until records in flight complete: the limits of flow are reached"
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to count for partitions, from zero; they start resumed."""
@@ -116,7 +122,7 @@ class FetchFlowControl:
             self._mean_bytes = max(1, size_bytes // max(1, records))
 
     def released(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
-        """Count ended records; a partition that was revoked in between is ignored."""
+        """Count completed records; a partition that was revoked in between is ignored."""
         if found := self._partitions.get(partition):
             records, size_bytes = min(records, found.records), min(size_bytes, found.bytes)
             found.records -= records
@@ -127,7 +133,8 @@ class FetchFlowControl:
 
     def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
         """Return the partitions to pause and those to resume now; each change is returned once."""
-        fill, full = self.fill, self._is_full()
+        fill = self.fill
+        full = self._is_full()
         if not full:
             self._full_since = None
         elif self._full_since is None:
@@ -135,9 +142,12 @@ class FetchFlowControl:
         if fill < _COMMON and not self._paused and not self._must_look(now):
             return (), ()
         stays_full = self._full_since is not None and now - self._full_since >= _NO_PROGRESS_SECONDS
-        before, pause, resume = now - _NO_PROGRESS_SECONDS, [], []
+        before = now - _NO_PROGRESS_SECONDS
+        pause: list[TopicPartition] = []
+        resume: list[TopicPartition] = []
         for partition, each in self._partitions.items():
-            share, late = self._share_used(each), self._is_late(each, now)
+            share = self._share_used(each)
+            late = self._is_late(each, now)
             if each.paused:
                 if fill < 1 and not late and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
                     each.paused = False

@@ -67,7 +67,7 @@ class InternalTopics:
         kind = self._known.get(topic)
         if kind is None:
             if len(topic) > _MOST_CHARACTERS:
-                return ""  # no topic has such a name; keeping it would let a client fill the memory
+                return ""  # not a valid topic name; keeping it would let a client fill the memory
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             kind = self._known[topic] = self._kind_of(topic)
@@ -77,7 +77,7 @@ class InternalTopics:
         """Raise TopicInternal if a topic is internal; callers with `admin` may write to dead letter topics."""
         kind = self.kind_of(topic)
         if kind and not (admin and kind == "dead_letter"):
-            text = "a dead letter topic: writing it needs the scope admin" if kind == "dead_letter" else "internal"
+            text = "a dead letter topic: writing it requires the scope admin" if kind == "dead_letter" else "internal"
             raise TopicInternal(f"{topic} is {text}; only Headrace writes there, so name a topic of yours", topic=topic)
 
     def fits_of(self, reactive: ReactiveConsumerConfig) -> Callable[[str], bool] | None:

@@ -1,7 +1,7 @@
 """A lease: of all processes that share a cluster, at most one at a time does a piece of work.
 
 The member of a group of the lease's name that is assigned the one partition of the lock topic holds the lease. So a
-killed process loses it when its session in the group ends, and a process that was suspended checks before it continues.
+killed process loses it when its session in the group ends. A process that was suspended checks before it continues.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _CHECK_SECONDS: Final = 1.0
 _JOIN_SECONDS: Final = 60.0
 _LEAVE_SECONDS: Final = 5.0
 _FRESH_SECONDS: Final = 3.0
-"""A check that is older is repeated; sessions are three times as long."""
+"""An older check is repeated; sessions are three times as long."""
 
 
 async def lease_holder(admin: Admin, name: str) -> str:
@@ -42,7 +42,7 @@ class Lease(Listener):
     """A lease of one process; a `Listener` of its own group membership."""
 
     def __init__(self, kafka: KafkaConfig, admin: Admin, name: str, clock: Clock, *, source: str = "") -> None:
-        """Prepare; `name` is the work (`redrive.orders.dlq`), `source` a topic that the lock topic is created like."""
+        """Prepare; `name` is the work (`redrive.orders.dlq`), `source` the topic whose settings the lock topic gets."""
         self.lost = asyncio.Event()
         """Set when another process may hold it."""
         self.holder = ""
@@ -59,10 +59,10 @@ class Lease(Listener):
         self._checked_at = 0.0
 
     async def acquire(self, limit_seconds: float = 0.0) -> bool:
-        """Return whether this process holds it now; waits so long for another holder.
+        """Return whether this process holds it now; waits for another holder within the limit.
 
         Raises:
-            TopicNotFound: There is no lock topic, and it may not be created.
+            TopicNotFound: There is no lock topic, and it must not be created.
             KafkaUnavailable: No process holds it, and Kafka does not assign it.
         """
         await InternalTopic(LOCK_TOPIC, self._source).ensure(self._admin)
@@ -77,7 +77,7 @@ class Lease(Listener):
             await self._clock.sleep(min(_RETRY_SECONDS, deadline.remaining_seconds))
 
     async def check(self) -> None:
-        """Return if it is still held; asks Kafka if the last check is old, as after this process was suspended.
+        """Return if it is still held; asks Kafka if the last check is old, such as after a suspension of this process.
 
         Raises:
             LeaseLost: It is not.
@@ -92,7 +92,7 @@ class Lease(Listener):
         if self.lost.is_set():
             raise LeaseLost(
                 f"{self._group}: another process may have taken over, because this one was silent for a while; "
-                "it stops here. Its progress is kept: start it again to continue"
+                "it stops here. Its progress is stored: start it again to continue"
             )
 
     async def release(self) -> None:

@@ -1,4 +1,4 @@
-"""What crosses between the loop and a consumer's thread: calls in both directions, and problems."""
+"""Calls and problems that cross between the loop and a consumer's thread."""
 
 import asyncio
 import logging
@@ -30,17 +30,17 @@ class Listener(Protocol):
         return
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """The end of the partition is reached at `position`: all records before it were passed."""
+        """The end of the partition is at `position`: all records before it were passed."""
         return
 
     def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        """So many offsets are no longer in the log and were skipped, as the policy says."""
+        """This many offsets are no longer in the log and were skipped, as the policy says."""
         return
 
     async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
         """Finish what is in flight for these partitions, and return what to commit for them.
 
-        Returns within the deadline; what is unfinished then is abandoned, and the next owner delivers it.
+        Returns within the deadline. What is still in flight then is abandoned, and the next owner delivers it.
         """
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -105,16 +105,16 @@ class CommandQueue:
         self._wake = threading.Event()
 
     def run(self) -> None:
-        """Run the present calls; one that is added meanwhile runs after the next poll."""
+        """Run the waiting calls; one that is added meanwhile runs after the next poll."""
         for _ in range(len(self._calls)):
             self._calls.popleft()()
 
     def wake(self) -> None:
-        """End the present or the next `wait`."""
+        """End the current or the next `wait`."""
         self._wake.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until `wake`, for so long at most."""
+        """Wait until `wake`, at most this long."""
         self._wake.wait(seconds)
         self._wake.clear()
 
@@ -128,13 +128,13 @@ class ConsumerProblems:
         """Partitions that the group may not read, each with the time of the next attempt."""
         self._kafka = kafka
         self.stalled: dict[str, HeadraceError] = {}
-        """Problems of partitions that only a seek solves."""
+        """Problems that only a seek solves, by partition."""
         self.on_stalled: Callable[[HeadraceError], None] = lambda error: None
         """Called on the thread, once per problem."""
         self._problems: dict[str, HeadraceError | str] = {"": f"group {group}: not joined yet"}
 
     def stall(self, about: str, error: HeadraceError) -> None:
-        """Set the problem of a partition that must be sought."""
+        """Set the problem of a partition that waits for a seek."""
         new = self._problems.get(about) != error.description
         self.report(about, error.description)
         self.stalled = {**self.stalled, about: error}
@@ -153,12 +153,12 @@ class ConsumerProblems:
             self._problems.pop(about, None)
 
     def error(self, error: Any, topics: Iterable[str] = ()) -> HeadraceError:
-        """Return our error for what Kafka refuses the group, of a topic or in all."""
+        """Return our error for what Kafka refuses the group, perhaps for some topics."""
         needed = [Right("Read", "group", self.group), *(Right("Read", "topic", topic) for topic in topics)]
         return to_error(error, f"group {self.group}", self._kafka, *needed)
 
     def explain(self, error: Any, topics: Iterable[str] = (), before: str = "") -> HeadraceError | str:
-        """Return the error about a missing right; another one of Kafka as a text that begins with `before`."""
+        """Return the error about a missing right; for any other error of Kafka, a text that begins with `before`."""
         return self.error(error, topics) if is_refused(error) else f"{before}{error.str()}"
 
     def all(self) -> Sequence[str]:
@@ -171,7 +171,7 @@ class ConsumerProblems:
         return next((problem for name in names if (problem := self._problems.get(name))), "")
 
     def refusal(self, topics: Collection[str]) -> HeadraceError | None:
-        """Return what Kafka refuses the group, one of these topics, or a partition of one."""
+        """Return the missing right of the group, one of these topics, or a partition of one; None without one."""
         errors = [(about, error) for about, error in list(self._problems.items()) if isinstance(error, HeadraceError)]
         names = {"", *(f"topic {topic}" for topic in topics)}
         return next((error for about, error in errors if about in names or about.rpartition("-")[0] in topics), None)

@@ -1,7 +1,7 @@
 """Valid names of topics and groups, checked before any client call.
 
-Source: Kafka's `Topic.validate`. The client takes a subscribed name with a leading `^` as a pattern, so a name from a
-request must never reach it unchecked.
+Source: Kafka's `Topic.validate`. The client reads a subscribed name with a leading `^` as a pattern, so names from
+requests are checked first.
 """
 
 import itertools
@@ -17,10 +17,10 @@ _NAMED: Final = 10
 
 
 def check_topic(name: str) -> str:
-    """Return the name if it is valid; otherwise InvalidRequest names the characters that are."""
+    """Return the name if it is valid; otherwise raise InvalidRequest, which lists the valid characters."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise InvalidRequest(
-            f"{name[:60]!r} is no topic name: use 1 to 249 letters, digits, dots, underscores and hyphens, "
+            f"{name[:60]!r} is not a valid topic name; use 1 to 249 letters, digits, dots, underscores and hyphens, "
             "and neither '.' nor '..' alone",
             parameter="topic",
         )
@@ -28,14 +28,14 @@ def check_topic(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return the name if it is valid; otherwise InvalidRequest names the characters that are."""
+    """Return the name if it is valid; otherwise raise InvalidRequest, which lists the valid characters."""
     if not name or name != name.strip() or not name.isprintable() or name.startswith("^"):
         raise InvalidRequest(
-            f"{name[:60]!r} is no group name: use printable characters, no space at either end, no leading '^'",
+            f"{name[:60]!r} is not a valid group name; use printable characters, no outer spaces, no leading '^'",
             parameter="group",
         )
     if len(name.encode()) > _GROUP_BYTES:
-        raise InvalidRequest(f"a group name has at most {_GROUP_BYTES} bytes", parameter="group")
+        raise InvalidRequest(f"a group name may have at most {_GROUP_BYTES} bytes", parameter="group")
     return name
 
 

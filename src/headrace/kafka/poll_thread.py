@@ -1,7 +1,7 @@
 """The thread of one consumer, which owns the client: polls, pauses, resumes, assigns, seeks and commits.
 
 It never waits for a backend or a handler. When too many records are in flight, it pauses partitions and continues to
-poll, so that the group membership never depends on a destination. Only on revoke it waits for the loop, with a limit.
+poll, so that the group membership never depends on a destination. On revoke it waits for the loop, with a limit.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _BATCH_RECORDS = 2000
 _IDLE_SECONDS = 0.1
 _BUSY_SECONDS = 0.01
 ATTENTIVE_SECONDS = 0.2
-"""A command with a response is often followed by another one: for so long polls are short, so that it waits less."""
+"""A command with a response is often followed by another one. For this long, polls are short, so that it waits less."""
 _PATIENCE_SECONDS = 0.1
 _DRAIN_SECONDS = 20.0
 _REFUSED_SECONDS = 2.0
@@ -47,7 +47,7 @@ _BROKEN = (
     confluent_kafka.KafkaError._NOT_IMPLEMENTED,
     confluent_kafka.KafkaError.INVALID_MSG,
 )
-"""A batch whose checksum, compression or format is wrong. The client would skip it, and not always correctly."""
+"""A batch whose checksum, compression or format is wrong. The client would skip it, not always correctly."""
 _OF_A_POSITION = (_END, _OUT_OF_RANGE, *_BROKEN)
 _FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
 
@@ -69,12 +69,12 @@ class PollThread:
     ) -> None:
         """Prepare; `security` makes the clients, which this thread closes, and `commands` run before each poll."""
         self.epochs: dict[TopicPartition, int] = {}
-        """The epochs of the present assignment."""
+        """The epochs of the current assignment."""
         self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)
         self.leave_by: Deadline | None = None
         """When the group must be left; set by the loop."""
         self.turned_at = clock.monotonic()
-        """When it began its present turn, by the monotonic clock."""
+        """When its current turn began, by the monotonic clock."""
         self.attentive_until = 0.0
         """Until when polls are short, by the monotonic clock."""
         self._name = name
@@ -99,7 +99,7 @@ class PollThread:
                 self.turned_at = self._clock.monotonic()
                 self.turn()
                 self._renew()
-            # Before the client closes: a closing client learns of no new generation, and Kafka refuses its commits.
+            # Before the client closes: a closing client misses new generations, and Kafka then refuses its commits.
             self._drain_and_commit(list(self.epochs))
         finally:
             self._leave()
@@ -118,7 +118,7 @@ class PollThread:
         self._assignment = Assignment(client, whole=self.resolver.policy.member.is_eager)
 
     def _renew(self) -> None:
-        """Replace a client that cannot continue, or has other certificates or another user: leave, and join again."""
+        """Replace a client that cannot continue, or whose certificates or user have changed: leave, and join again."""
         if not self.resolver.policy.replaces_client:
             self._security.must_replace(self._client)  # gives the client a new password
             return
@@ -180,7 +180,7 @@ class PollThread:
             self._client.subscribe(topics, **self._callbacks())
         else:
             self._client.unsubscribe()
-            self._problems.report("", f"group {self._problems.group}: no topic fits its patterns yet")
+            self._problems.report("", f"group {self._problems.group}: no topic matches its patterns yet")
 
     def _callbacks(self) -> dict[str, Any]:
         return {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
@@ -200,7 +200,8 @@ class PollThread:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
-        present, required = set(self._by_hand), set(partitions)
+        present = set(self._by_hand)
+        required = set(partitions)
         removed = [partition for partition in self._by_hand if partition not in required]
         added = [partition for partition in partitions if partition not in present]
         self._by_hand = list(partitions)
@@ -212,23 +213,24 @@ class PollThread:
             self._on_assign(self._client, _plain(added))
 
     def move(self, offsets: Offsets, response: Callable[[Sequence[TopicPartition]], None]) -> None:
-        """Read on at other offsets, without a commit. If partitions are not assigned, move none and answer with them.
+        """Continue at other offsets, without a commit. If partitions are not assigned, move none and respond with them.
 
-        A revoke cannot happen between the check and the moves, because it is a call of this thread.
+        A revoke cannot happen between the check and the changes, because it is a call of this thread.
         """
         gone = [p for p in offsets if p not in self.epochs and not self.resolver.is_open(p)]
-        for partition, offset in {} if gone else offsets.items():
-            start = StartPosition(offset, epoch=self.resolver.new_epoch())
-            self.commits.renew(partition, start.epoch)  # what was requested before the move is still committed
-            self.resolver.forget([partition])
-            self._pass_assigned({partition: start})
-            self._fetch_from(partition, offset)
+        if not gone:
+            for partition, offset in offsets.items():
+                start = StartPosition(offset, epoch=self.resolver.new_epoch())
+                self.commits.renew(partition, start.epoch)  # what was requested before is still committed
+                self.resolver.forget([partition])
+                self._pass_assigned({partition: start})
+                self._fetch_from(partition, offset)
         response(gone)
 
     def committed(
         self, partitions: Sequence[TopicPartition], response: Callable[[CommitOffsets | HeadraceError], None]
     ) -> None:
-        """Answer with the committed offsets of the group, or with the error of Kafka."""
+        """Respond with the committed offsets of the group, or with the error of Kafka."""
         try:
             found = committed_offsets(self._client, partitions)
         except confluent_kafka.KafkaException as cause:
@@ -238,9 +240,9 @@ class PollThread:
         response({partition: at for partition, at in found.items() if isinstance(at, Committed)})
 
     def group_metadata(self, epochs: Epochs, response: Callable[[Any], None]) -> None:
-        """Answer with the metadata of this member, when earlier commits of these partitions have ended.
+        """Respond with the metadata of this member, when earlier commits of these partitions are completed.
 
-        The response is None if a partition is not assigned in its epoch any more, or Kafka does not know the member.
+        The response is None if a partition is no longer assigned in its epoch, or Kafka does not know the member.
         """
 
         def settled(_revoked: Sequence[TopicPartition] | HeadraceError) -> None:
@@ -249,12 +251,12 @@ class PollThread:
         self.commits.when_settled(epochs, settled)
 
     def _read_member(self) -> None:
-        # Only here: the client's call may block for ever while another thread polls.
+        # Only on this thread: the client's call may block for ever while another thread polls.
         if self.resolver.policy.transactional:
             self.member = self._client.consumer_group_metadata(), self.epochs.copy()
 
     def rewind(self, epochs: Epochs) -> None:
-        """Begin these assignments anew, at what the group has committed; those that have ended are left out."""
+        """Restart these assignments at what the group has committed; those that are over are left out."""
         partitions = [partition for partition, epoch in epochs.items() if self.epochs.get(partition) == epoch]
         self._forget(partitions)
         self._client.pause(_plain(partitions))
@@ -262,7 +264,7 @@ class PollThread:
             self._start_at(partition, start)
 
     def restart_topic(self, topic: str, after: float) -> None:
-        """Read a recreated topic from its start, also if its offsets have passed the present positions already."""
+        """Read a recreated topic from its start, even if its offsets have already passed the current positions."""
         for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:
             log.warning("%s, %s: resuming at the start of the new topic", self._problems.group, partition)
             self._restart_at(partition, confluent_kafka.OFFSET_BEGINNING, 0)
@@ -296,7 +298,9 @@ class PollThread:
             reach("hand-over.after")
 
     def _on_event(self, item: Any) -> None:
-        error, code, group = item.error(), item.error().code(), self._problems.group
+        error = item.error()
+        code = error.code()
+        group = self._problems.group
         partition = TopicPartition(item.topic() or "", item.partition() if item.partition() is not None else -1)
         if code in _OF_A_POSITION and self.resolver.is_open(partition):
             return  # the client reads on after offsets that cannot be read, and must not
@@ -310,7 +314,7 @@ class PollThread:
         elif code in _BROKEN and partition in self.epochs:
             self.resolver.out_of_range(partition, item.offset())  # so it is fetched again, from here
             self._client.pause(_plain([partition]))
-            problem = f"{partition}: {error.str()}; nothing after it is read until that can be read"
+            problem = f"{partition}: {error.str()}; reading stopped there until this batch can be read"
             self._problems.report(str(partition), problem)
         elif code in _FENCED:
             refusal = refusal_in(error)
@@ -326,13 +330,13 @@ class PollThread:
             about = str(partition) if assigned else f"topic {partition.topic}"
             self._problems.report(about, self._problems.error(error, [partition.topic]))
         else:
-            # A topic may be created in this moment; its subscription logs all that are missing later.
+            # A topic may be created at this moment; the subscription logs those that stay missing.
             level = logging.DEBUG if code == _NO_TOPIC and partition.topic else logging.WARNING
             explained = self._problems.explain(error, self.resolver.subscribed, f"group {group}: ")
             self._problems.report("", explained, level)
 
     def _fetch_refused(self) -> None:
-        """Fetch again what Kafka refused: the client itself does not report that it may read, unless records arrive."""
+        """Retry what Kafka refused: the client does not report that it may read again, unless records arrive."""
         now = self._clock.monotonic()
         for partition, due in self._problems.refused.items():
             if due <= now and not self.resolver.is_open(partition):
@@ -353,7 +357,7 @@ class PollThread:
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
         reach("assign.before")
-        if self.leave_by:  # the client closes, and revokes them at once
+        if self.leave_by:  # the client is closing, and revokes them at once
             self._assignment.add(assigned)
             return
         partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
@@ -382,7 +386,7 @@ class PollThread:
         self.resolver.read_to({partition: start.offset for partition, start in starts.items()})
         loop = self.loop
 
-        def assigned() -> None:  # one call: a commit of the epoch before must not be taken for one of the new epoch
+        def assigned() -> None:  # one call: a commit of the old epoch must not count for the new one
             loop.epochs.update(epochs)
             loop.listener.on_assigned(epochs, committed)
 
@@ -409,7 +413,7 @@ class PollThread:
             sought(True)
 
     def _on_gap(self, partition: TopicPartition, gap: OffsetGap) -> None:
-        """Do what the policy says about offsets that are missing."""
+        """Stall or resume at the start of the log, as the policy says about missing offsets."""
         group = self._problems.group
         if self.resolver.policy.on_gap == "stop":
             text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
@@ -417,7 +421,7 @@ class PollThread:
             return
         log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start)
         self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)
-        if gap.is_cut_off:  # positions from here on were used before, so it is another assignment
+        if gap.is_cut_off:  # offsets from here on were used before, so it is another assignment
             self._restart_at(partition, gap.start, gap.start)
         else:
             self._fetch_from(partition, gap.start)
@@ -428,7 +432,7 @@ class PollThread:
         self.loop.post(self.loop.listener.on_lost, [partition])
         epoch = self.resolver.new_epoch()
         self._pass_assigned({partition: StartPosition(start, Committed(committed), is_new=True, epoch=epoch)})
-        self._fetch_from(partition, start)  # last: before, flow control still knows a pause of what is forgotten
+        self._fetch_from(partition, start)  # last: before, flow control may know a pause of the old assignment
 
     def _fetch_from(self, partition: TopicPartition, offset: int) -> None:
         for each in self._assignment.reassign_at(partition, offset):
@@ -448,22 +452,19 @@ class PollThread:
         self._forget(partitions)
         self.loop.post(self.loop.listener.on_lost, partitions)
         self._assignment.remove(lost)
-        self._problems.report("", f"group {self._problems.group}: partitions were lost, joining again")
+        self._problems.report("", f"group {self._problems.group}: partitions were lost; joining again")
         log.warning("%s: lost %s", self._name, names_of(partitions))
         reach("lost.after")
 
     def _drain_and_commit(self, partitions: Sequence[TopicPartition]) -> None:
-        """Wait until the loop has drained partitions, and commit what has ended in them."""
+        """Wait until the loop has drained partitions, and commit what is completed in them."""
         assigned = [partition for partition in partitions if partition in self.epochs]
         offsets = self._drain(assigned) if assigned else {}
         reach("revoke.drained")
         self._forget(partitions)
         if offsets and (failure := commit_now(self._client, offsets)):
-            log.warning(
-                "%s: commit on revoke failed, records will be delivered again: %s",
-                self._name,
-                self._problems.explain(failure, {p.topic for p in offsets}),
-            )
+            why = self._problems.explain(failure, {p.topic for p in offsets})
+            log.warning("%s: commit on revoke failed; completed records will be delivered again: %s", self._name, why)
         reach("revoke.committed")
 
     def _drain(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
@@ -479,7 +480,7 @@ class PollThread:
 
         response = self.loop.wait_for(drain, "revoke", seconds + 1)
         if response is None and not self.loop.is_dead:
-            log.error("%s: the loop did not drain %s in time", self._name, names_of(partitions))
+            log.error("%s: draining %s timed out", self._name, names_of(partitions))
         return response or {}
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:

@@ -1,7 +1,7 @@
 """Where a group member starts to read its partitions, and what is missing where its position is out of range.
 
-The client resets no position by itself. Everything here is used on the consumer's thread; every question to Kafka has
-a time limit.
+The client never resets a position by itself. Everything here is used on the consumer's thread; every request to Kafka
+has a time limit.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from headrace.runtime import Clock, Deadline
 _LIMIT_SECONDS = 3.0
 """The thread does not poll meanwhile, and other partitions wait for it."""
 _LOG_SECONDS = 1.0
-"""For the log of one partition: its leader may be down."""
+"""For the offsets of one log: its leader may be down."""
 _ROUND_SECONDS = 3.0
-"""For the logs of all partitions in one round of questions."""
+"""For the logs of all partitions in one round of requests."""
 _RETRY_SECONDS = 1.0
 
 StoredOffsets = Callable[[str, TopicPartition, int], Awaitable[int | None]]
-"""Asks a backend that keeps a group's offsets where a partition resumes in an assignment epoch; None if it has no
-offset. Raises HeadraceError if there is no response."""
-AskStore = Callable[[Epochs], None]
-"""Asks for stored offsets in these epochs and returns at once. `answered` or `failed` takes the response."""
+"""Returns the offset that a backend keeps for a group, a partition and an assignment epoch; None if it has none.
+Raises HeadraceError if there is no response."""
+RequestStored = Callable[[Epochs], None]
+"""Requests stored offsets in these epochs and returns at once. `answered` or `failed` takes the response."""
 
 
 class ReadPolicy(NamedTuple):
@@ -41,8 +41,8 @@ class ReadPolicy(NamedTuple):
     on_gap: Literal["stop", "continue"] = "stop"
     """Whether a partition whose next records were removed is paused, or resumes at the start of the log."""
     as_one: bool = False
-    """Whether a topic that is added to the topics of a group with committed offsets is read from its start. So it is
-    with patterns, where the topic was created later."""
+    """Whether a topic that is added to those of a group with committed offsets is read from its start. So it is with
+    patterns, because such a topic was created later."""
     member: ConsumerConfig = ConsumerConfig()
     """Session, assignment and fetches."""
     stored_offsets: StoredOffsets | None = None
@@ -54,9 +54,9 @@ class ReadPolicy(NamedTuple):
     drain_seconds: float = 20.0
     """How long a revoked partition waits for its records in flight."""
     max_processing_seconds: float = 0.0
-    """A partition in which no record ends for so long is paused until one does; 0 for no limit."""
+    """A partition in which no record completes for this long is paused until one does; 0 for no limit."""
     advice: str = "resume at an offset that is there (headrace reactive seek), or set on_gap: continue"
-    """What people do about a position that is not in the log, for errors."""
+    """What to do about a position that is not in the log, for errors."""
 
 
 class StartPosition(NamedTuple):
@@ -67,13 +67,13 @@ class StartPosition(NamedTuple):
     committed: Committed | None = None
     """The offset that the group has committed, or commits now."""
     is_new: bool = False
-    """Whether it is to be committed now: "latest" is a moment, so the offset is committed when it is chosen."""
+    """Whether it must be committed now: "latest" is a moment, so the offset is committed when it is chosen."""
     epoch: int = 0
     """Number of the assignment."""
 
 
 class OffsetGap(NamedTuple):
-    """Offsets that a group should read next, and that are not in the log."""
+    """Offsets that a group should read next but that are not in the log."""
 
     first: int
     end: int
@@ -91,23 +91,23 @@ class OffsetGap(NamedTuple):
         return f"offsets {self.first} to {self.end - 1} ({self.end - self.first}) are no longer in the log: {why}"
 
 
-class _StoreQuestion(NamedTuple):
-    """A question to the backend that keeps a group's offsets, or its response."""
+class _StoreRequest(NamedTuple):
+    """A request to the backend that keeps a group's offsets, or its response."""
 
     epoch: int
-    ask_at: float
-    """When to ask again, on the monotonic clock."""
+    retry_at: float
+    """When to send it again, by the monotonic clock."""
     is_answered: bool = False
     offset: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class _Unknown:
-    """What is known of a partition whose position is not."""
+    """The state of a partition whose position is not known."""
 
     position: int | None = None
     """The position that is out of range; None if there is none yet."""
-    stored: _StoreQuestion | None = None
+    stored: _StoreRequest | None = None
     starts_at_end: bool = False
     """Whether it starts at its end, which is not known yet. By then another partition may have a committed offset, and
     this one would count as added."""
@@ -172,20 +172,19 @@ class Assignment:
 
 
 class PositionResolver:
-    """Assigned partitions whose position is not known: asks until Kafka, or the backend with the offsets, answers.
+    """Resolves the positions of assigned partitions: asks until Kafka, or the backend with the offsets, answers.
 
-    These partitions are paused. A partition that was sought is one of them until its new offset is committed.
+    Until then these partitions are paused. A partition with a seek is one of them until its new offset is committed.
     """
 
-    def __init__(
-        self, policy: ReadPolicy, clock: Clock, problems: ConsumerProblems, ask_store: AskStore | None = None
-    ) -> None:
+    def __init__(self, policy: ReadPolicy, clock: Clock, problems: ConsumerProblems) -> None:
         """Prepare; `problems` gets the problems of partitions."""
         # Settings
         self.policy = policy
         self._clock = clock
         self._problems = problems
-        self._ask_store = ask_store
+        self.request_stored: RequestStored | None = None
+        """Set if a backend keeps the group's offsets."""
         # The group
         self.subscribed: Sequence[str] = ()
         """Topics the group reads."""
@@ -195,22 +194,22 @@ class PositionResolver:
         self._positions: dict[TopicPartition, int] = {}
         """The next offset to read, of partitions that are read."""
         self._unknown: dict[TopicPartition, _Unknown] = {}
-        """Partitions to ask for, the next one first."""
+        """Partitions to resolve, the next one first."""
         self._sought: dict[TopicPartition, _Sought] = {}
-        self._ask_at = 0.0
-        """When to ask again, on the monotonic clock."""
+        self._retry_at = 0.0
+        """When the next round of requests is due, by the monotonic clock."""
 
     def new_epoch(self) -> int:
-        """Return a number for an assignment: larger than any before it, of other processes too, as clocks agree."""
+        """Return a number for an assignment, larger than any earlier one; of other processes too, if clocks agree."""
         self._last_epoch = max(self._last_epoch + 1, int(self._clock.time() * 1000))
         return self._last_epoch
 
     def starts(self, client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StartPosition]:
-        """Return where to start, with a new epoch; partitions without a response stay open."""
+        """Return where to start, with a new epoch; partitions without a response stay unresolved."""
         started_at = self._clock.monotonic()
         for partition in partitions:
             self._unknown.setdefault(partition, _Unknown()).position = None
-        ready = self._with_stored_offset(partitions) if self._ask_store else partitions
+        ready = self._with_stored_offset(partitions) if self.request_stored else partitions
         responses: Mapping[TopicPartition, Any] = {}
         try:
             if ready:
@@ -221,23 +220,23 @@ class PositionResolver:
         level = logging.WARNING
         for partition, start in responses.items():
             if not isinstance(start, StartPosition):
-                self._ask_last(partition)
+                self._resolve_last(partition)
                 if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
                     self._problems.stall(str(partition), self._no_offset(partition))
                 else:
-                    before = f"{partition}: where to begin cannot be read: "
+                    before = f"{partition}: reading its start position failed: "
                     explained = self._problems.explain(start, [partition.topic], before)
                     self._problems.report(str(partition), explained, level)
-                    level = logging.DEBUG  # the coordinator refuses or answers all of them alike
+                    level = logging.DEBUG  # the coordinator has the same response for all of them
                 continue
             self._problems.report(str(partition), "")
             self._topics_read.add(partition.topic)
-            stored = self._unknown.pop(partition).stored or _StoreQuestion(self.new_epoch(), 0)
+            stored = self._unknown.pop(partition).stored or _StoreRequest(self.new_epoch(), 0)
             found[partition] = start._replace(epoch=stored.epoch)
             if stored.offset is not None and (start.committed is None or start.committed.offset != stored.offset):
                 offset = stored.offset
                 found[partition] = StartPosition(offset, Committed(offset), is_new=True, epoch=stored.epoch)
-        self._pause_questions(started_at)
+        self._pause_requests(started_at)
         return found
 
     def _no_offset(self, partition: TopicPartition) -> HeadraceError:
@@ -255,14 +254,14 @@ class PositionResolver:
     def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
         """Keep a position whose record is not in the log or cannot be read.
 
-        The client names none if the log was cut (KIP-320). Of a batch that cannot be read it names the first offset,
-        and a part of that batch may have been passed to the listener.
+        The client gives no position if the log was truncated (KIP-320). For a batch that cannot be read it gives the
+        first offset, and a part of that batch may have been passed to the listener.
         """
         known = self.position_of(partition)
         self._unknown[partition] = _Unknown(known if position is None else max(position, known))
 
     def is_open(self, partition: TopicPartition) -> bool:
-        """Return whether the position is not known yet, or not committed yet."""
+        """Return whether the position is not resolved yet, or not committed yet."""
         return partition in self._unknown or partition in self._sought
 
     def wait_for_commit(self, partition: TopicPartition, start: StartPosition) -> None:
@@ -288,7 +287,7 @@ class PositionResolver:
             if sought.is_committed and self._sought.get(partition) is sought:  # not forgotten or sought again meanwhile
                 del self._sought[partition]
                 yield partition, sought.start
-        if not self._unknown or self._clock.monotonic() < self._ask_at:
+        if not self._unknown or self._clock.monotonic() < self._retry_at:
             return
         started_at = self._clock.monotonic()
         yield from self.starts(client, [p for p, known in self._unknown.items() if known.position is None]).items()
@@ -298,7 +297,7 @@ class PositionResolver:
                 try:
                     gap = find_gap(client, partition, position)
                 except confluent_kafka.KafkaException as cause:
-                    self._ask_last(partition)
+                    self._resolve_last(partition)
                     before = f"{partition}: offset {position} is out of range: "
                     self._problems.report(
                         str(partition), self._problems.explain(cause.args[0], [partition.topic], before)
@@ -307,16 +306,16 @@ class PositionResolver:
                 del self._unknown[partition]
                 self._problems.report(str(partition), "")
                 yield partition, position if gap is None else gap
-        self._pause_questions(started_at)
+        self._pause_requests(started_at)
 
     def _find_starts(
         self, client: Any, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, StartPosition | confluent_kafka.KafkaError]:
         """Return where to start: at the committed offset, else at the start or the end as the policy says.
 
-        What was added to what the group reads already starts at its beginning, whatever the policy says, because its
-        first records would be skipped otherwise: a partition, a topic that was recreated, and a topic that is added
-        to others if the policy allows it. An error stands in for each start that is not known.
+        What was added to the topics of the group starts at its beginning, whatever the policy says; otherwise its first
+        records would be skipped. That is a new partition, a recreated topic and, if the policy allows it, a new topic.
+        A start that is not known is an error.
 
         Raises:
             KafkaException: The group's coordinator did not answer.
@@ -350,27 +349,27 @@ class PositionResolver:
                     starts[partition] = cause.args[0]
         return starts
 
-    def _pause_questions(self, started_at: float) -> None:
-        """Ask nothing for as long as the last round took, so that the thread polls."""
+    def _pause_requests(self, started_at: float) -> None:
+        """Send no requests for as long as the last round took, so that the thread polls."""
         now = self._clock.monotonic()
-        self._ask_at = now + max(_RETRY_SECONDS, now - started_at)
+        self._retry_at = now + max(_RETRY_SECONDS, now - started_at)
 
-    def _ask_last(self, partition: TopicPartition) -> None:
-        """Ask for the other partitions first: each that does not answer takes from the time of the others."""
+    def _resolve_last(self, partition: TopicPartition) -> None:
+        """Resolve the other partitions first: each without a response takes from the time of the others."""
         self._unknown[partition] = self._unknown.pop(partition)
 
     def answered(self, partition: TopicPartition, epoch: int, offset: int | None) -> None:
         """Take a stored offset that was requested in this epoch."""
         if self._is_unanswered(partition, epoch):
-            self._unknown[partition].stored = _StoreQuestion(epoch, math.inf, is_answered=True, offset=offset)
-            self._ask_at = 0.0
+            self._unknown[partition].stored = _StoreRequest(epoch, math.inf, is_answered=True, offset=offset)
+            self._retry_at = 0.0
 
     def failed(self, partition: TopicPartition, epoch: int, why: str) -> None:
-        """Ask again after a pause: the backend did not answer."""
+        """Send the request again after a pause: the backend did not answer."""
         if self._is_unanswered(partition, epoch):
-            self._unknown[partition].stored = _StoreQuestion(0, self._clock.monotonic() + _RETRY_SECONDS)
+            self._unknown[partition].stored = _StoreRequest(0, self._clock.monotonic() + _RETRY_SECONDS)
             self._problems.report(
-                str(partition), f"{partition}: its offset is kept by the backend, which does not say: {why}"
+                str(partition), f"{partition}: requesting its offset from the backend failed, will retry: {why}"
             )
 
     def _is_unanswered(self, partition: TopicPartition, epoch: int) -> bool:
@@ -378,25 +377,25 @@ class PositionResolver:
         return bool(known and known.stored and known.stored.epoch == epoch and not known.stored.is_answered)
 
     def _with_stored_offset(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions whose stored offset is known, and ask for those of the others."""
-        assert self._ask_store is not None
+        """Return the partitions whose stored offset is known, and request those of the others."""
+        assert self.request_stored is not None
         now = self._clock.monotonic()
         epochs: dict[TopicPartition, int] = {}
         answered: list[TopicPartition] = []
         for partition in partitions:
             known = self._unknown[partition]
-            if known.stored is None or known.stored.ask_at <= now:
+            if known.stored is None or known.stored.retry_at <= now:
                 epochs[partition] = self.new_epoch()
-                known.stored = _StoreQuestion(epochs[partition], math.inf)
+                known.stored = _StoreRequest(epochs[partition], math.inf)
             elif known.stored.is_answered:
                 answered.append(partition)
         if epochs:
-            self._ask_store(epochs)
+            self.request_stored(epochs)
         return answered
 
 
 def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Any]:
-    """Return what the group has committed: a `Committed`, None where it has not, a KafkaError where it is not known.
+    """Return what the group has committed: a `Committed`, None without an offset, a KafkaError if it is not known.
 
     Raises:
         KafkaException: The group's coordinator did not answer.

@@ -44,7 +44,7 @@ class Producer(Service):
     ) -> None:
         """Prepare; one that `refuses` takes nothing while no broker answers.
 
-        One partition may hold `partition_share` of the free part of `max_pending_bytes`.
+        One partition may use `partition_share` of the free part of `max_pending_bytes`.
         """
         super().__init__(name)
         # Settings
@@ -56,12 +56,12 @@ class Producer(Service):
         self._alone: ProducerClient | None = None
         """Writes each record in a batch of its own; made with the first batch that is refused."""
         self._bridge: LoopBridge[Request] | None = None
-        # Requests that have not ended
+        # Requests in flight
         self._budget = ByteBudget(settings.max_pending_bytes, partition_share)
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._callbacks: list[Callbacks] = []
-        """Those of requests that have ended."""
+        """Those of completed requests, for reuse."""
 
     def readiness(self) -> Readiness:
         return Readiness(True, self._client.problem)
@@ -82,8 +82,8 @@ class Producer(Service):
         """Write records and wait for every acknowledgement.
 
         If cancelled, the records may still be written. With `sliced` the loop serves others between slices, and
-        records of other requests may stand between these. With `in_order` the last records of each key stand in their
-        order, also when a batch of them is refused: so a record of another batch may be written twice.
+        records of other requests may be between these. With `in_order` the last records of each key are in their
+        order, also when a batch of them is refused. For that, a record of another batch may be written twice.
 
         Returns:
             One result per record, in their order.
@@ -189,7 +189,7 @@ class Producer(Service):
                 if request.is_suspected and not request.is_alone:
                     self._write_alone(request, done)
                 else:
-                    self._budget.give_back(request.claim)
+                    self._budget.release(request.claim)
                     done(request.results)
                 request.records = ()  # its callbacks know it until the next request
         if type(requests[-1].results[0]) is Produced and self._settings.acks != 0:
@@ -212,8 +212,8 @@ class Producer(Service):
         try:
             client = self._client_for_alone()
         except Exception as cause:  # noqa: BLE001 boundary: no further client can be made, and the request must end
-            text = f"a record of the same batch was refused, and a client for single records cannot be made: {cause!r}"
-            self._budget.give_back(request.claim)
+            text = f"a record of the same batch was refused, and creating a client for single records failed: {cause!r}"
+            self._budget.release(request.claim)
             take([errors.KafkaUnavailable(text)] * len(suspects))
             return
         records = [request.records[index] for index in suspects]
@@ -223,7 +223,7 @@ class Producer(Service):
 
     def _client_for_alone(self) -> ProducerClient:
         if not self._client.is_running:
-            raise errors.KafkaUnavailable("the process ends")
+            raise errors.KafkaUnavailable("the process is stopping")
         if self._alone is None:
             settings = self._settings.with_properties({"batch.size": 1})
             client = ProducerClient(f"{self.name}_alone", self._admin, settings)

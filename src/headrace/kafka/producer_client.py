@@ -29,12 +29,12 @@ _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
 _CROWD_SECONDS = 0.05
 _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
-"""A client without any right to write is replaced after so long, with records that wait or without."""
+"""Seconds until a client without any right to write is replaced: with records that wait, and without."""
 _BACKOFF_MS = 5
 
 
 class _Health:
-    """What is known of one client."""
+    """The state of one client."""
 
     def __init__(self) -> None:
         self.fatal = False
@@ -83,17 +83,17 @@ class ProducerClient:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread. What is still queued ends as a report: unknown if in flight, else not written."""
+        """End the thread. Each queued record gets a report: unknown if in flight, else not written."""
         if self._thread:
-            for held in self._replacement.stop():
-                self.hand_over(*held)
+            for waiting in self._replacement.stop():
+                self.hand_over(*waiting)
             self._client.purge()
             await self._thread.stop(_THREAD_STOP_SECONDS)
 
     def hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
-        """Give the client the records of a request from index `first` on; one that it does not take is refused."""
-        if self._replacement.held is not None:
-            self._replacement.held.append((request, records, first))
+        """Give the client the records of a request from index `first` on; refuse those that it does not take."""
+        if self._replacement.waiting is not None:
+            self._replacement.waiting.append((request, records, first))
             return
         produce: Any = self._client.produce  # its stubs forget that a list of headers is invariant
         callbacks = request.callbacks.between(first, first + len(records))
@@ -117,9 +117,9 @@ class ProducerClient:
                 request.refuse(index, errors.RecordRefused(why))
 
     def wake(self, *, crowded: bool) -> None:
-        """Have the thread serve what was handed over; with a crowd, records fill batches and need not be sent at once.
+        """Have the thread serve what was handed over; with many requests, records fill batches and may wait a moment.
 
-        A lone request is sent at once: it does not wait for company that would not come.
+        A single request is sent at once: no other one would fill its batch.
         """
         if crowded:
             self._crowded_at = time.monotonic()
@@ -127,11 +127,11 @@ class ProducerClient:
             self._work.set()
 
     def written(self) -> None:
-        """Know that the client has written a record, so it has the right to."""
+        """Record that the client has written a record, so it has the right to."""
         self._health.has_written = True
 
     def result(self, error: confluent_kafka.KafkaError | None, record: Any) -> ProduceResult:
-        """Return what the report of a record without an offset means; on the thread."""
+        """Return the result for a report without an offset; on the thread."""
         if error is None:
             return repeat_error(record) if self._settings.acks != 0 else Produced(record.partition(), NO_OFFSET)
         try:
@@ -178,18 +178,18 @@ class ProducerClient:
         stop_requested.wait(_REFUSED_SECONDS)
         self._work.clear()
         end = time.monotonic() + _IDLE_REFUSED_SECONDS
-        while not (len(self._client) or self._replacement.held or stop_requested.is_set() or time.monotonic() > end):
+        while not (len(self._client) or self._replacement.waiting or stop_requested.is_set() or time.monotonic() > end):
             if self._work.wait(_POLL_SECONDS):
                 break
 
-    def _use(self, client: confluent_kafka.Producer, held: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
+    def _use(self, client: confluent_kafka.Producer, waiting: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
         """Continue with a new client; on the loop."""
         self._client = client
-        for request, records, first in held:
+        for request, records, first in waiting:
             self.hand_over(request, records, first)
 
     def _replace_client(self) -> None:
-        # Librdkafka's fatal errors are for good. What the old client holds ends with reports that mean "unknown".
+        # Fatal errors of librdkafka are final. The records of the old client get reports that mean "unknown".
         old, self._client = self._client, self._new_client()
         old.purge()
         with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():

@@ -25,17 +25,18 @@ _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _OF_THE_GROUP = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
-"""The client looks for the coordinator of its group, which is not used here."""
+"""The client looks up the coordinator of its group, which is not used here."""
 _NO_PROPERTIES: Mapping[str, Any] = {}
 _SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
 
 
 def to_batches(messages: Sequence[Any]) -> list[RecordBatch]:
-    """Return records of the client as columns of our own, for each partition those in their order.
+    """Return the client's records as batches of columns, one per partition, in their order.
 
-    Keeping the client's objects costs more than reading all of their headers.
+    Keeping the client's objects would cost more than reading all of their headers.
     """
-    topics, partitions = [message.topic() for message in messages], [message.partition() for message in messages]
+    topics = [message.topic() for message in messages]
+    partitions = [message.partition() for message in messages]
     if messages and partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):  # as most polls are
         return [_to_batch(TopicPartition(topics[0], partitions[0]), messages)]
     runs: dict[tuple[str, int], list[Any]] = {}
@@ -89,7 +90,7 @@ async def read_records(
 ) -> AsyncGenerator[list[Record], None]:
     """Read partitions from given offsets, in batches, in offset order inside each partition; before `ends`.
 
-    Without ends, the partitions are followed, with an empty list whenever no record arrived for a moment.
+    Without ends, the partitions are followed; an empty list means that no record arrived for a moment.
 
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
@@ -104,8 +105,9 @@ async def read_records(
     try:
         while open_partitions or ends is None:
             if (renewed := security.replacement(client)) is not None:
-                before, client = client, renewed
-                await run_blocking(before.close)
+                outdated = client
+                client = renewed
+                await run_blocking(outdated.close)
             records, events = await run_blocking(_poll, client)
             for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
                 partition = TopicPartition(event.topic(), event.partition())
@@ -117,9 +119,9 @@ async def read_records(
             next_offsets.update((record.topic_partition, record.offset + 1) for record in records)
             if ends is not None:
                 last = {(record.topic, record.partition): record.offset for record in records}
-                ended = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}  # type: ignore[index]
-                if ended:
-                    open_partitions -= ended
+                completed = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}  # type: ignore[index]
+                if completed:
+                    open_partitions -= completed
                     records = [record for record in records if record.offset < ends[record.topic_partition]]
             if records or ends is None:
                 yield records
@@ -131,7 +133,7 @@ async def read_window(kafka: KafkaConfig, starts: Offsets, ends: Offsets) -> Asy
     """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
 
     Raises:
-        KafkaUnavailable: No records were received for 30 s although the end is not reached.
+        KafkaUnavailable: No records were received for 30 s before the end.
     """
     async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
         while True:
@@ -143,7 +145,7 @@ async def read_window(kafka: KafkaConfig, starts: Offsets, ends: Offsets) -> Asy
             except TimeoutError as cause:
                 raise KafkaUnavailable(
                     f"reading stopped: no records from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
-                    "Look at the brokers (headrace dev status, headrace topics describe) and start again"
+                    "Check the brokers (headrace dev status, headrace topics describe) and start again"
                 ) from cause
             yield batch
 
@@ -186,15 +188,15 @@ async def read_slice(
                     return found, found[-1].offset + 1
     except TimeoutError as cause:
         if not found:
-            text = f"no record of {partition} was received within {limit_seconds:g} s from offset {start} on"
-            hint = "removed records or an aborted transaction may lie there, which isolation=read_uncommitted returns"
+            text = f"no record of {partition} from offset {start} on was received within {limit_seconds:g} s"
+            hint = "it may be removed or part of an aborted transaction, which isolation=read_uncommitted returns"
             raise KafkaTimeout(f"{text}: {hint}; or send this again") from cause
         return found, found[-1].offset + 1
     return found, max(start, end)
 
 
 def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
-    """Return records and the client's events; both are made on the thread, because each costs time."""
+    """Return records and the client's events; both are built on the thread, because that takes time."""
     first = client.poll(_WAIT_SECONDS)
     if first is None:
         return [], []
@@ -246,7 +248,7 @@ async def window(
     if offset is not None:
         for found, (first, end) in offsets.items():
             if not first <= offset < end:
-                held = f"it holds {first} to {end - 1}" if end > first else "it is empty"
-                raise InvalidRequest(f"offset {offset} is not in {found}: {held}", topic=topic, partition=partition)
+                content = f"it holds {first} to {end - 1}" if end > first else "it is empty"
+                raise InvalidRequest(f"offset {offset} is not in {found}: {content}", topic=topic, partition=partition)
             offsets = {found: (offset, end)}
     return {p: first for p, (first, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}

@@ -18,11 +18,11 @@ Results = list[ProduceResult]
 """One per record, in their order."""
 Done = Callable[[Results], None]
 _OF_A_BATCH = errors.RecordRefused, errors.RecordTooLarge
-"""What Kafka says of all records of a batch when it refuses one of them."""
+"""What Kafka reports for all records of a batch when it refuses one of them."""
 
 
 class Request:
-    """The records of one `send`: their results and how many are still out."""
+    """The records of one `send`: their results, and how many still wait for a report."""
 
     callbacks: Callbacks
 
@@ -34,7 +34,7 @@ class Request:
         done: Done,
         result: Callable[[Any, Any], ProduceResult],
     ) -> None:
-        """Prepare; `post` gets the request when all is known, `result` translates a report without an offset."""
+        """Prepare; `post` gets the request with all results, `result` translates a report without an offset."""
         # For good
         self.records = records
         self.claim = claim
@@ -69,9 +69,9 @@ class Request:
             self._post(self)
 
     def suspects(self) -> list[int]:
-        """Return which records must be written again, each alone, to learn who is to blame for a refused batch.
+        """Return which records must be written again, each alone, to find those that Kafka refuses.
 
-        With `in_order` a later record of the same key follows, though it is acknowledged.
+        With `in_order` also later records of their keys, although they are acknowledged.
         """
         found, keys = list[int](), set[tuple[str, bytes]]()
         for index, (record, result) in enumerate(zip(self.records, self.results, strict=True)):
@@ -83,7 +83,7 @@ class Request:
         return found
 
     def refuse(self, index: int, error: errors.HeadraceError) -> None:
-        """Note that the client did not take a record, on the loop."""
+        """Record that the client did not take a record, on the loop."""
         self.results[index] = error
         self.refused += 1
         if self.delivered + self.refused == len(self.results):
@@ -91,7 +91,7 @@ class Request:
 
 
 class Callbacks:
-    """Delivery callbacks by index, for one request after the other: to make them costs half as much as `produce`."""
+    """Delivery callbacks by index, for one request after the other: creating them costs half as much as `produce`."""
 
     request: Request
 

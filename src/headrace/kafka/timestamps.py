@@ -1,4 +1,4 @@
-"""Points in time: as Kafka counts them, and as people write them."""
+"""Points in time: as Kafka stores them, and as people write them."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ def parse_time(text: str, now_seconds: float | None = None) -> datetime:
         now_seconds: The present time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
 
     Raises:
-        ValueError: It names none.
+        ValueError: It is not a point in time.
     """
     if now_seconds is not None and (age := re.fullmatch(r"(\d{1,9})([smhd])", text)):
         try:
@@ -28,7 +28,7 @@ def parse_time(text: str, now_seconds: float | None = None) -> datetime:
 
 
 def milliseconds(moment: datetime) -> int:
-    """Return a point in time as Kafka counts it."""
+    """Return a point in time as Kafka stores it."""
     return int(moment.timestamp() * 1000)
 
 

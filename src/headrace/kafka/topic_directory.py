@@ -1,4 +1,4 @@
-"""Topics of the cluster: how many partitions each has, and creating those that only Headrace writes."""
+"""Topics of the cluster: how many partitions each has; creates those that only Headrace writes."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _NEGATIVE_ENTRIES = 10_000
 
 
 class TopicDirectory(Service):
-    """The number of partitions of each topic, known without a question to a broker per request."""
+    """The number of partitions of each topic, without a request to a broker each time."""
 
     def __init__(self, admin: Admin, clock: Clock, name: str = "topics") -> None:
         super().__init__(name)
@@ -47,17 +47,17 @@ class TopicDirectory(Service):
         return Readiness(False, self._problem.description) if self._problem else Readiness(True)
 
     def known(self, topic: str) -> int | None:
-        """Return the number of partitions of a topic, if `partitions_of` need not ask for it."""
+        """Return the number of partitions of a topic if it is known; `partitions_of` looks others up."""
         return self._partitions.get(topic)
 
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic.
 
-        An unknown topic is looked up at most twice a second. So a name without a topic is refused at once, and a
-        new topic is found.
+        An unknown topic is looked up at most twice a second. So a missing topic is refused at once, and a new one is
+        found.
 
         Raises:
-            InvalidRequest: The name cannot be a topic.
+            InvalidRequest: The name is not a valid topic name.
             TopicNotFound: The cluster does not have it.
             KafkaUnavailable: The topic is not known, and no broker answers.
         """
@@ -99,9 +99,9 @@ class TopicDirectory(Service):
             await self._clock.sleep(_RETRY_SECONDS if self._problem else _FRESH_SECONDS)
 
     def _compare_brokers(self, missing: set[int]) -> None:
-        """Log which brokers have left the cluster since the last look, and which are back."""
+        """Log which brokers have left the cluster since the last call, and which are back."""
         for broker in sorted(missing - self._missing_brokers):
-            log.warning("Kafka at %s: broker %d is missing, so its replicas fall behind", self.admin.servers, broker)
+            log.warning("Kafka at %s: broker %d is missing; its replicas fall behind", self.admin.servers, broker)
         for broker in sorted(self._missing_brokers - missing):
             log.warning("Kafka at %s: broker %d is back", self.admin.servers, broker)
         self._missing_brokers = missing
@@ -132,7 +132,7 @@ class InternalTopic(NamedTuple):
 
 
 class TopicCreator(Service):
-    """Creates internal topics, and repeats until all exist; readiness names one that does not, and the reason."""
+    """Creates internal topics, and retries until all exist; readiness names a missing one and the reason."""
 
     def __init__(self, admin: Admin, topics: Iterable[InternalTopic], clock: Clock, name: str = "topics") -> None:
         super().__init__(name)
@@ -150,7 +150,7 @@ class TopicCreator(Service):
                 try:
                     await self._admin.ensure_topic_like(topic.name, topic.source, fits=topic.fits)
                 except HeadraceError as error:
-                    self._problem = f"topic {topic.name} is not created yet: {error.description}"
+                    self._problem = f"creating topic {topic.name} failed, will retry: {error.description}"
                 else:
                     self._missing.remove(topic)
             if self._missing:

@@ -105,7 +105,7 @@ def test_what_is_not_there_is_told_in_one_paragraph(headrace: Any, topic: Any, t
         assert "topic nope does not exist" in headrace(*words, given="x\n", code=1).stderr
     assert "no partition 5: it has 0 to 0" in headrace("consume", topic(), "--partition", "5", code=1).stderr
     assert "group nope does not exist" in headrace("groups", "lag", "nope", code=1).stderr
-    assert "'^a' is no topic name" in headrace("consume", "^a", code=1).stderr
+    assert "'^a' is not a valid topic name" in headrace("consume", "^a", code=1).stderr
     (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1', request_timeout_seconds: 1}")
     failed = headrace("topics", "list", "-c", "headrace.yaml", code=1)
     assert failed.stderr == (

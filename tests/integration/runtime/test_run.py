@@ -73,7 +73,7 @@ def test_the_registry_is_down_at_the_start_and_comes_later(
         registry.server.kill()
         process = headrace({**site.config, "schema_registry": {"url": registry.url}}, wait=False)
         is_live(site, process)
-        site.wait_until(lambda: "does not serve" in site.reasons(process.url).get("schema registry", ""), "a reason")
+        site.wait_until(lambda: "is not available" in site.reasons(process.url).get("schema registry", ""), "a reason")
         site.wait_until(lambda: set(site.reasons(process.url)) == {"schema registry"}, "only the registry to miss")
         avro = {"valueFormat": "avro", "valueSchema": '"long"', "records": [{"value": 7}]}
         refused = site.ask(f"{process.url}/producers/{name}", avro)

@@ -223,7 +223,7 @@ async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member,
     client.assign(P0, P1)
     await member.until(lambda: P1 in heard.epochs, "the partition that answers")
     assert (P0 in heard.epochs, client.paused, client.assigned[P1]) == (False, {P0}, 7)
-    assert "t-0: where to begin cannot be read" in member.consumer.trouble(P0)
+    assert "t-0: reading its start position failed" in member.consumer.trouble(P0)
     client.silent.clear()
     await member.until(lambda: P0 in heard.epochs, "the other partition")
     assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, set(), "")

@@ -35,9 +35,9 @@ def test_what_ended_may_be_taken_again() -> None:
     """By the lane and in all."""
     budget = ByteBudget(100, 0.5)
     first = budget.take(A, 30)
-    with pytest.raises(ProducerQueueFull, match="30 bytes wait for partition 0 of topic t"):
+    with pytest.raises(ProducerQueueFull, match="30 bytes for partition 0 of topic t are awaiting"):
         budget.take(A, 30)
-    budget.give_back(first)
+    budget.release(first)
     budget.take(A, 30)
     assert budget.pending_bytes == 30
 
@@ -57,7 +57,7 @@ def test_a_request_larger_than_a_limit_passes_alone() -> None:
     """Or it could never be sent."""
     budget = ByteBudget(100, 0.5)
     first = budget.take(A, 500)
-    budget.give_back(first)
+    budget.release(first)
     budget.take(A, 80)
     assert budget.pending_bytes == 80
 

@@ -136,7 +136,7 @@ def test_a_partition_in_which_no_record_ends_for_too_long_is_paused_until_one_do
     assert changes(7.9) == [[], []]
     assert changes(8.0) == [[], []], "it looks once a second"
     assert changes(9.0) == [[A], []]
-    assert "none has ended for more than 8 s" in made.pause_reason(A, 9.0)
+    assert "none has completed for more than 8 s" in made.pause_reason(A, 9.0)
     assert made.pause_reason(B, 9.0) == ""
     assert changes(9.1) == [[], []]
     made.released(A, 1, 5, 10)

@@ -111,4 +111,4 @@ def test_no_command_takes_a_name_that_is_none(words: str, name: str) -> None:
     """It says so before it asks a broker; there is none here."""
     done = CliRunner().invoke(root, [*words.split(), "--bootstrap-servers", "127.0.0.1:1", "--", name], input="x\n")
     assert done.exit_code != 0
-    assert "no topic name" in done.output + str(done.exception)
+    assert "not a valid topic name" in done.output + str(done.exception)

@@ -94,7 +94,7 @@ async def test_the_new_client_gets_nothing_before_the_old_one_is_empty(monkeypat
     async with producing(monkeypatch) as (producer, security):
         producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security)
-        await until(lambda: len(Client.made) > 1 and producer._client._replacement.held is not None)
+        await until(lambda: len(Client.made) > 1 and producer._client._replacement.waiting is not None)
         for value in (b"2", b"3"):
             producer.send([OutgoingRecord("t", None, value, [], 0, 0)], responses.append)
         old, new = Client.made
@@ -128,7 +128,7 @@ async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatc
     async with producing(monkeypatch) as (producer, security):
         producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
         change_user(security)
-        await until(lambda: producer._client._replacement.held is not None)
+        await until(lambda: producer._client._replacement.waiting is not None)
         producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], responses.append)
     await asyncio.sleep(0.05)
     assert len(responses) == 2

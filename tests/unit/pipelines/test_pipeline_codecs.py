@@ -140,7 +140,7 @@ def record(kind: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "schema", "reason"),
     [
-        ("AVRO", "string", r"\$ of the schema is no record"),
+        ("AVRO", "string", r"\$ of the schema is a type without fields"),
         ("AVRO", record(["string", "int"]), r"\$.f of the schema is a union of several types"),
         ("AVRO", record(["null", "R"]), r"\$.f of the schema is R alone or within itself"),
         ("AVRO", record(["null"]), r"\$.f of the schema is a union"),
@@ -227,7 +227,7 @@ def test_values_of_several_schemas_in_one_batch(registry: Any) -> None:
     assert "do not fit their Avro schema" in reasons[4]
     assert "does not have schema id 99" in reasons[5]
     assert "not JSON" in reasons[8]
-    assert "no Avro schema" in reasons[9]
+    assert "not a valid Avro schema" in reasons[9]
     assert "do not begin" in reasons[10]
 
 

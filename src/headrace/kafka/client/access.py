@@ -1,4 +1,4 @@
-"""Rights that Kafka's access rules (ACLs) do not give, in words: operation, resource, principal and fix."""
+"""Explains rights that are missing in Kafka's access rules (ACLs): operation, resource, principal and fix."""
 
 import contextlib
 import shlex
@@ -17,7 +17,7 @@ KIND_OF: Final[dict[int, Kind]] = {
     confluent_kafka.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
-"""Each code of Kafka that refuses a right, and the kind of resource that it is about; it names no more."""
+"""Kafka's codes for a missing right, and the kind of resource of each; a code says nothing more."""
 
 
 class Right(NamedTuple):
@@ -42,16 +42,15 @@ def is_refused(error: Any) -> bool:
 
 
 def refusal_in(error: confluent_kafka.KafkaError) -> confluent_kafka.KafkaError | None:
-    """Return the refusal that an error fatal to the client is about; the client names it in the text only."""
+    """Return the refusal behind an error that is fatal to the client, which names it only in the text."""
     refusals = [confluent_kafka.KafkaError(code) for code in KIND_OF]
     return next((refusal for refusal in refusals if refusal.str() in error.str()), None)
 
 
 def missing_right(kind: Kind, kafka: KafkaConfig, needed: Sequence[Right]) -> str:
-    """Return what is missing of the `needed` rights, and the command that gives it, as one sentence.
+    """Return which of the `needed` rights is missing, and the command that grants it, as one sentence.
 
-    One of another kind counts if none is of this kind: a producer without any topic to write to is refused on the
-    cluster.
+    If none is of this kind, the first one counts: a producer without any topic to write to is refused on the cluster.
     """
     rights = [right for right in needed if right.kind == kind] or list(needed)[:1]
     principal, account = principal_of(kafka)

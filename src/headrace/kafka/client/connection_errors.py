@@ -1,6 +1,6 @@
-"""Names in words why a client does not reach a broker: cause and fix, for the log, readiness, HTTP and commands.
+"""Explains why a client does not reach a broker: cause and fix, for the log, readiness, HTTP and commands.
 
-The client names no cause when it refuses a broker's certificate, nor when a listener closes the connection at once.
+The client does not name the cause when it rejects a broker's certificate or a listener closes the connection at once.
 Then a TLS handshake with the same address finds the cause. It sends no login and no request.
 """
 
@@ -46,11 +46,11 @@ class ConnectionProblem(NamedTuple):
     fix: str = ""
     """What to do; empty if the network or the broker is down."""
     refused: bool = False
-    """Whether every repeat fails until a setting changes, here or there."""
+    """Whether every retry fails until a setting changes, on either side."""
     name: str = ""
     """Its name in `connection_errors.csv`."""
     address: str = ""
-    """The broker that it is about."""
+    """The broker concerned."""
 
     def __str__(self) -> str:
         return f"{self.why}: {self.fix}" if self.fix else self.why
@@ -64,7 +64,7 @@ def _read() -> tuple[dict[str, ConnectionProblem], list[tuple[re.Pattern[str], s
 
 
 PROBLEMS, _PATTERNS = _read()
-"""Templates of every problem of TLS and login by name, and what the client's text of it matches, in order."""
+"""Templates of every problem of TLS and login by name, and the patterns of the client's texts, in order."""
 
 
 def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
@@ -86,7 +86,7 @@ def plain_reason(error: Any, kafka: KafkaConfig) -> ConnectionProblem | None:
 
 
 def refused_by_java(reported: str, kafka: KafkaConfig) -> ConnectionProblem:
-    """Return why brokers refuse Java's client, by what its exceptions report; `token: ` before what is of a token."""
+    """Return why brokers refuse Java's client, from its exceptions; `token: ` precedes what is about a token."""
     name = _name_of(reported, kafka, "TLS" if "Ssl" in reported else "login")
     return _named(name, kafka, reported, address=kafka.bootstrap_servers, text=reported[-_TEXT_LENGTH:])
 
@@ -99,13 +99,16 @@ def _name_of(reported: str, kafka: KafkaConfig, otherwise: str) -> str:
 
 
 def _named(name: str, kafka: KafkaConfig, reported: str = "", *, address: str, text: str = "") -> ConnectionProblem:
-    sasl, template, oauth_error = kafka.security.in_use.sasl, PROBLEMS[name], _OAUTH_ERROR.search(reported)
+    sasl = kafka.security.in_use.sasl
+    template = PROBLEMS[name]
+    oauth_error = _OAUTH_ERROR.search(reported)
+    offered = _OFFERED.search(reported)
     values = {
         "address": address,
         "text": text,
         "user": sasl.username if sasl else "",
         "mechanism": sasl.mechanism if sasl else "",
-        "offered": offered[1] if (offered := _OFFERED.search(reported)) else "",
+        "offered": offered[1] if offered else "",
         "protocol": kafka.security.effective_protocol,
         # A query may hold a secret, and so may any other word of the token server's response.
         "token_url": urlsplit(sasl.oauth.token_url)._replace(query="").geturl() if sasl and sasl.oauth else "",
@@ -141,7 +144,7 @@ class ConnectionErrors:
         return (inspected[2] if inspected and inspected[1] == last else None) or last
 
     def find(self) -> ConnectionProblem | None:
-        """Return the latest problem. If the client did not name the cause, a handshake finds it, which may block."""
+        """Return the latest problem. If the client did not name the cause, a handshake finds it; that may block."""
         last, inspected = self._last, self._inspected
         encrypted = self._kafka.security.effective_protocol.endswith("ssl")
         unknown = last.name in (_UNVERIFIED, _CLOSED if encrypted else "-") if last else self._none_left
@@ -152,7 +155,8 @@ class ConnectionErrors:
 
     def _inspect(self, last: ConnectionProblem | None) -> ConnectionProblem | None:
         security = self._kafka.security.in_use
-        encrypted, login = security.effective_protocol.endswith("ssl"), "" if security.sasl else "login required"
+        encrypted = security.effective_protocol.endswith("ssl")
+        login = "" if security.sasl else "login required"
         meaning = {_CLOSED: "no TLS"} if last else {"ok": login if encrypted else "TLS required", _CLOSED: login}
         for address in [last.address] if last else self._kafka.bootstrap_servers.split(","):
             found = _handshake(address.strip(), (security.tls or KafkaTls()) if encrypted else None)

@@ -1,6 +1,6 @@
-"""Certificates and secrets that change on disk: tried first, and then taken up by every client of the cluster.
+"""Certificates and secrets that change on disk: tried first, and then used by every client of the cluster.
 
-One thread per cluster looks at the files (`Reachability`). It connects a client of its own with what they hold now.
+One thread per cluster looks at the files (`BrokerProbe`). It connects its own client with what they contain now.
 Once a broker has answered that client, the others follow, each on the thread that owns it.
 """
 
@@ -26,13 +26,13 @@ class SecurityFiles:
     """The files of `kafka.security`, for the one thread that looks at them."""
 
     def __init__(self, kafka: KafkaConfig, clock: Clock) -> None:
-        """Read the files; those that are not usable are left to the check of the start."""
+        """Read the files; the check at the start reports those that are not usable."""
         self._kafka = kafka
         self._clock = clock
         self._changes = FileChanges(kafka.security.files)
         self._look_at = clock.monotonic() + FileChanges.LOOK_SECONDS
         self._is_new = False
-        """Whether the files hold something that is not in use."""
+        """Whether the files contain something that is not in use."""
         if kafka.security.files and kafka.security.in_use is kafka.security:
             try:
                 kafka.security.use(kafka.security.current())
@@ -45,7 +45,7 @@ class SecurityFiles:
         return self._clock.monotonic() >= self._look_at
 
     def look(self, attempt: Callable[[KafkaConfig], C], *, refused: bool = False) -> C | None:
-        """Take up changed files if a broker accepts what they hold; what is refused is tried again when it is due.
+        """Use changed files if a broker accepts their content; retry rejected ones when it is due.
 
         Args:
             attempt: Returns a client that a broker has answered; raises an error if none has.
@@ -67,7 +67,9 @@ class SecurityFiles:
             self._is_new = True
             if changed:
                 why = cause.args[0].str() if isinstance(cause, confluent_kafka.KafkaException) else cause
-                log.warning("kafka.security: changed files are tried again, and the old stay in use: %s", why)
+                log.warning(
+                    "kafka.security: the changed files were rejected; keeping the old ones, will retry: %s", why
+                )
             return None
         if client is not None:
             self._is_new = False
@@ -77,7 +79,7 @@ class SecurityFiles:
 
 
 class ClientSecurity(Generic[C]):
-    """What one client was made with, compared with what is in use; for the thread that owns the client."""
+    """The security settings of one client, compared with those in use; for the thread that owns the client."""
 
     def __init__(self, security: KafkaSecurity, make: Callable[[], C]) -> None:
         """Take what is in use, before `make` makes the client, or its properties, for the first time."""
@@ -88,8 +90,9 @@ class ClientSecurity(Generic[C]):
         """Whether the client cannot continue: Kafka refuses something, and that is fatal to it."""
 
     def must_replace(self, client: Any) -> bool:
-        """Return whether a client must be replaced; a new password alone is given to it instead."""
-        now, before = self._security.in_use, self._made_with
+        """Return whether a client must be replaced; if only the password has changed, the client gets it instead."""
+        now = self._security.in_use
+        before = self._made_with
         if now is before and not self.is_expired:
             return False
         self._made_with = now
@@ -106,7 +109,7 @@ class ClientSecurity(Generic[C]):
         try:
             client = self.make()
         except confluent_kafka.KafkaException as cause:
-            log.warning("kafka.security: a client keeps what it was made with: %s", cause.args[0].str().strip())
+            log.warning("kafka.security: keeping the old credentials of a client: %s", cause.args[0].str().strip())
             return None
         self.is_expired = False
         return client
@@ -117,8 +120,8 @@ class ClientReplacement(ClientSecurity[C]):
 
     def __init__(self, security: KafkaSecurity, make: Callable[[], C]) -> None:
         super().__init__(security, make)
-        self.held: list[Any] | None = None
-        """What waits for the new client; None while the present one is used."""
+        self.waiting: list[Any] | None = None
+        """What waits for the new client; None while the current one is used."""
         self._next: C | None = None
         self._ends = False
         self._bridge: LoopBridge[C] | None = None
@@ -129,39 +132,41 @@ class ClientReplacement(ClientSecurity[C]):
         """Begin: `use` gets a new client with what waits for it, on the loop; `wake` wakes the client's thread."""
 
         def step(_clients: list[C]) -> None:
-            if self.held is None:
-                self.held = []
+            if self.waiting is None:
+                self.waiting = []
             elif self._next is not None:
-                held, self.held, client = self.held, None, self._next
-                self._next, self._ends = None, False
-                use(client, held)
+                waiting, self.waiting = self.waiting, None
+                client, self._next = self._next, None
+                self._ends = False
+                use(client, waiting)
                 log.info("%s: its client was replaced, because files of kafka.security have changed", name)
             wake()
 
         self._bridge = LoopBridge(loop, step)
 
     def advance(self, client: Any) -> bool:
-        """Return whether a client is only to be emptied, because of its files; on the client's thread."""
+        """Return whether a client must only be flushed, because it will be replaced; on the client's thread."""
         assert self._bridge
         if self._next is None:
             self._next = self.replacement(client)
             if self._next is not None:
                 self._bridge.post(self._next)
-        elif self.held is not None and not self._ends and not len(client):
-            self._ends = True  # what it held is acknowledged, or has failed at its time limit
+        elif self.waiting is not None and not self._ends and not len(client):
+            self._ends = True  # its records are acknowledged, or have failed at their time limit
             self._bridge.post(self._next)
-        elif self.held is not None and self._security.after_refusal:
-            client.purge(in_flight=False)  # what waits for a connection gets none, and would fail at its time limit
+        elif self.waiting is not None and self._security.after_refusal:
+            client.purge(in_flight=False)  # what waits for a connection would only fail at its time limit
         return self._next is not None and not self._ends
 
     def stop(self) -> list[Any]:
-        """Return what waits, and keep the present client; on the loop."""
-        held, self.held, self._next = self.held or [], None, None
-        return held
+        """Return what waits, and keep the current client; on the loop."""
+        waiting = self.waiting or []
+        self.waiting = self._next = None
+        return waiting
 
 
 def _only_password_differs(now: KafkaSecurity, before: KafkaSecurity) -> bool:
-    """Return whether a living client can do without a new connection: its user has the same name and rights."""
+    """Return whether a client can keep its connection: its user has the same name and rights."""
     if not now.sasl or not before.sasl or now.sasl.oauth:
         return False
     return now == before.model_copy(update={"sasl": before.sasl.model_copy(update={"password": now.sasl.password})})

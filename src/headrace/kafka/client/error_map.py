@@ -11,10 +11,10 @@ from headrace.records import OutgoingRecord
 
 
 class ClientErrors:
-    """Raises what a call of the client raises when a fatal error and a delivery report meet as a `KafkaException`.
+    """Raises a `KafkaException` for what a client's call raises when a fatal error and a delivery report meet.
 
-    That is a `KafkaError`, which is no class of exceptions, so no `except` with a class catches it, not even with
-    `BaseException`; or a `SystemError` of the report's callback, because of the `KafkaException` of the fatal error.
+    That is a `KafkaError`, which is not an exception class, so not even `except BaseException` catches it. Or it is a
+    `SystemError` of the report's callback, caused by the `KafkaException` of the fatal error.
     """
 
     def __enter__(self) -> None:
@@ -52,7 +52,7 @@ _KIND = {
     """,
     errors.FatalKafkaError: "_FATAL _FENCED INVALID_PRODUCER_EPOCH OUT_OF_ORDER_SEQUENCE_NUMBER PRODUCER_FENCED",
 }
-"""Class of our error to the names of Kafka's errors that it stands for."""
+"""Class of our error to the names of Kafka's errors that it covers."""
 
 
 def _codes(names: str) -> set[int]:
@@ -70,7 +70,7 @@ _ADVICE = {
     confluent_kafka.KafkaError.CONCURRENT_TRANSACTIONS: "Kafka is still ending an earlier transaction of this "
     "producer; nothing was lost, send again later."
 }
-"""What to say in place of the meaning of the class."""
+"""Advice in place of the docstring of the class."""
 
 # Written to the leader, not yet to enough replicas: the record may well be read later.
 _WRITTEN_PERHAPS = {
@@ -96,9 +96,9 @@ def report_error(
 ) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
-    The client names the last attempt's error only: an earlier attempt of the same record may have been written and its
-    response lost. So every error that not each attempt would have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
-    Librdkafka knows whether a record is "possibly persisted", and its Python binding does not show it.
+    The client names only the error of the last attempt: an earlier attempt may have been written and its response lost.
+    So an error that an earlier attempt may not have met is `KafkaTimeout` or `FatalKafkaError`: unknown.
+    Librdkafka knows whether a record is "possibly persisted", but its Python binding does not show it.
     """
     found = write_error(error, kafka, topic)
     if error.code() in _CERTAINLY_NOT_WRITTEN or isinstance(found, errors.KafkaTimeout | errors.FatalKafkaError):
@@ -107,14 +107,14 @@ def report_error(
 
 
 def write_error(cause: ClientProblem, kafka: KafkaConfig, *topics: str) -> errors.HeadraceError:
-    """Return our error for records that a client does not write to topics, which may be the right to."""
+    """Return our error for records that a client failed to write to topics, perhaps for lack of the right."""
     return to_error(cause, f"produce to {', '.join(topics)}", kafka, *(Right("Write", "topic", t) for t in topics))
 
 
 def refused_records(
     client: confluent_kafka.Producer, kafka: KafkaConfig, records: Iterable[OutgoingRecord]
 ) -> errors.HeadraceError | None:
-    """Return the error if a right is missing that a failed transaction needs; its reports may not name it."""
+    """Return the error for a right that a failed transaction lacks, which its reports may not name; else None."""
     try:
         client.begin_transaction()  # refused within a transaction, with the error that this one has
     except confluent_kafka.KafkaException as cause:
@@ -136,7 +136,7 @@ def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
 
 
 def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, *needed: Right) -> errors.HeadraceError:
-    """Return our error for a client's error, with missing rights; `doing` begins its sentence: "produce to orders"."""
+    """Return our error for a client's error, with missing rights; its text begins with `doing`: "produce to orders"."""
     error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
     number = error.code()
     if is_refused(error):  # also if it is fatal to the client

@@ -22,7 +22,7 @@ client_log = logging.getLogger("headrace.kafka.librdkafka")
 
 
 class _Seldom(logging.Filter):
-    """Passes the same line of the client once in a while, and no lines on lost connections.
+    """Passes a repeated line of the client once in a while, and no lines about lost connections.
 
     A broker that is down causes several lines a second per client; `Reachability` reports the outage once.
     """
@@ -55,13 +55,13 @@ _AUTHORITY_FILES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-"""Where the authorities are on Debian, Fedora, openSUSE and Alpine."""
+"""The files of authorities on Debian, Fedora, openSUSE and Alpine."""
 _CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
-"""The client's words for what is reported by other means."""
+"""Lines about what is reported by other means."""
 _FENCED = re.compile("TXNERR .*(ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID)")
-"""The group has other members by now, so the transaction is aborted, as it must be; its caller gets the error."""
+"""The group has other members by now, so the transaction is aborted; its caller gets the error."""
 _STARTING = re.compile("GETPID .*: retrying")
-"""Every new cluster causes it once, and the client tries again at once."""
+"""Every new cluster causes it once, and the client retries at once."""
 _VARYING = re.compile(r"\d+|\(.*?\)")
 _REPEAT_SECONDS = 30.0
 _KNOWN_LINES = 1000
@@ -127,7 +127,7 @@ def _login_properties(sasl: KafkaSasl) -> dict[str, Any]:
 def _system_authorities() -> str:
     """Return the file of the system's authorities, empty if it is not known.
 
-    The client finds it for brokers. For token servers it looks at the path of the system that it was built on only.
+    The client finds it for brokers. For token servers it only looks at the path of the system that it was built on.
     """
     files = [ssl.get_default_verify_paths().cafile or "", *_AUTHORITY_FILES]
     return next((name for name in files if name and Path(name).is_file()), "")
@@ -175,14 +175,15 @@ def check_properties(kafka: KafkaConfig, settings: ProducerConfig) -> None:
     Raises:
         ConfigError: A value has the wrong type, or a file does not exist.
     """
-    quiet, name = {"log_level": 0}, "headrace-check"
+    quiet = {"log_level": 0}
+    name = "headrace-check"
     try:
         confluent_kafka.Producer({**producer_properties(kafka, settings, name), **quiet})
         confluent_kafka.Consumer({**client_properties(kafka, name, consumer=True), "group.id": name, **quiet}).close()
     except confluent_kafka.KafkaException as cause:
         text = cause.args[0].str().strip()
         raise ConfigError(
-            f"kafka.properties or producer.properties: Kafka's client says: {text}: correct it"
+            f"kafka.properties or producer.properties: Kafka's client refused a value: {text}: correct it"
         ) from cause
 
 
@@ -193,7 +194,7 @@ def producer_properties(kafka: KafkaConfig, settings: ProducerConfig, client_id:
         **client_properties(kafka, client_id),
         **opened(settings.client_properties),
         "partitioner": "murmur2_random",
-        # The client's own wait is the longer one: past it, it cuts the connection, and with it every other request.
+        # The client waits longer than the broker. After its wait it closes the connection, and all its requests fail.
         "request.timeout.ms": max(1, attempt_ms * 9 // 10),
         "socket.timeout.ms": max(10, attempt_ms),
         "queue.buffering.max.messages": 2_000_000,

@@ -1,9 +1,8 @@
 """Whether a cluster answers, since when it does not, and why: for all clients of a process.
 
-A client of its own asks for the metadata of one topic while no other client has had a response for a second. It is a
-consumer's client, because that creates no topics, and its question goes to any broker: the questions of an
-administrative client go to the controller, which may be the broker that is down. Source: librdkafka,
-`rd_kafka_metadata`.
+A separate client requests the metadata of one topic when no other client has had a response for a second. It is a
+consumer's client, because that creates no topics, and its requests go to any broker. Those of an administrative client
+go to the controller, which may be the broker that is down. Source: librdkafka, `rd_kafka_metadata`.
 """
 
 import logging
@@ -28,7 +27,7 @@ _RETRY_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
 _ATTEMPT_SECONDS = 1.0
 _LATE_SECONDS = 1.0
-"""For so long after the start of an outage, a response may belong to an earlier question."""
+"""For this long after the start of an outage, a response may belong to an earlier request."""
 _TOPIC = "_headrace-reachability"  # need not exist
 _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
@@ -45,13 +44,13 @@ class Outage(NamedTuple):
     since: float
     """Of the last response, in seconds since the epoch; of the start of the process if there was none."""
     seconds: float
-    """How long it lasts."""
+    """How long it has lasted."""
     why: str
     """One sentence: the address, since when, and the client's reason."""
 
 
 class _Unanswered(NamedTuple):
-    """The present outage, as reported so far."""
+    """The current outage, as reported so far."""
 
     problem: ConnectionProblem
     began_at: float
@@ -71,29 +70,25 @@ class Reachability(Service):
         """Prepare; `report` gets a sentence when an outage begins, lasts and ends, which is logged by default."""
         super().__init__(name)
         self.servers = kafka.bootstrap_servers
-        """The addresses, as they are configured."""
+        """The configured addresses."""
         self.label = name.removeprefix("kafka").strip() or self.servers
-        """Names the cluster in metrics: its addresses, and with another login on them who has it."""
-        self._kafka = kafka
-        self._files = SecurityFiles(kafka, clock)
+        """Names the cluster in metrics: its addresses, or the service whose login to it differs."""
+        self.answered_at = clock.monotonic()
+        """When a broker last answered a client, by the monotonic clock."""
+        self.probe = BrokerProbe(kafka, clock, self)
+        """What asks the brokers when no other client does."""
         self._clock = clock
         self._report = report or log.warning
-        self._answered_at = clock.monotonic()
         self._has_answered = False
         self._unanswered: _Unanswered | None = None
-        """The present outage; None while a broker answers, or while that is not known."""
+        """The current outage; None while a broker answers, or while that is not known."""
         self._errors = ConnectionErrors(kafka)
         self._refused_requests = 0
-        self._none_left = threading.Event()
-        """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
-        self._own_none_left = False
-        self._seen_alive = threading.Event()
-        """Set when another client gets a response during an outage."""
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
-        self.publish("headrace_kafka_up", lambda: int(not self.must_ask), bootstrap_servers=self.label)
-        self._thread = OwnedThread(self.name, self._watch, self.die)
+        self.publish("headrace_kafka_up", lambda: int(self.is_reachable), bootstrap_servers=self.label)
+        self._thread = OwnedThread(self.name, self.probe.run, self.die)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -110,11 +105,11 @@ class Reachability(Service):
 
     @property
     def outage(self) -> Outage | None:
-        """The present outage; None while a broker answers, or while that is not known yet."""
+        """The current outage; None while a broker answers, or while that is not known yet."""
         unanswered = self._unanswered
         if not unanswered:
             return None
-        seconds = self._clock.monotonic() - self._answered_at
+        seconds = self._clock.monotonic() - self.answered_at
         since = self._clock.time() - seconds
         return Outage(
             since,
@@ -124,17 +119,19 @@ class Reachability(Service):
 
     def answered(self) -> None:
         """Record that a broker has just answered a client."""
-        now, unanswered = self._clock.monotonic(), self._unanswered
+        now = self._clock.monotonic()
+        unanswered = self._unanswered
         if not unanswered:
-            self._answered_at, self._has_answered = now, True
+            self.answered_at = now
+            self._has_answered = True
         elif now - unanswered.began_at > _LATE_SECONDS:
-            self._seen_alive.set()
+            self.probe.seen_alive.set()
 
     def failed(self, error: Any) -> None:
         """Take an error that a client reports outside its calls (`error_cb`)."""
         self._errors.take(error)
         if error.code() == _Error._ALL_BROKERS_DOWN:
-            self._none_left.set()  # of that client only
+            self.probe.none_left.set()  # of that client only
 
     def check(self, limit_seconds: float, doing: str = "nothing of this request was sent") -> None:
         """Raise KafkaUnavailable if no broker has answered for longer than a limit, or all refuse the client."""
@@ -145,40 +142,89 @@ class Reachability(Service):
         if outage and (unanswered.problem.refused or outage.seconds > limit_seconds):
             self._refused_requests += 1
             if self._refused_requests == 1:
-                log.warning("requests are answered 503 until Kafka at %s answers", self.servers)
+                log.warning("Kafka at %s is unreachable; answering 503 until it responds", self.servers)
             raise self.error(doing)
 
     def error(self, doing: str) -> KafkaUnavailable:
-        """Return the error of what cannot be done now."""
+        """Return the error for what cannot be done now."""
         why = outage.why if (outage := self.outage) else f"Kafka at {self.servers} has not answered yet"
         return KafkaUnavailable(f"{doing}: {why}", bootstrap_servers=self.servers)
 
     @property
-    def must_ask(self) -> bool:
-        """Whether no broker has answered yet, or none answers now."""
-        return not self._has_answered or self._unanswered is not None
+    def is_reachable(self) -> bool:
+        """Whether a broker has answered, and no outage is known."""
+        return self._has_answered and self._unanswered is None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether there is an outage now."""
+        return self._unanswered is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is an outage in which the brokers refuse the client."""
+        unanswered = self._unanswered
+        return unanswered is not None and unanswered.problem.refused
 
     def problem(self, *, contact: bool = False) -> ConnectionProblem | None:
-        """Return why no broker is reached, if a client has reported it; with `contact` a broker may be contacted."""
+        """Return why no broker is reached, if a client has reported it. With `contact` a broker may be contacted."""
         return self._errors.find() if contact else self._errors.last()
 
     def hint(self) -> str:
-        """Return what to do about an address that looks wrong, as the end of a sentence; empty if none does."""
+        """Return a hint on an address that looks wrong, as the end of a sentence; empty if none does."""
         bare = [one for one in self.servers.split(",") if not _PORT.search(one.strip())]
-        return f" ({bare[0].strip()} names no port, so 9092 is taken)" if bare else ""
+        return f" ({bare[0].strip()} has no port, so 9092 is used)" if bare else ""
 
-    # On the thread ---------------------------------------------------------------------------------------------------
+    def record_attempt(self, started_at: float, answered: bool) -> None:
+        """Take the result of a request to the brokers: start an outage, repeat its report, or end it."""
+        now = self._clock.monotonic()
+        outage = self.outage
+        if answered:
+            self._has_answered = True
+            self._unanswered = None
+            self._errors.clear()
+            self.answered_at = now
+            if outage:
+                refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
+                self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
+            self._refused_requests = 0
+        elif self.answered_at <= started_at or outage:  # otherwise another client has had a response meanwhile
+            problem = self._errors.find() or _SILENT
+            known = self._unanswered
+            named_refusal = problem.refused or bool(known and known.named_refusal)
+            if known and now < known.remind_at and named_refusal == known.named_refusal:
+                self._unanswered = known._replace(problem=problem)
+                return
+            pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
+            self._unanswered = _Unanswered(problem, known.began_at if known else now, now + pause, pause, named_refusal)
+            self._report(self.outage.why if self.outage else "")
 
-    def _watch(self, stop_requested: threading.Event) -> None:
+
+class BrokerProbe:
+    """Asks any broker, on a thread, when no client has had a response for a second; uses changed files of security."""
+
+    def __init__(self, kafka: KafkaConfig, clock: Clock, reachability: Reachability) -> None:
+        self.none_left = threading.Event()
+        """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
+        self.seen_alive = threading.Event()
+        """Set when another client gets a response during an outage."""
+        self._kafka = kafka
+        self._clock = clock
+        self._reachability = reachability
+        self._files = SecurityFiles(kafka, clock)
+        self._own_none_left = False
+
+    def run(self, stop_requested: threading.Event) -> None:
+        """Report to the reachability until the stop is requested."""
         client = self._new_client(self._kafka, self._own_failed)
         try:
             while not stop_requested.is_set():
                 started_at = self._clock.monotonic()
-                answered = self._ask(client, stop_requested)
+                answered = self._request(client, stop_requested)
                 if not stop_requested.is_set():
-                    self.record_attempt(started_at, answered)
+                    self._reachability.record_attempt(started_at, answered)
                 self._wait(client, stop_requested)
-                refused = bool(self._unanswered and self._unanswered.problem.refused)
+                refused = self._reachability.is_refused
                 if (self._files.due or refused) and (renewed := self._files.look(self._connect, refused=refused)):
                     client.close()
                     client = renewed
@@ -210,44 +256,22 @@ class Reachability(Service):
         reports.append(self._own_failed)
         return client
 
-    def record_attempt(self, started_at: float, answered: bool) -> None:
-        """Take the result of a question to the brokers: start an outage, remind of it, or end it."""
-        now = self._clock.monotonic()
-        outage = self.outage
-        if answered:
-            self._has_answered, self._unanswered = True, None
-            self._errors.clear()
-            self._answered_at = now
-            if outage:
-                refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
-                self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
-            self._refused_requests = 0
-        elif self._answered_at <= started_at or outage:  # else another client has had a response meanwhile
-            problem, known = self._errors.find() or _SILENT, self._unanswered
-            named_refusal = problem.refused or bool(known and known.named_refusal)
-            if known and now < known.remind_at and named_refusal == known.named_refusal:
-                self._unanswered = known._replace(problem=problem)
-                return
-            pause = min(3 * known.pause_seconds, _LONGEST_REMINDER_SECONDS) if known else _FIRST_REMINDER_SECONDS
-            self._unanswered = _Unanswered(problem, known.began_at if known else now, now + pause, pause, named_refusal)
-            self._report(self.outage.why if self.outage else "")
-
-    def _ask(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:
-        """Ask any broker; ask again only if the client reports that it reaches none."""
+    def _request(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:
+        """Return whether a broker answers; give up early only if the client reports that it reaches none."""
         end = self._clock.monotonic() + _LIMIT_SECONDS
-        self._none_left.clear()
-        self._seen_alive.clear()
+        self.none_left.clear()
+        self.seen_alive.clear()
         self._own_none_left = False
         while not stop_requested.is_set():
             try:
                 client.list_topics(_TOPIC, timeout=_ATTEMPT_SECONDS)
             except confluent_kafka.KafkaException:
                 client.poll(0)  # serves `_own_failed`
-                if not self._seen_alive.is_set() and (self._own_none_left or self._clock.monotonic() >= end):
+                if not self.seen_alive.is_set() and (self._own_none_left or self._clock.monotonic() >= end):
                     return False
             else:
                 return True
-            if self._seen_alive.is_set():
+            if self.seen_alive.is_set():
                 return True
         return False
 
@@ -258,13 +282,13 @@ class Reachability(Service):
             now = self._clock.monotonic()
             if self._files.due:
                 return
-            if self._unanswered:
+            if self._reachability.is_down:
                 if now - began >= _RETRY_SECONDS:
                     return
-            elif self._none_left.is_set() or now - self._answered_at >= _IDLE_SECONDS:
+            elif self.none_left.is_set() or now - self._reachability.answered_at >= _IDLE_SECONDS:
                 return
             client.poll(_POLL_SECONDS)
 
     def _own_failed(self, error: Any) -> None:
         self._own_none_left = self._own_none_left or error.code() == _Error._ALL_BROKERS_DOWN
-        self.failed(error)
+        self._reachability.failed(error)

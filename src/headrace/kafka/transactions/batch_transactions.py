@@ -1,7 +1,7 @@
 """Numbered batches of records, each written exactly once: one transaction per batch, with the number of the next one.
 
 The number is committed as the offset of a consumer group without members, on the only partition of an internal topic.
-The order counts: `open` first ends the transaction that a predecessor left open, and only then asks for the number.
+The order matters: `open` first ends the transaction that a predecessor left open, and only then requests the number.
 Source: KIP-98, KIP-447.
 """
 
@@ -41,14 +41,16 @@ class BatchTransactions:
         Args:
             kafka: How to reach Kafka.
             name: The producer's name and the group's; a process with the same name fences this one.
-            timeout_seconds: After it Kafka aborts a transaction that is still open.
+            timeout_seconds: Kafka aborts a transaction that is still open after it.
         """
-        self._kafka, self._name, self._timeout_seconds = kafka, name, timeout_seconds
+        self._kafka = kafka
+        self._name = name
+        self._timeout_seconds = timeout_seconds
         self._client: TransactionalClient | None = None
         self._group: Any = None
         self._next: int | None = None
         self.digest = ""
-        """What `write` was given with the batch before the number that `open` returned."""
+        """The digest that `write` got with the batch before the number that `open` returned."""
         self._refused: errors.HeadraceError | None = None
         """Why a record of this transaction is not written."""
 
@@ -85,9 +87,11 @@ class BatchTransactions:
             digest: Text that is kept with the number.
 
         Raises:
-            HeadraceError: It failed, and the producer is closed. Whether it was written shows the next `open`.
+            HeadraceError: It failed, and the producer is closed. The next `open` shows whether it was written.
         """
-        client, began, committing = self._usable_client(), time.monotonic(), False
+        client = self._usable_client()
+        began = time.monotonic()
+        committing = False
         topics: set[str] = set()
         producer = client.producer
         self._refused = None
@@ -113,9 +117,9 @@ class BatchTransactions:
         except BROKEN as cause:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
-                text = f"{failed.description} This took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
-                text += f" {self._timeout_seconds:g}: raise it, or lower trigger.max_records"
-                failed = errors.TransactionAborted(text)
+                text = f"this took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
+                hint = "raise it, or lower trigger.max_records"
+                failed = errors.TransactionAborted(f"{failed.description} {text} {self._timeout_seconds:g}: {hint}")
             with contextlib.suppress(*BROKEN), ClientErrors():
                 producer.purge()
                 if not committing:  # a transaction that may have been committed is not aborted
@@ -125,7 +129,7 @@ class BatchTransactions:
         self._next = number + 1
 
     def poll(self) -> None:
-        """Take up statistics, which would fill the memory otherwise; from any thread, and often."""
+        """Read statistics, which would fill the memory otherwise; from any thread, and often."""
         client = self._client
         with contextlib.suppress(*BROKEN):
             if client:
@@ -162,7 +166,7 @@ class BatchTransactions:
         return found
 
     def _look_up(self) -> int | None:
-        # Not by the client for administration: a coordinator that moves ends its process (librdkafka 2.16).
+        # Not by the administrative client: it crashes the process when the coordinator moves (librdkafka 2.16).
         properties = client_properties(self._kafka, f"headrace-{self._name}", consumer=True)
         own = {"group.id": self._name, "isolation.level": "read_committed", "enable.auto.commit": False}
         consumer = confluent_kafka.Consumer({**properties, **own})

@@ -1,7 +1,7 @@
 """Transactional producers: all records of a request are visible at read_committed, or none ever is.
 
-Each client has a thread of its own, because its calls block. Waiting requests are written in one transaction; if one
-of them fails, each is written again by itself. A request ends in one of three ways:
+Each client has its own thread, because its calls block. Waiting requests are written in one transaction; if one of them
+fails, each is written again by itself. A request ends in one of three ways:
 
 - committed: the client confirmed it.
 - not committed: no commit was requested. Records in the log are aborted, now or later.
@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 _OPEN_SECONDS: Final = 5.0
 _REOPEN_SECONDS: Final = 0.5
 _YIELD_SECONDS: Final = 10.0
-"""For so long a client that was fenced is opened again only for a request."""
+"""For this long, a client that was fenced is opened again only for a request."""
 _TOGETHER_RECORDS: Final = 10_000
 _LOOK_UP_SECONDS: Final = 60.0
 _LOOK_AGAIN_SECONDS: Final = 5.0
 _THREAD_STOP_SECONDS: Final = 5.0
 _ATTEMPT: Final = "request.timeout.ms"
 _TIMEOUT_MS: Final = 10_000
-"""How long Kafka keeps a transaction open whose process is lost, and the longest wait for its records."""
+"""Time limit of a transaction and of its records, after which Kafka aborts it if the process is lost."""
 _ALONE: Final = {"batch.size": 1, "delivery.timeout.ms": 120_000, "transaction.timeout.ms": 120_000}
 """Each record in a batch of its own, which takes a round trip for five records of a broker."""
 MAX_WAITING: Final = 64
@@ -75,7 +75,7 @@ class _Writer:
         jobs: queue.SimpleQueue[TransactionJob],
         post: Callable[[TransactionJob], None],
     ) -> None:
-        # For good
+        # Permanent
         self._kafka = kafka
         self._security = security
         self._jobs = jobs
@@ -89,9 +89,9 @@ class _Writer:
         self._in_doubt: list[TransactionJob] = []
         self._problem = ""
         self._failures = 0
-        """Clients that failed in a row."""
+        """How many clients in a row have failed."""
         self._open_at = 0.0
-        """When to open a client although no request waits."""
+        """When to open a client even if no request waits."""
 
     def run(self, stop_requested: threading.Event) -> None:
         """Write requests until the stop is requested."""
@@ -107,7 +107,7 @@ class _Writer:
         self._close()
 
     def _open(self) -> bool:
-        """Open a client that fences its predecessor, and so ends the transactions that one left open."""
+        """Open a client, which fences its predecessor and so ends the transaction that it left open."""
         time.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
@@ -115,7 +115,8 @@ class _Writer:
                 self._properties |= _ALONE
             client = TransactionalClient(self._properties, _OPEN_SECONDS)
         except confluent_kafka.KafkaException as cause:
-            needed = Right("Write", "transactional-id", name := self._properties["transactional.id"])
+            name = self._properties["transactional.id"]
+            needed = Right("Write", "transactional-id", name)
             error = to_error(cause, f"open the transactional producer {name}", self._kafka, needed)
             if error.description != self._problem:
                 log.warning("%s", error.description)
@@ -123,7 +124,8 @@ class _Writer:
             while not error.retriable and (jobs := self._take()):
                 self._fail(jobs, error)
             return False
-        self._client, self._problem = client, ""
+        self._client = client
+        self._problem = ""
         for job in self._in_doubt:
             self._post(job)
         self._in_doubt.clear()
@@ -141,9 +143,10 @@ class _Writer:
         return bool(problem)
 
     def _close_failed(self, why: object, yield_seconds: float = 0.0) -> None:
-        """Close a client that was perhaps fenced; two that open again at once would fence each other for ever."""
-        self._close_if(f"{why}. If fenced, another process has its name: producer.transactions.id")
-        self._failures, self._open_at = min(self._failures + 1, 4), time.monotonic() + yield_seconds
+        """Close a client that was perhaps fenced; two that reopen at once would fence each other for ever."""
+        self._close_if(f"{why}. If fenced, another process uses its name: producer.transactions.id")
+        self._failures = min(self._failures + 1, 4)
+        self._open_at = time.monotonic() + yield_seconds
 
     def _outdated(self) -> str:
         """Return why the client must not begin another transaction; empty if it may."""
@@ -223,7 +226,7 @@ class _Writer:
         try:
             client.commit()
         except BROKEN as cause:  # whatever it is: the first request may have been carried out
-            log.warning("a commit of %s failed: %s", self._properties["transactional.id"], cause)
+            log.warning("commit of %s failed: %s", self._properties["transactional.id"], cause)
             self._doubted(jobs)
             self._close_failed(cause)
             return
@@ -290,7 +293,8 @@ class TransactionalProducers(Service):
         self._settings = settings
         self._id_prefix = id_prefix
         self._jobs: queue.SimpleQueue[TransactionJob] = queue.SimpleQueue()
-        self._open_jobs: set[TransactionJob] = set()
+        self._open_jobs: dict[TransactionJob, asyncio.TimerHandle] = {}
+        """Transactions that wait or are being written, and the timers that withdraw them."""
         self._idle = asyncio.Event()
         self._threads: list[OwnedThread] = []
 
@@ -299,7 +303,7 @@ class TransactionalProducers(Service):
             register_gauge(self._gauge, lambda: len(self._open_jobs))
 
     def open(self) -> None:
-        """Open the producers, which ends the transactions that a former process with their names left open."""
+        """Open the producers, which ends the transactions that an earlier process with their names left open."""
         if self._threads:
             return
         loop = asyncio.get_running_loop()
@@ -335,16 +339,15 @@ class TransactionalProducers(Service):
         self._admin.reachability.check(self._settings.unreachable_seconds)
         if len(self._open_jobs) >= MAX_WAITING:
             raise errors.ProducerQueueFull(
-                f"{len(self._open_jobs)} transactions wait, as many as may: nothing of this request was sent, send it "
-                "again after a pause"
+                f"limit reached: {len(self._open_jobs)} transactions wait; nothing of this request was sent, "
+                "send it again after a pause"
             )
         self.open()
         job = TransactionJob(records, last_record, group, self._kafka, names_culprits=self._names_culprits)
-        self._open_jobs.add(job)
+        limit = self._settings.delivery_timeout_seconds
+        self._open_jobs[job] = asyncio.get_running_loop().call_later(limit, self._withdraw, job)
         self._idle.clear()
         self._jobs.put(job)
-        limit = self._settings.delivery_timeout_seconds
-        job.limit = asyncio.get_running_loop().call_later(limit, self._withdraw, job)
         return job.response
 
     async def drain(self, deadline: Deadline) -> None:
@@ -359,7 +362,7 @@ class TransactionalProducers(Service):
         for thread in self._threads:
             await thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()
-        unknown = errors.KafkaTimeout("this process stops before the outcome of the transaction is known")
+        unknown = errors.KafkaTimeout("this process is stopping before the outcome of the transaction is known")
         for job in list(self._open_jobs):
             job.problem = unknown
             self._settle(job, [unknown] * job.record_count)
@@ -378,8 +381,8 @@ class TransactionalProducers(Service):
 
     async def _look_up(self, job: TransactionJob) -> None:
         """Find out how a transaction has ended: its last record is visible, or skipped."""
-        last, written = job.records[-1], job.results[-1]
-        partition = TopicPartition(last.topic, written.partition)
+        written = job.results[-1]
+        partition = TopicPartition(job.records[-1].topic, written.partition)
         while True:
             reading = read_records(self._kafka, {partition: written.offset}, {partition: written.offset + 1})
             try:
@@ -392,23 +395,23 @@ class TransactionalProducers(Service):
                 if job.last_record is None:
                     self._settle(job, [errors.KafkaTimeout()] * job.record_count)
                     return
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # its last record must be known: ask until it is answered
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # a last record must be known: retry until there is a response
         log.info("a transaction in doubt was %s", "committed" if visible else "aborted")
         if not visible:
             job.fail(errors.TransactionAborted())
         self._settle(job, job.results)
 
     def _settle(self, job: TransactionJob, results: list[ProduceResult]) -> None:
-        self._open_jobs.discard(job)
-        if job.limit:
-            job.limit.cancel()  # it holds the records
-        job.response_with(results)
+        timer = self._open_jobs.pop(job, None)
+        if timer:
+            timer.cancel()  # it keeps the records in memory
+        job.respond(results)
         if not self._open_jobs:
             self._idle.set()
 
     def _properties(self, transactional_id: str) -> dict[str, Any]:
         limit_ms = self._settings.client_properties.get("transaction.timeout.ms", _TIMEOUT_MS)
-        # A flush, which ends each transaction, sends at once; without a linger time records are sent one by one before.
+        # The flush at the end of a transaction sends at once. Without a linger time records would be sent one by one.
         known = {name: value for name, value in self._settings.lasting.properties.items() if name != _ATTEMPT}
         own = {"properties": {**known, "delivery.timeout.ms": limit_ms, "linger.ms": 5}}
         settings = self._settings.model_copy(update=own)
@@ -420,7 +423,7 @@ class TransactionalProducers(Service):
 
 
 class _SessionWriter(_Writer):
-    """Fails later requests instead of opening another client, so changed certificates count for the next session."""
+    """Fails later requests instead of opening another client, so changed certificates apply to the next session."""
 
     _opened = _renews = False
 
@@ -428,13 +431,13 @@ class _SessionWriter(_Writer):
         if not self._opened:
             self._opened = super()._open()
             return self._opened
-        over = errors.TransactionAborted("the session is over, and nothing more is written in it: start another one")
+        over = errors.TransactionAborted("the session is over and writes nothing more: start another one")
         while jobs := self._take():
             self._fail(jobs, over)
         return False
 
     def _doubted(self, jobs: list[TransactionJob]) -> None:
-        unknown = errors.KafkaTimeout("a commit was not confirmed: the next session finds out whether it was made")
+        unknown = errors.KafkaTimeout("a commit was not confirmed: the next session finds out whether it succeeded")
         for job in jobs:
             job.results = [unknown] * job.record_count
             self._post(job)
@@ -443,9 +446,9 @@ class _SessionWriter(_Writer):
 class TransactionSession(TransactionalProducers):
     """Writes requests one transaction after the other, until the first that fails; after that all fail.
 
-    The client is opened once, and the next session of the same name fences it. So a session that opens, then reads
-    what earlier ones have committed, and then writes, repeats nothing of theirs. Results of a request that was not
-    committed are errors; `KafkaTimeout` means that only the next session can find out. Source: KIP-98.
+    The client is opened once, and the next session of the same name fences it. A session opens, then reads what earlier
+    ones have committed, and then writes; so it repeats nothing of theirs. Results of a request that was not committed
+    are errors; `KafkaTimeout` means that only the next session can find out. Source: KIP-98.
     """
 
     _writer = _SessionWriter
@@ -478,9 +481,9 @@ class GroupTransactions(TransactionalProducers):
         super().__init__(admin.config, settings, name, f"{label} transactions", admin)
 
     async def require_topic(self, topic: str) -> None:
-        """Raise the error for a topic that is not there, or that must not be written."""
+        """Raise the error for a topic that does not exist, or that must not be written."""
         await self._admin.describe_topic(topic, "Write")
 
     async def _look_up(self, job: TransactionJob) -> None:
-        job.fail(errors.KafkaTimeout("a commit was not confirmed: the offsets of the group show whether it was made"))
+        job.fail(errors.KafkaTimeout("a commit was not confirmed: the offsets of the group show whether it succeeded"))
         self._settle(job, [job.problem or errors.KafkaTimeout()] * job.record_count)

@@ -1,7 +1,7 @@
 """Whether a transactional client may begin another transaction, judged by its own statistics.
 
 In the client's protocol a late request to end a transaction can end the next one. A commit that timed out and was
-sent again returns as if nothing had happened. So after every transaction the guard looks for a sign that a request was
+retried returns as if nothing had happened. So after every transaction the guard looks for a sign that a request was
 lost or sent twice. If there is one, the client is replaced: the broker then refuses every late request of the old one.
 Source: KAFKA-17754, KIP-890.
 """
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 MOST_TRANSACTIONS: Final = 10_000
-"""Transactions of one client: its epoch has 16 bits, and the client does not look where they end."""
+"""Transactions of one client: its epoch has 16 bits, and the client does not check for their end."""
 _SIGNS: Final = {
     "req_timeouts": "a request timed out",
     "txretries": "a request was sent again",

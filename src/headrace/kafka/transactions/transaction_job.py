@@ -1,4 +1,4 @@
-"""A transaction that waits or is being written: its records, the offsets that belong to it, and its outcome."""
+"""A transaction that waits or is being written: its records, its offsets of a group, and its outcome."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
 
 _SECONDS: Final = 10.0
 _FRAME: Final = b"CGMDv2:"
-"""Before the generation, in a member's metadata as the client writes it."""
+"""Precedes the generation in a member's metadata, as the client writes it."""
 _MEMBER_GONE: Final = {
     confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID,
     confluent_kafka.KafkaError.FENCED_INSTANCE_ID,
@@ -36,7 +36,7 @@ _GENERATION_OVER: Final = {
 def metadata_in(member: tuple[bytes, Epochs], epochs: Epochs) -> Any:
     """Return the metadata of a member with these partitions in these epochs, or None if it did not have them.
 
-    Without a generation there is none either, because Kafka then accepts offsets of any member.
+    The result is None without a generation too, because Kafka would then accept offsets of any member.
     """
     metadata, assigned = member
     generation = int.from_bytes(metadata[len(_FRAME) :][:4], sys.byteorder, signed=True)
@@ -49,17 +49,17 @@ class GroupOffsets(NamedTuple):
 
     offsets: CommitOffsets
     member: Callable[[], Any]
-    """Returns the client's object for the member and its generation, or None if it does not have the partitions any
-    more. Called on the producer's thread. Kafka refuses the offsets after another generation began."""
+    """Returns the client's object for the member and its generation, or None if it no longer has the partitions. Called
+    on the producer's thread. Kafka refuses the offsets after another generation began."""
 
     kafka: KafkaConfig = KafkaConfig()
-    """How its client is set."""
+    """The settings of its client."""
     group: str = ""
 
     def send(self, client: confluent_kafka.Producer) -> errors.HeadraceError | None:
         """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
         if not (member := self.member()):
-            return errors.CommitRefused(f"{', '.join(map(str, self.offsets))}: assigned to this member no more")
+            return errors.CommitRefused(f"{', '.join(map(str, self.offsets))}: no longer assigned to this member")
         try:
             client.send_offsets_to_transaction(to_client(self.offsets), member, _SECONDS)
         except confluent_kafka.KafkaException as cause:
@@ -69,15 +69,15 @@ class GroupOffsets(NamedTuple):
     def _error_of(self, cause: confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
         """Return our error for offsets that a transaction could not commit.
 
-        A member of an earlier generation may still have its partitions: its consumer knows when it is repeated.
+        A member of an earlier generation may still have its partitions: its consumer knows that at the retry.
         """
         code = cause.args[0].code()
         if code in _MEMBER_GONE:
             return errors.CommitRefused(
-                f"{doing}: the instance is no longer a member of its group, so nothing was written"
+                f"{doing}: the instance is no longer a member of its group; nothing was written"
             )
         if code in _GENERATION_OVER:
-            return errors.TransactionAborted(f"{doing}: the group is rebalancing, nothing was written: send it again")
+            return errors.TransactionAborted(f"{doing}: the group is rebalancing; nothing was written, send it again")
         topics = {partition.topic for partition in self.offsets}
         return to_error(
             cause, doing, self.kafka, Right("Read", "group", self.group), *(Right("Read", "topic", t) for t in topics)
@@ -90,7 +90,7 @@ LastRecord = Callable[[list[Produced]], OutgoingRecord]
 OF_BATCH: Final = "of_batch"
 """Parameter of a refusal that may be of another record in the same batch."""
 _NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.KafkaTimeout
-"""Errors of a record that may pass."""
+"""Errors of a record that may be transient."""
 _INNOCENT: Final = (
     confluent_kafka.KafkaError._STATE,
     confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD,
@@ -111,7 +111,7 @@ class TransactionJob:
         *,
         names_culprits: bool = False,
     ) -> None:
-        """Prepare; with `names_culprits` each record keeps its own error, also where it may be sent again."""
+        """Prepare; with `names_culprits` each record keeps its own error, even if it may be sent again."""
         self.records = list(records)
         self.last_record = last_record
         self.group = group
@@ -121,7 +121,6 @@ class TransactionJob:
         """Why it is certainly not committed, or not known to be."""
         self.in_doubt = False
         self.response: asyncio.Future[list[ProduceResult]] = asyncio.get_running_loop().create_future()
-        self.limit: asyncio.TimerHandle | None = None
         self.kafka = kafka
         self._names_culprits = names_culprits
         self._partitions: dict[int, tuple[str, int]] = {}
@@ -136,9 +135,9 @@ class TransactionJob:
         """Pass the records from an index on to the client; a refused record gets its error as result."""
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
-            partition, report = record.partition, functools.partial(self._reported, index)
-            values: Any = record.topic, record.value, record.key, -1 if partition is None else partition, report, None
-            values += record.timestamp_ms, record.headers
+            to = -1 if record.partition is None else record.partition
+            report = functools.partial(self._reported, index)
+            values: Any = record.topic, record.value, record.key, to, report, None, record.timestamp_ms, record.headers
             try:
                 try:
                     client.produce(*values)
@@ -212,10 +211,10 @@ class TransactionJob:
         ]
         self.results = [result if own else reason for result, own in zip(found, final, strict=True)]
 
-    def response_with(self, results: list[ProduceResult]) -> None:
-        """Answer once: with a result per record, or with the failure if there are no records.
+    def respond(self, results: list[ProduceResult]) -> None:
+        """Respond once: with a result per record, or with the failure if there are no records.
 
-        With `names_culprits` an unknown outcome is a failure too, or it could be taken for the error of a record.
+        With `names_culprits` an unknown outcome is a failure too, or it could look like the error of a record.
         """
         if self.response.done():
             return

@@ -17,11 +17,11 @@ STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
 _FLUSH_SECONDS: Final = 0.1
 BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
-"""What the client's calls raise: a SystemError if a fatal error and a delivery report meet in one call."""
+"""What the client's calls raise; a SystemError if a fatal error and a delivery report meet in one call."""
 
 
 def transactional_properties(kafka: KafkaConfig, settings: ProducerConfig, name: str, seconds: float) -> dict[str, Any]:
-    """Return the properties of a client with a name; Kafka aborts a transaction that is open for so many seconds."""
+    """Return the properties of a client with a name; Kafka aborts a transaction that stays open for `seconds`."""
     return {
         **producer_properties(kafka, settings, f"headrace-{name}"),
         "transactional.id": name,
@@ -41,13 +41,13 @@ def flush(producer: confluent_kafka.Producer, has_failed: Callable[[], bool]) ->
 
 
 class TransactionalClient:
-    """One client, used by one thread. After a failure it is closed, because its numbers may have a gap.
+    """One client, used by one thread. After a failure it is closed, because its sequence numbers may have a gap.
 
     All calls but `has_statistics` and `close` may raise one of `BROKEN`.
     """
 
     def __init__(self, properties: dict[str, Any], limit_seconds: float) -> None:
-        """Open it, which fences its predecessor, and so ends the transaction that one left open.
+        """Open it, which fences its predecessor and so ends the transaction that it left open.
 
         Raises:
             KafkaException: Kafka refuses, or did not answer in time.
@@ -59,7 +59,7 @@ class TransactionalClient:
         self._guard.opened(time.monotonic())
 
     def poll(self, seconds: float) -> None:
-        """Take up statistics and reports; statistics would fill the memory otherwise."""
+        """Read statistics and reports; statistics would fill the memory otherwise."""
         with ClientErrors():
             self.producer.poll(seconds)
 
@@ -81,11 +81,11 @@ class TransactionalClient:
         self.producer.begin_transaction()
 
     def commit(self) -> None:
-        """Commit the transaction. Whatever this raises, it may have been committed, and must not be aborted."""
+        """Commit the transaction. If this raises, it may still have been committed, and must not be aborted."""
         with ClientErrors():
             self.producer.commit_transaction()
         self._guard.ended(time.monotonic())
 
     def close(self) -> None:
-        """Leave the client; this aborts nothing, which may be wrong after a commit in doubt."""
+        """Drop the client without an abort, which could be wrong after a commit in doubt."""
         self.producer.purge()

@@ -64,7 +64,7 @@ def test_every_text_of_tls_and_login_has_a_sentence(login: str, name: str, text:
 def test_details_are_in_the_sentence() -> None:
     """User, mechanisms and the token server's error code are no secrets."""
     text = "sasl_ssl://k:1/1: failed: Broker: Unsupported SASL mechanism: broker's supported mechanisms: PLAIN,A"
-    assert "it offers PLAIN,A, and not SCRAM-SHA-512" in str(plain_reason(error("_AUTHENTICATION", text), kafka(LOGIN)))
+    assert "it offers PLAIN,A, not SCRAM-SHA-512" in str(plain_reason(error("_AUTHENTICATION", text), kafka(LOGIN)))
     text = f'{TOKEN}{{"error":"invalid_client"}}'
     assert "(invalid_client)" in str(plain_reason(error("_AUTHENTICATION", text), kafka(TOKENS)))
     text = f"{SASL}Invalid username or password"

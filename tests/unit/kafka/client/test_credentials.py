@@ -194,7 +194,7 @@ def test_a_client_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, caplog:
     certificates(tmp_path)
     assert harness.look()
     assert owner.replacement(harness.client) is None
-    assert "keeps what it was made with" in caplog.text
+    assert "keeping the old credentials of a client" in caplog.text
 
 
 def test_a_link_to_another_folder_is_a_change(tmp_path: Path) -> None:

@@ -111,10 +111,10 @@ def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> Non
     harness.asked(True)
     harness.asked(False, 3)
     harness.seen.answered()
-    assert not harness.seen._seen_alive.is_set()
+    assert not harness.seen.probe.seen_alive.is_set()
     harness.clock._now += 2
     harness.seen.answered()
-    assert harness.seen._seen_alive.is_set(), "the watching thread ends the outage"
+    assert harness.seen.probe.seen_alive.is_set(), "the watching thread ends the outage"
 
 
 def test_requests_are_refused_after_the_limit_and_counted() -> None:
@@ -155,4 +155,4 @@ def test_an_address_without_a_port_is_named() -> None:
     harness = Harness("kafka")
     harness.asked(False, 3)
     assert harness.seen.outage
-    assert harness.seen.outage.why.endswith("(kafka names no port, so 9092 is taken)")
+    assert harness.seen.outage.why.endswith("(kafka has no port, so 9092 is used)")

@@ -38,7 +38,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, responses: list[Any], *, closing
         job.records += [RECORD] * closing
         job.results = [Produced(0, n) for n in range(len(job.records))]
         job.in_doubt = True
-        producers._open_jobs.add(job)
+        producers._open_jobs[job] = asyncio.get_running_loop().call_later(60, job.claim)
         producers._finish([job])
         (result,) = await asyncio.wait_for(job.response, 60)
         assert not producers._open_jobs

@@ -477,7 +477,7 @@ async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(wo
 
 def test_a_store_that_is_silent_about_a_partition_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One question is asked at a time, and those that are repeated wait for each other only."""
-    monkeypatch.setattr("headrace.kafka.consumer._STORE_QUESTIONS", 1)
+    monkeypatch.setattr("headrace.kafka.consumer._STORE_REQUESTS", 1)
     asked: list[TopicPartition] = []
 
     async def stored(group: str, partition: TopicPartition, epoch: int) -> int:

@@ -34,8 +34,8 @@ from headrace.errors import HeadraceError, catalogue
 from headrace.formats.choice import Codecs
 from headrace.functions.function_keys import read_keys_of
 from headrace.functions.load import load_function
-from headrace.pipelines.driver_tasks import load_trial
 from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.test_cases import load_test_case
 from headrace.records import Record
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.metrics import BY_NAME
@@ -233,7 +233,7 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     for name, text in files_of(page):
         path = tmp_path / name
         if path.suffix == ".yaml":
-            (load_trial if path.parent.name == "tests" else EXAMPLES.get(path.name, load_pipeline))(path)
+            (load_test_case if path.parent.name == "tests" else EXAMPLES.get(path.name, load_pipeline))(path)
         elif path.suffix == ".py":
             compile(text, name, "exec")
     for block in blocks(page):

@@ -35,15 +35,16 @@ from headrace.http.endpoint import Endpoint
 from headrace.kafka import Admin
 from headrace.kafka.timestamps import milliseconds
 from headrace.pipelines.checkpoints import Frozen, discard, preview
-from headrace.pipelines.driver_tasks import TaskDriver, differences, load_trial
+from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.graph import paths_read, resolved_sql
-from headrace.pipelines.lineage import as_picture, as_text, guarantee
+from headrace.pipelines.lineage import as_text, guarantee, lineage_graph
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.prepare import prepare as prepare_pipelines
 from headrace.pipelines.protocol import DriverTask
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
+from headrace.pipelines.test_cases import differences, load_test_case
 from headrace.runtime import Deadline, SystemClock, run_blocking
 
 _LOOK_SECONDS = 0.1
@@ -108,7 +109,7 @@ async def _run_once(spec: PipelineSpec, cluster: ClusterSettings, settings: Head
 def validate(files: Sequence[Path], output: str) -> None:
     """Check pipeline files: settings, SQL, columns and types; never starts Spark. Exit code 78 if there is a problem.
 
-    What only Spark can find is found by `headrace pipeline plan`.
+    `headrace pipeline plan` finds what only Spark can find.
 
     Example: headrace pipeline validate tolls.yaml
     """
@@ -139,7 +140,9 @@ def compile_(file: Path, flow: str | None, output: str) -> None:
 
 @pipeline.command()
 @_file
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw the graph into this file: .svg or .html.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Draw the lineage graph into this file: .svg or .html."
+)
 @kafka_options
 async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, output: str) -> None:
     """Let Spark resolve a pipeline without running it, and print graph, columns, guarantees and kept state.
@@ -151,9 +154,11 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
     """
     spec = load_pipeline(file, check=True)
     if picture:
-        picture.write_text(as_picture(spec, page=picture.suffix == ".html"))
+        picture.write_text(lineage_graph(spec, page=picture.suffix == ".html"))
     async with TaskDriver.opened(debug=_debug()) as driver:
-        found = await driver.ask(file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry)
+        found = await driver.run_task(
+            file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry
+        )
         problems = [driver.sentence(file, problem) for problem in found["problems"]]
     checkpoints: dict[str, str] = {}
     for name, frozen in found.get("frozen", {}).items():
@@ -202,7 +207,7 @@ async def show(
                 kafka = spec.cluster(cluster.kafka)
                 slices = await slices_of(spec, _known(name, known), kafka, records, start)
                 task = DriverTask(kind="show", name=name, limit=limit, slices=slices)
-                rows = (await driver.ask(file, spec, kafka, task, cluster.registry))["rows"]
+                rows = (await driver.run_task(file, spec, kafka, task, cluster.registry))["rows"]
             except HeadraceError as problem:
                 if not watch:
                     raise
@@ -218,8 +223,9 @@ async def show(
 async def slices_of(
     spec: PipelineSpec, name: str, kafka: KafkaConfig, records: int, start: datetime | None
 ) -> dict[str, Any]:
-    """Return where reading begins and ends in each topic of a part."""
-    admin, slices = Admin(kafka), dict[str, Any]()
+    """Return for each topic of a part where reading begins and ends."""
+    admin = Admin(kafka)
+    slices: dict[str, Any] = {}
     read = [spec.sources[each].topics for kind, each in paths_read(spec, [name]) if kind == "sources"]
     for topic in {topic for topics in read for topic in topics}:
         offsets = await admin.topic_offsets(topic, "Read")
@@ -243,8 +249,9 @@ async def _changes(file: Path, *, watch: bool) -> AsyncIterator[None]:
 
 
 def _written(file: Path) -> dict[Path, int]:
-    """Return when each file was written that a pipeline may be made from; hidden folders, as `.venv`, have none."""
-    paths, found = [file], dict[Path, int]()
+    """Return the time of each file that a pipeline may use, without those in hidden folders, such as `.venv`."""
+    paths = [file]
+    found: dict[Path, int] = {}
     for folder, below, names in os.walk(file.parent):
         below[:] = [name for name in below if not name.startswith(".")]
         paths += [Path(folder, name) for name in names if name.endswith((".sql", ".py"))]
@@ -261,7 +268,7 @@ def _written(file: Path) -> dict[Path, int]:
 def test(file: Path, tests: Path | None, output: str) -> int:
     """Run the tests of a pipeline: given rows in, expected rows out; needs no Kafka. Exit code 1 if one fails.
 
-    A test is a file `tests/*.yaml` with `given` and `expect`.
+    A test case is a file `tests/*.yaml` with `given` and `expect`.
 
     Example: headrace pipeline test tolls.yaml
     """
@@ -270,17 +277,18 @@ def test(file: Path, tests: Path | None, output: str) -> int:
 
 async def _test(file: Path, folder: Path, output: str) -> int:
     spec = load_pipeline(file, check=True)
-    trials = {each: load_trial(each) for each in sorted(folder.glob("*.yaml"))}
-    trials = {each: trial for each, trial in trials.items() if trial.pipeline in (None, file.name)}
-    if not trials:
+    found = {each: load_test_case(each) for each in sorted(folder.glob("*.yaml"))}
+    cases = {each: case for each, case in found.items() if case.pipeline in (None, file.name)}
+    if not cases:
         raise PipelineInvalid(f"{folder}: has no tests of {file.name}: write tests/NAME.yaml with given and expect")
     results: list[dict[str, Any]] = []
     async with TaskDriver.opened(debug=_debug()) as driver:
-        for each, trial in trials.items():
-            _ = [_known(name, [*spec.flows, *spec.views]) for name in trial.expect]
-            found = await driver.ask(file, spec, KafkaConfig(), trial.task(each.parent))
-            for name, rows in found.items():
-                differing = differences(rows["actual"], rows["expected"], ordered=trial.ordered)
+        for each, case in cases.items():
+            for name in case.expect:
+                _known(name, [*spec.flows, *spec.views])
+            compared = await driver.run_task(file, spec, KafkaConfig(), case.task(each.parent))
+            for name, rows in compared.items():
+                differing = differences(rows["actual"], rows["expected"], ordered=case.ordered)
                 results.append({"test": each.stem, "name": name, "ok": not differing, "difference": differing})
     lines: list[str] = []
     for one in results:
@@ -353,7 +361,7 @@ async def state(file: Path, flow: str, limit: int, cluster: ClusterSettings, out
     spec, _, checkpoint = _checkpoint_of(file, flow, cluster.file)
     async with TaskDriver.opened() as driver:
         task = DriverTask(kind="state", checkpoint=checkpoint, limit=limit)
-        stores = (await driver.ask(file, spec, KafkaConfig(), task))["stores"]
+        stores = (await driver.run_task(file, spec, KafkaConfig(), task))["stores"]
     if output == "json":
         print_json(stores)
         return
@@ -399,10 +407,10 @@ def discard_(file: Path, flow: str, yes: bool, config: Path | None) -> None:
     Example: headrace pipeline checkpoint discard tolls.yaml by_gate
     """
     _, folder, _ = _checkpoint_of(file, flow, find_settings(config))
-    question = f"Flow {flow} will begin without its checkpoint and state in {folder}. Its rows may come again. Discard?"
-    if yes or click.confirm(question, abort=True):
+    prompt = f"Flow {flow} will begin without its checkpoint and state in {folder}. Its rows may come again. Discard?"
+    if yes or click.confirm(prompt, abort=True):
         discard(folder, flow)
-        click.echo(f"flow {flow} begins at its next start as if it were new")
+        click.echo(f"flow {flow} will begin as a new flow at its next start")
 
 
 def _print(found: list[Mapping[str, Any]], output: str) -> None:
@@ -428,8 +436,8 @@ def _print(found: list[Mapping[str, Any]], output: str) -> None:
 
 
 def _batch(flow: Mapping[str, Any]) -> str:
-    """Return the last micro-batch of a flow, or how long its first one takes."""
+    """Return the number of a flow's last micro-batch, or how long its first one has been running."""
     if flow["batchId"] >= 0:
         return str(flow["batchId"])
     seconds = flow["firstBatchSeconds"]
-    return "-" if seconds is None else f"first batch since {seconds:.0f} s"
+    return "-" if seconds is None else f"first batch for {seconds:.0f} s"

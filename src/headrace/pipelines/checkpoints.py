@@ -1,8 +1,8 @@
 """Checkpoints of flows: what is frozen in them, whether they are whole, and who may use them.
 
-Spark keeps sources, stateful operators and their keys in a checkpoint by position only. Another query on the same
-checkpoint may give wrong results without an error. So a record of each flow is kept in `plans/<flow>.json`, apart from
-its checkpoint, and compared at each start. With it a checkpoint that was deleted is noticed, too.
+A checkpoint of Spark knows sources, stateful operators and keys by position only. Another query on the same checkpoint
+may give wrong results without an error. So a record of each flow is kept apart from its checkpoint, in
+`plans/<flow>.json`, and compared at each start. It also shows when a checkpoint was deleted.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ class Frozen(msgspec.Struct, frozen=True):
 
 
 class FlowRecord(msgspec.Struct):
-    """What is known of a flow's checkpoint apart from it."""
+    """What is known of a flow's checkpoint, stored apart from it."""
 
     frozen: Frozen | None
     """None if it is not known: a Spark Connect server does not show its plan."""
     batch: int = -1
-    """A micro-batch that the checkpoint has; -1 before the first one has ended."""
+    """A micro-batch that the checkpoint has; -1 before the first one has completed."""
     topics: dict[str, str] = {}
-    """Id of each topic that the checkpoint has positions of."""
+    """Id of each topic whose positions the checkpoint holds."""
 
 
 def check(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[str, str] | None = None) -> None:
@@ -72,7 +72,7 @@ def preview(
 ) -> tuple[Literal["continues", "starts anew", "refused", "unreadable"], str]:
     """Return what the next start of a flow would do with its checkpoint, and why it is refused. Changes nothing.
 
-    Whether a topic was created again is seen at the start only.
+    Only a start detects that a topic was deleted and created again.
     """
     try:
         record = _examined(folder, flow, frozen, {})
@@ -99,8 +99,8 @@ def _examined(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[st
     if damage:
         raise CheckpointUnusable(f"the checkpoint in {checkpoint} is damaged: {damage}. {RESTORE.format(flow=flow)}")
     known = record.topics if record and there else {}
-    if anew := [topic for topic, now in topics.items() if known.get(topic, now) != now]:
-        text = f"topic {anew[0]} was deleted and created again, and the checkpoint has positions of the earlier one"
+    if recreated := [topic for topic, now in topics.items() if known.get(topic, now) != now]:
+        text = f"topic {recreated[0]} was deleted and created again; the checkpoint holds positions of the earlier one"
         raise CheckpointUnusable(f"{text}. Choose: rename the flow; or {_DISCARD.format(flow=flow)}")
     before = record.frozen if record and there else None
     if before and frozen and (changes := before.differences(frozen)):
@@ -111,7 +111,7 @@ def _examined(folder: Path, flow: str, frozen: Frozen | None, topics: Mapping[st
 
 
 def progressed(folder: Path, flow: str, batch: int) -> None:
-    """Record that a micro-batch of a flow has ended."""
+    """Record that a micro-batch of a flow has completed."""
     file = _record_file(folder, flow)
     record = _read(file, flow) or FlowRecord(None)
     _write(file, msgspec.structs.replace(record, batch=batch))
@@ -161,19 +161,20 @@ def _words(name: str, value: list[str] | str | int) -> str:
 
 def _newest(checkpoint: Path) -> tuple[int, str]:
     """Return the newest micro-batch that was begun, and what is wrong with the checkpoint; empty if nothing is."""
-    begun, ended = (_batches(checkpoint / name) for name in ("offsets", "commits"))
+    begun = _batches(checkpoint / "offsets")
+    completed = _batches(checkpoint / "commits")
     state = checkpoint / "state"
     if not _is_whole(checkpoint / "metadata", ""):
         return -1, "its file metadata is missing or cut off"
-    if not begun and (ended or (state.is_dir() and any(state.iterdir()))):
+    if not begun and (completed or (state.is_dir() and any(state.iterdir()))):
         return -1, "its folder offsets is empty"
     if not begun:
         return -1, ""
-    if ended and ended[-1] > begun[-1]:
-        return begun[-1], f"offsets/{ended[-1]} is missing"
-    if begun[-1] > 0 and (not ended or ended[-1] < begun[-1] - 1):
+    if completed and completed[-1] > begun[-1]:
+        return begun[-1], f"offsets/{completed[-1]} is missing"
+    if begun[-1] > 0 and (not completed or completed[-1] < begun[-1] - 1):
         return begun[-1], f"commits/{begun[-1] - 1} is missing"
-    newest = [checkpoint / "offsets" / str(begun[-1]), *(checkpoint / "commits" / str(last) for last in ended[-1:])]
+    newest = [checkpoint / "offsets" / str(begun[-1]), *(checkpoint / "commits" / str(last) for last in completed[-1:])]
     cut = next((file for file in newest if not _is_whole(file, "v")), None)
     return begun[-1], f"{cut.parent.name}/{cut.name} is cut off" if cut else ""
 
@@ -183,7 +184,7 @@ def _batches(folder: Path) -> list[int]:
 
 
 def _is_whole(file: Path, version: str) -> bool:
-    """Return whether a file has JSON documents, one in a line, after a line with its version if it has one."""
+    """Return whether a file has one JSON document per line, after a line with its version if it has one."""
     try:
         lines = file.read_text().splitlines()
         for line in lines[1:] if version else lines:

@@ -1,7 +1,7 @@
 """TLS and login of Spark's Kafka connector: the only file with the names of Java's Kafka client.
 
 Spark sees references (`${file:secrets.properties:NAME}`), so no plan, log or checkpoint holds a secret. Kafka's client
-replaces them when it is made. Source: KIP-297, `FileConfigProvider`.
+replaces them when it is created. Source: KIP-297, `FileConfigProvider`.
 """
 
 import os
@@ -32,7 +32,7 @@ from headrace.pipelines.protocol import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.spec import PipelineSpec
 
 NOT_VERIFIED: Final = (
-    "is false, and Java's Kafka client, which pipelines use, always verifies the brokers' certificates: remove it, and "
+    "is false, but pipelines use Java's Kafka client, which always verifies the brokers' certificates: remove it, and "
     "name their authority in tls.ca"
 )
 """Why a pipeline cannot have `verify_certificate: false`."""
@@ -63,13 +63,13 @@ def require_supported(kafka: KafkaConfig) -> None:
 
 
 def with_registry(security: ConnectorSecurity, registry: SchemaRegistryConfig) -> ConnectorSecurity:
-    """Return what also lets Python workers of Spark ask the schema registry; its settings are a secret as a whole."""
+    """Add the access to the schema registry for Python workers of Spark; its settings are one secret."""
     secrets = {**security.secrets, REGISTRY: with_secrets(registry)}
     return security._replace(secrets=secrets, values=security.values.union(_secret_values(registry)))
 
 
 def connector_options(security: KafkaSecurity) -> ConnectorSecurity:
-    """Return the connector's options and the secrets that they refer to, with what the files hold now.
+    """Return the connector's options and the secrets that they refer to, read from the files as they are now.
 
     Raises:
         ConfigError: A certificate, a key or a PKCS#12 file cannot be read.
@@ -114,8 +114,8 @@ def write_secrets(
 ) -> None:
     """Replace the secrets file of a folder, readable by its owner only; without secrets, remove it.
 
-    Unless it is `shared` with other machines, it is a link to memory of this process where the system can do this
-    (Linux). So nothing is left when this process is killed. With `keeps_others`, that of a living process stays.
+    On Linux the file is a link to memory of this process, so nothing is left when this process is killed. A file that
+    is `shared` with other machines is a plain one. With `keeps_others`, the file of another living process stays.
     """
     file = folder / SECRETS_FILE
     if keeps_others and not shared and folder not in _in_memory and file.exists():
@@ -142,7 +142,7 @@ def write_secrets(
 
 
 def refusal(reported: str, kafka: KafkaConfig, spec: PipelineSpec) -> str:
-    """Return why Kafka refuses the connector of a pipeline, by what Java's exceptions report in one line."""
+    """Return why Kafka rejected the connector of a pipeline, from one line with what Java's exceptions report."""
     if "AuthorizationException" not in reported:
         of_a_token = "LoginException" in reported or "token endpoint" in reported
         return str(refused_by_java(f"token: {reported}" if of_a_token else reported, kafka))
@@ -194,7 +194,7 @@ def _identity(tls: KafkaTls) -> tuple[str, str]:
     identity = identity_of(tls)
     if not identity or not isinstance(identity.key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         raise ConfigError(
-            f"kafka.security.tls.{'keystore' if tls.keystore else 'key'} holds no RSA or EC key, which Java's Kafka "
+            f"kafka.security.tls.{'keystore' if tls.keystore else 'key'} is not an RSA or EC key, which Java's Kafka "
             "client needs: use another"
         )
     return pem_of(identity)

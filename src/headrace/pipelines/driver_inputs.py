@@ -1,4 +1,4 @@
-"""What a driver is started with: topics that exist, Java and jars, TLS files and secrets that can be read."""
+"""The inputs of a driver: topics that exist, Java and jars, TLS files and secrets that can be read."""
 
 import functools
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class DriverInputs(NamedTuple):
 
 
 class InputSource:
-    """Reads the inputs of the drivers of one pipeline, and sees when those of a running driver are out of date."""
+    """Reads the inputs of the drivers of one pipeline, and detects when those of a running driver are out of date."""
 
     def __init__(
         self, spec: PipelineSpec, kafka: KafkaConfig, registry: SchemaRegistryConfig, folder: Path, admin: Admin
@@ -84,16 +84,16 @@ class InputSource:
         )
         return DriverInputs(plan, toolchain, security, in_use, partitions)
 
-    async def is_topic_new(self, inputs: DriverInputs) -> bool:
-        """Return whether a topic was created anew since the inputs were read; False if Kafka does not tell."""
+    async def is_topic_recreated(self, inputs: DriverInputs) -> bool:
+        """Return whether a topic was created again since the inputs were read; False if Kafka does not tell."""
         try:
             found = await self._admin.topic_ids(inputs.plan.topic_ids, "Read")
-        except HeadraceError:  # the driver reports it, too
+        except HeadraceError:  # the driver reports it as well
             return False
         return {**inputs.plan.topic_ids, **found} != inputs.plan.topic_ids
 
     def security_now(self) -> KafkaSecurity:
-        """Return TLS files and login that clients use now."""
+        """Return the TLS files and the login that clients use now."""
         return self._kafka.security.in_use
 
     async def check_security(self) -> None:
@@ -105,7 +105,7 @@ class InputSource:
         await _read_security(self.security_now())
 
     def explained(self, event: protocol.AnyEvent) -> protocol.AnyEvent:
-        """Return an event of the driver; where Kafka refuses it, with the cause and remedy in the text."""
+        """Return an event of the driver; if Kafka rejected the driver, its text has the cause and the remedy."""
         if isinstance(event, protocol.Failed) and event.error == protocol.KAFKA_REFUSES:
             return msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
         return event

@@ -44,7 +44,7 @@ class Toolchain(NamedTuple):
 
     jars: tuple[Path, ...]
     archive: ClassArchive | None
-    """What the JVM of that Java has loaded once; `headrace pipeline prepare` makes it. None without a JVM."""
+    """The class-data archive of that Java, which `headrace pipeline prepare` creates. None without a JVM."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Toolchain(NamedTuple):
             and not name.upper().startswith("HEADRACE__")
             and not _HOLDS_SECRET.search(value)
         }
-        # The launcher is a JVM of its own that lives for a second: compile little, so that it starts sooner.
+        # Spark's launcher is a second JVM that lives for a second: it is done sooner if it compiles little.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
         return {
             **own,
@@ -86,7 +86,9 @@ def require_spark(*, remote: bool = False) -> None:
             f"Pipelines need pyspark {_SPARK_VERSION}; here it is {found}. Run: pip install 'headrace[pipelines]'"
         )
     if remote and not all(map(find_spec, _CONNECT)):
-        raise EnvironmentProblem("driver.remote needs Spark's client for it. Run: pip install 'headrace[connect]'")
+        raise EnvironmentProblem(
+            "driver.remote needs the client of Spark Connect. Run: pip install 'headrace[connect]'"
+        )
 
 
 def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
@@ -113,7 +115,7 @@ async def find_toolchain(progress: Progress | None = None) -> Toolchain:
     """Return Java and the jars; the first call of a user downloads ten megabytes.
 
     Raises:
-        EnvironmentProblem: Java is missing or too old, or a jar cannot be had.
+        EnvironmentProblem: Java is missing or too old, or a jar cannot be downloaded.
     """
     java = await run_blocking(find_java, _JAVA_VERSION, for_spark=True)
     folder = await run_blocking(ensure_artifacts, "spark", progress)
@@ -145,7 +147,7 @@ class DriverProcess:
         plan.scratch.mkdir(parents=True, exist_ok=True)
         write_secrets(plan.folder, security.secrets, shared=plan.spec.driver.on_cluster, keeps_others=True)
         errors = plan.folder / "driver.err"
-        with errors.open("wb"), errors.open("ab") as file:  # what is appended goes behind a cut
+        with errors.open("wb"), errors.open("ab") as file:  # still appends after `bound_output` has cut it
             child = await ChildProcess.start(
                 owner,
                 f"driver of {plan.spec.name}",
@@ -163,7 +165,7 @@ class DriverProcess:
         return driver
 
     def request(self, plan: DriverPlan) -> None:
-        """Send a request; after the task `run` the process takes none."""
+        """Send a request; after the task `run` the process accepts no more."""
         assert self._child.process.stdin is not None
         self._child.process.stdin.write(plan.document() + b"\n")
         if plan.task.kind == "run":
@@ -198,7 +200,7 @@ class DriverProcess:
         self._child.kill()
 
     def bound_output(self) -> None:
-        """Cut standard error to its newest part if it is long; handlers and consoles may print without end."""
+        """Cut standard error to its newest part if it is long: handlers and consoles may print without end."""
         with contextlib.suppress(OSError), self._errors.open("ab") as file:
             if file.tell() > _MOST_OUTPUT_BYTES:
                 newest = self._tail(_KEPT_OUTPUT_BYTES)

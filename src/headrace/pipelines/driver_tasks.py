@@ -1,19 +1,14 @@
-"""The asking side of tasks: a driver process in a temporary folder, which answers commands and tests."""
+"""Runs tasks for commands and tests, such as showing rows, in a driver process with a temporary folder."""
 
 import contextlib
-import csv
-import difflib
 import functools
-import json
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from headrace.config.explain import validated
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.config.section import Section
-from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
+from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import DriverLost, PipelineInvalid
 from headrace.pipelines import protocol
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
@@ -24,11 +19,11 @@ from headrace.pipelines.sql import in_plain_words, reported_position
 from headrace.runtime import Service, run_blocking
 
 _QUICK = ("-XX:TieredStopAtLevel=1",)
-"""A task is over before code that is compiled well has paid."""
+"""A task is over before optimised code would pay off."""
 
 
 class TaskDriver(Service):
-    """A driver process that keeps its Spark session from task to task, and that no run of a pipeline knows."""
+    """A driver process that keeps its Spark session from task to task, apart from the runs of pipelines."""
 
     def __init__(self, folder: Path, *, debug: bool) -> None:
         super().__init__("driver of tasks")
@@ -41,7 +36,7 @@ class TaskDriver(Service):
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, *, debug: bool = False) -> AsyncIterator[Self]:
-        """Give a driver, whose process starts with the first task; with `debug` its errors have Spark's stack traces.
+        """Give a driver whose process starts with the first task; with `debug` its errors have Spark's stack traces.
 
         Raises:
             EnvironmentProblem: pyspark is not installed.
@@ -56,7 +51,7 @@ class TaskDriver(Service):
                 write_secrets(Path(folder), {})
                 await driver.stop()
 
-    async def ask(
+    async def run_task(
         self,
         file: Path,
         spec: PipelineSpec,
@@ -67,47 +62,56 @@ class TaskDriver(Service):
         """Return the result of a task with the pipeline of a file.
 
         Raises:
-            PipelineInvalid: Spark refuses the pipeline, or the task fails.
+            PipelineInvalid: Spark rejects the pipeline, or the task fails.
             DriverLost: The process has ended.
         """
         require_supported(kafka)
         self._toolchain = self._toolchain or await find_toolchain()
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
         security = with_registry(security, registry or SchemaRegistryConfig())
-        plan = protocol.DriverPlan(
-            # The driver of tasks has a JVM of its own in any case.
-            spec=spec.model_copy(
-                update={"kafka": PipelineKafka(), "driver": spec.driver.model_copy(update={"remote": None})}
-            ),
-            bootstrap_servers=kafka.bootstrap_servers,
-            security=security.options,
-            folder=self._folder,
-            jars=self._toolchain.jars,
-            java_flags=(*_QUICK, *self._toolchain.flags),
-            task=task,
-        )
+        plan = self._plan(spec, kafka, task, self._toolchain, security.options)
         kept = self._driver if self._session == (spec.driver, security) else None
         if kept:
-            (driver := kept).request(plan)
+            driver = kept
+            driver.request(plan)
         else:
             await self._end()
             driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
-        response = await self._answer(driver)
+        response = await self._response(driver)
         if isinstance(response, protocol.TaskResult):
             return response.result
         if not (response and response.stack):  # the process has ended
             code, output = await driver.exit_code(), driver.last_output()
             self._driver = None
-            if kept:  # perhaps already between the task before and this one
-                return await self.ask(file, spec, kafka, task, registry)
+            if kept:  # it may have ended before this task
+                return await self.run_task(file, spec, kafka, task, registry)
             if not response:
                 text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
                 raise DriverLost(text, exit_code=code)
         text = refusal(response.text, kafka, spec) if response.error == protocol.KAFKA_REFUSES else response.text
         raise PipelineInvalid(self.sentence(file, {"part": response.part, "text": text, "stack": response.stack}))
 
-    async def _answer(self, driver: DriverProcess) -> protocol.TaskResult | protocol.Failed | None:
+    def _plan(
+        self,
+        spec: PipelineSpec,
+        kafka: KafkaConfig,
+        task: protocol.DriverTask,
+        toolchain: Toolchain,
+        security: dict[str, str],
+    ) -> protocol.DriverPlan:
+        own_jvm = spec.driver.model_copy(update={"remote": None})  # also for a pipeline of a Connect server
+        return protocol.DriverPlan(
+            spec=spec.model_copy(update={"kafka": PipelineKafka(), "driver": own_jvm}),
+            bootstrap_servers=kafka.bootstrap_servers,
+            security=security,
+            folder=self._folder,
+            jars=toolchain.jars,
+            java_flags=(*_QUICK, *toolchain.flags),
+            task=task,
+        )
+
+    async def _response(self, driver: DriverProcess) -> protocol.TaskResult | protocol.Failed | None:
         """Return the response to a task. A failure without a stack trace, or none at all, ends the process."""
         failed: protocol.Failed | None = None
         async for event in driver.events():
@@ -136,67 +140,3 @@ class TaskDriver(Service):
             self._driver.kill()
             await self._driver.exit_code()
             self._driver = None
-
-
-class TrialSpec(Section):
-    """A file `tests/*.yaml` with a pipeline: given rows of its sources, and expected rows of its flows and views."""
-
-    pipeline: str | None = None
-    """Name of the file, if the folder has several."""
-    given: dict[str, list[Any] | str] = {}
-    """Source to its rows, to a CSV or JSON file with them, or to a list of these: the steps."""
-    expect: dict[str, list[Any] | str]
-    """Flow or view to its rows, or to a file. Columns that no row names are not compared."""
-    streaming: bool = False
-    """Whether each step is a micro-batch of a streaming query; the rows are then all that it writes."""
-    ordered: bool = False
-    """Whether the order of the rows counts."""
-
-    def task(self, folder: Path) -> protocol.DriverTask:
-        """Return the task, with the rows of the files in a folder."""
-        given = {name: steps_of(value, folder) for name, value in self.given.items()}
-        steps = {name: steps_of(value, folder) for name, value in self.expect.items()}
-        expect = {name: [row for step in found for row in step] for name, found in steps.items()}
-        return protocol.DriverTask(kind="trial", given=given, expect={**expect}, streaming=self.streaming)
-
-
-def load_trial(file: Path) -> TrialSpec:
-    """Return the given and expected rows of a file."""
-    problems = Problems()
-    tree = read_tree(read_text(file, PipelineInvalid, "Correct the path"), str(file), problems)
-    spec = validated(TrialSpec, tree, problems)
-    if problems.found or not spec:
-        raise PipelineInvalid("\n".join(problems.ordered))
-    return spec
-
-
-def steps_of(value: list[Any] | str, folder: Path) -> list[protocol.Rows]:
-    """Return rows, or what names them, as a list of steps."""
-    if isinstance(value, str):
-        text = read_text(folder / value, PipelineInvalid, "Correct the name")
-        if len(text.encode()) > MAX_BYTES:
-            raise PipelineInvalid(f"{folder / value}: is larger than {MAX_BYTES} bytes: give fewer rows")
-        try:
-            if value.endswith(".csv"):
-                return [
-                    [{name: _cell(cell) for name, cell in row.items()} for row in csv.DictReader(text.splitlines())]
-                ]
-            return [json.loads(text) if text.lstrip().startswith("[") else [*map(json.loads, text.splitlines())]]
-        except ValueError as cause:
-            raise PipelineInvalid(f"{folder / value}: holds no JSON rows: {cause}. Correct it") from cause
-    if all(isinstance(row, dict) for row in value):
-        return [value]
-    return [step for each in value for step in steps_of(each, folder)]
-
-
-def _cell(text: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return json.loads(text)
-    return text or None
-
-
-def differences(actual: list[str], expected: list[str], *, ordered: bool = False) -> list[str]:
-    """Return what differs between two lists of rows: `-` is missing, `+` was not expected; empty if nothing does."""
-    if not ordered:
-        actual, expected = sorted(actual), sorted(expected)
-    return [] if actual == expected else [line.rstrip("\n") for line in difflib.ndiff(expected, actual)]

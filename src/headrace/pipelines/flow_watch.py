@@ -1,4 +1,4 @@
-"""Which flows make progress: a flow that makes none is reported, and after twice the time its driver is replaced."""
+"""Watches the progress of flows: a stalled flow is reported, and after twice the time its driver is replaced."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from headrace.runtime import Clock
 _PYTHON_ATTEMPTS = 5
 _PYTHON_ADVICE = "Correct the code, filter such records out, or give Python more memory; then resume the pipeline"
 _START_SECONDS = 300.0
-"""The least time without progress in which a start is no stall: Java, sources and checkpoints may need minutes."""
+"""A start is no stall before this time without progress: Java, sources and checkpoints may need minutes."""
 
 
 class FlowWatch:
@@ -25,9 +25,9 @@ class FlowWatch:
         self._limit_seconds = spec.driver.stall_seconds + batch
         # This driver
         self._moved: dict[str, float] = {}
-        """When each flow was last seen to make progress; while it starts, when any part of the start ended."""
+        """When each flow last made progress; while it starts, when a part of the start was last completed."""
         self._began: dict[str, float] = {}
-        """When each flow began to run that has not reported since."""
+        """When each flow began to run; without those that have reported since."""
         self.stall = ""
         """Which flow makes no progress, and since when; empty if all do."""
         # Over drivers
@@ -49,7 +49,7 @@ class FlowWatch:
         return None if began is None else self._clock.monotonic() - began
 
     def on_event(self, event: protocol.AnyEvent) -> None:
-        """Take in what the driver reports."""
+        """Apply an event of the driver."""
         if isinstance(event, protocol.FlowRunning):
             self._began[event.flow] = self._clock.monotonic()
         elif isinstance(event, protocol.FlowProgress):
@@ -71,7 +71,7 @@ class FlowWatch:
                     self._moved |= {each: self._moved[name] for each in self._moved if not self._runs(each)}
 
     def look(self) -> bool:
-        """Set `stall` anew; return whether it has lasted so long that the driver must be replaced."""
+        """Update `stall`. Returns whether it has lasted long enough to replace the driver."""
         now = self._clock.monotonic()
         limits = {
             name: self._limit_seconds if self._runs(name) else max(self._limit_seconds, _START_SECONDS)
@@ -83,13 +83,13 @@ class FlowWatch:
             return False
         seconds = f"{late * limits[flow]:.0f} s"
         if self._runs(flow):
-            self.stall = f"flow {flow} has made no progress for {seconds}: no micro-batch and no task has ended"
+            self.stall = f"flow {flow} has made no progress for {seconds}: no micro-batch and no task has completed"
         else:
-            self.stall = f"flow {flow} does not begin to run: its start has made no progress for {seconds}"
+            self.stall = f"flow {flow} is still starting, without progress for {seconds}"
         return late >= 2
 
     def bounded(self, failure: protocol.Failed) -> protocol.Failed:
-        """Return the failure; one of Python code is lasting when it has come too often in the same micro-batch.
+        """Return the failure; one of Python code is permanent after too many attempts at the same micro-batch.
 
         Each further attempt could write the rows of the micro-batch again.
         """

@@ -1,4 +1,4 @@
-"""The graph of a pipeline: which part reads which, the order of the views, and what makes it impossible to run."""
+"""The graph of a pipeline: which part reads which, the order of the views, and what prevents it from running."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,14 +12,14 @@ from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSourc
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
 
-_AGAIN = "come again for ever: name another topic"
+_AGAIN = "would come again forever: name another topic"
 _NO_BATCHES = "gets each micro-batch in the driver, and with driver.remote micro-batches stay on the server"
 Path = tuple[str | int, ...]
 """A location in the pipeline file."""
 
 
 def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
-    """Return what makes a pipeline unable to run: path in the file and sentence; empty if nothing does."""
+    """Return what prevents a pipeline from running: path in the file and sentence; empty if nothing does."""
     found = [*_clashes(spec), *_unknown(spec), *_impossible(spec)]
     return found or [*_view_cycles(spec)] or [*_topic_cycles(spec)]
 
@@ -99,7 +99,7 @@ def require_cores(spec: PipelineSpec, partitions: Mapping[str, int]) -> None:
     if needed > cores:
         raise EnvironmentProblem(
             f"Real-time mode needs a core for each partition that a flow reads: {needed}, and there are "
-            f"{cores}. Set trigger.interval_seconds in place of trigger.realtime, or driver.cores on a larger machine"
+            f"{cores}. Use trigger.interval_seconds instead of trigger.realtime, or driver.cores on a larger machine"
         )
 
 
@@ -133,7 +133,10 @@ def _unknown(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
 
 def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     if "task" in spec.transactions and str(spec.driver.settings.get("spark.speculation")).lower() == "true":
-        yield ("driver", "settings"), "spark.speculation and scope: task do not go together: two tasks fence each other"
+        yield (
+            ("driver", "settings"),
+            "spark.speculation does not work with scope: task, as two attempts of a task fence each other: remove it",
+        )
     for name, source in spec.sources.items():
         if isinstance(source, KafkaSource) and source.value_format == "json" and not source.value_schema:
             yield ("sources", name, "schema"), "is missing: JSON values need it, such as `id INT, name STRING`"
@@ -163,14 +166,17 @@ def _not_over_connect(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         yield ("driver", name), "is for a driver with a JVM, and driver.remote is a server that has one: remove it"
     for name in driver.settings:
         if not name.startswith("spark.sql."):
-            yield ("driver", "settings", name), "is no setting of a session: give it to the server of driver.remote"
+            yield ("driver", "settings", name), "is not a setting of a session: set it on the server of driver.remote"
     if spec.trigger.realtime:
         yield ("trigger", "realtime"), "needs the number of cores, which driver.remote hides: use driver.master"
     for name, flow in spec.flows.items():
         if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
             yield ("flows", name, "sink"), f"{_NO_BATCHES}: use driver.master, or a sink with delivery: at_least_once"
         if flow.late_rows:
-            yield ("flows", name, "late_rows"), "needs a second session, which driver.remote has not: use driver.master"
+            yield (
+                ("flows", name, "late_rows"),
+                "needs a second session, which driver.remote does not have: use driver.master",
+            )
         if flow.handler and name != handlers[0]:
             text = "would run in one Python process with that of another flow, because of driver.remote"
             yield ("flows", name, "handler"), f"{text}: put it into another pipeline"
@@ -183,7 +189,7 @@ def _not_with_late_rows(spec: PipelineSpec, name: str, flow: FlowSpec) -> Iterat
     if not isinstance(flow.sink, KafkaSink):
         yield "late rows need a sink with a topic: remove late_rows, or write to a topic"
     if flow.sink.mode == "complete" or spec.trigger.realtime:
-        yield "late rows do not go with mode: complete, nor with real-time mode: remove late_rows"
+        yield "late_rows does not work with mode: complete or with real-time mode: remove it"
 
 
 def _not_for_formats(flow: FlowSpec) -> Iterator[tuple[str, str]]:
@@ -200,7 +206,7 @@ def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
     if not isinstance(flow.sink, KafkaSink):
         yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
     elif flow.sink.mode != "update":
-        yield "sink", "real-time mode knows mode: update only"
+        yield "sink", "real-time mode supports mode: update only"
     elif flow.sink.delivery == "exactly_once":
         yield "sink", "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
     if flow.handler or (isinstance(flow.sink, KafkaSink) and flow.sink.value_format in SCHEMA_TYPES):
@@ -229,5 +235,5 @@ def _topic_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         writer = next(name for name, flow in spec.flows.items() if set(flow.sink.topics) & {*circle})
         yield (
             ("flows", writer, "sink", "topic"),
-            f"goes round for ever: {' feeds '.join(circle)}. Write to a topic that this pipeline does not read",
+            f"is part of a loop: {' feeds '.join(circle)}. Write to a topic that this pipeline does not read",
         )

@@ -1,4 +1,4 @@
-"""From the handler of a flow to the settings with which a function's worker, or a Python worker of Spark, runs it."""
+"""Makes the settings with which a Python worker runs the handler of a flow, as it does for a function."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def setup_of(spec: PipelineSpec, name: str) -> protocol.Setup:
     """Return the settings of the handler of a flow: those of its function.yaml, or of its source.
 
     Raises:
-        PipelineInvalid: There is no such handler, or the function.yaml is wrong, or its records end explicitly.
+        PipelineInvalid: There is no such handler, the function.yaml is wrong, or it has explicit acknowledgement.
     """
     flow, folder = spec.flows[name], (spec.folder or Path()).absolute()
     handler, topic = flow.handler or "", next(iter(flow.sink.topics), "")
@@ -43,6 +43,8 @@ def setup_of(spec: PipelineSpec, name: str) -> protocol.Setup:
     except FunctionInvalid as cause:
         raise PipelineInvalid(cause.description) from cause
     if function.kafka_triggers[0].explicit_ack_mode != "disable":
-        raise PipelineInvalid(f"{handler} has explicitAckMode, and in a pipeline a micro-batch ends its records")
+        raise PipelineInvalid(
+            f"{handler} has explicitAckMode: remove it, because a pipeline completes records with their micro-batch"
+        )
     setup = function.setup(function.kafka_triggers[:1], "0", "info")
     return msgspec.structs.replace(setup, triggers=[msgspec.structs.replace(setup.triggers[0], output_topic=topic)])

@@ -1,4 +1,4 @@
-"""The lineage of a pipeline as text and as a picture: topics, sources, views, flows and sinks."""
+"""The lineage of a pipeline as text and as a graph: topics, sources, views, flows and sinks."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def as_text(spec: PipelineSpec, parts: Mapping[str, Any], checkpoints: Mapping[s
 
 
 def guarantee(flow: FlowSpec) -> str:
-    """Return how often the sink has a row after failures."""
+    """Return how often a row is in the sink after failures."""
     pushed = ", and its backend at least once" if getattr(flow.sink, "backend", None) else ""
     if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
         by_task = ", each task visible on its own" if getattr(flow.sink, "scope", "") == "task" else ""
@@ -103,8 +103,8 @@ def _end(end: EndSection) -> str:
     return end.described.removesuffix(" True")
 
 
-def as_picture(spec: PipelineSpec, *, page: bool = False) -> str:
-    """Return the graph as SVG, or as a page of HTML that holds it; columns from what is read to what is written."""
+def lineage_graph(spec: PipelineSpec, *, page: bool = False) -> str:
+    """Return the lineage graph as SVG, or as an HTML page; its columns run from what is read to what is written."""
     edges = edges_of(spec)
     column: dict[Node, int] = {}
     for node in TopologicalSorter(edges).static_order():

@@ -39,8 +39,8 @@ def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[Pipeli
             continue
         if spec.name in found:
             problems.append(
-                f"{path}: name: {spec.name} is the name of {found[spec.name][0]} too, so they would share "
-                "checkpoints: give each pipeline a name of its own"
+                f"{path}: name: {found[spec.name][0]} has the name {spec.name} too, so both would share "
+                "checkpoints: give each pipeline its own name"
             )
         found[spec.name] = path, spec
     if problems:
@@ -49,7 +49,7 @@ def load_pipelines(paths: Sequence[Path], *, check: bool = False) -> list[Pipeli
     for path, spec in found.values():
         for topic in {topic for flow in spec.flows.values() for topic in flow.sink.topics}:
             if (first := writers.setdefault(topic, spec.name)) != spec.name:
-                log.warning("%s: writes to topic %s, as pipeline %s does, which mixes rows", path, topic, first)
+                log.warning("%s: pipeline %s also writes to topic %s; their rows will be mixed", path, first, topic)
     return [spec for _, spec in found.values()]
 
 
@@ -63,7 +63,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     tree = read_tree(read_text(path, PipelineInvalid, "Correct the path"), str(path), problems)
     report = problems.report
     if not isinstance(tree, dict):
-        report((), "is no mapping of keys: begin with name, sources and flows")
+        report((), "is not a mapping of keys: begin with name, sources and flows")
     if problems.found and not (isinstance(tree, dict) and tree):
         raise PipelineInvalid("\n".join(problems.ordered))
     references = FileReferences(path, path.resolve().parent, os.environ, report)
@@ -102,7 +102,7 @@ def sql_files_of(tree: Any) -> dict[KeyPath, str]:
 
 
 def _sql_location(path: Path, sql_files: Mapping[KeyPath, str], problems: Problems, found: SqlFinding) -> str:
-    """Return where the SQL stands that a finding is about; empty for the line of its key."""
+    """Return the location of the SQL that a finding is about; empty if it is the line of its key."""
     if (name := sql_files.get(found.path[:2])) and found.path[2:] in ((), ("sql",)):
         file = path.parent / name
         text = read_text(file, PipelineInvalid, "Correct the path")
@@ -147,7 +147,7 @@ def _replace_references(value: Any, at: KeyPath, references: FileReferences, *, 
 
 
 def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
-    """Have passwords of databases read again when a driver starts."""
+    """Let passwords of databases be read again when a driver starts."""
     for name, flow in spec.flows.items():
         password = references.texts.get(("flows", name, "sink", "postgres", "password"), "")
         if isinstance(flow.sink, PostgresSink) and password:
@@ -156,7 +156,7 @@ def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:
-    """Return a pipeline with its folder, in which the texts of SQL files stand in place of their names."""
+    """Return a pipeline with its folder, with the texts of SQL files in place of their names."""
     folder = folder / (spec.folder or "")
     found: dict[str, Any] = {"views": dict(spec.views), "flows": dict(spec.flows)}
     for kind, queries in found.items():

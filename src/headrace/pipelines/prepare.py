@@ -1,4 +1,4 @@
-"""Makes a machine ready for pipelines: the jars of Spark's Kafka connector, and the class-data archive of its JVM."""
+"""Prepares a machine for pipelines: the jars of Spark's Kafka connector, and the class-data archive of its JVM."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _PIPELINE = {
     "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM loaded GROUP BY name", "sink": {"topic": "sums"}}},
 }
 _TASK = protocol.DriverTask(
-    kind="trial", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
+    kind="test", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
 )
 
 
@@ -42,12 +42,12 @@ def prepare(progress: Progress | None = None) -> None:
 
 
 def with_clients(rows: Any) -> Any:
-    """Return the rows; loads the classes of the connector and of Kafka's client, for which there is no broker here."""
+    """Return the rows; loads the classes of the connector and of Kafka's client, because there is no broker to use."""
     spark = rows.sparkSession
     loader = spark._jvm.Thread.currentThread().getContextClassLoader()
     for jar in spark.conf.get("spark.driver.extraClassPath").split(os.pathsep):
         for name in zipfile.ZipFile(jar).namelist():
-            with contextlib.suppress(Exception):  # it is no class, or needs another library
+            with contextlib.suppress(Exception):  # not a class, or one that needs another library
                 spark._jvm.Class.forName(name.removesuffix(".class").replace("/", "."), False, loader)
     return rows
 
@@ -72,4 +72,4 @@ async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -
     await owner.stop()
     if not isinstance(response, protocol.TaskResult):
         reason = response.text if isinstance(response, protocol.Failed) else driver.last_output()
-        raise EnvironmentProblem(f"Spark does not run on this machine: {reason}")
+        raise EnvironmentProblem(f"Spark failed to run on this machine: {reason}")

@@ -1,8 +1,8 @@
 """The requests that the driver process gets, and the events that it sends.
 
-A request is a plan with a task: one JSON line on standard input, so nothing of it is in the process list. Events leave
-as one JSON line each on the standard output that the process started with. A driver with another task than `run` keeps
-its Spark session and waits for the next request, until standard input ends.
+A request is a plan with a task: one JSON line on standard input, so nothing of it is in the process list. Each event is
+one JSON line on the standard output that the process started with. With another task than `run`, a driver keeps its
+Spark session and waits for the next request, until standard input ends.
 """
 
 import json
@@ -25,9 +25,9 @@ Rows = list[dict[str, Any]]
 class DriverTask(Section):
     """The work of one request. Only `run` writes to sinks and checkpoints."""
 
-    kind: Literal["run", "describe", "show", "trial", "state"] = "run"
+    kind: Literal["run", "describe", "show", "test", "state"] = "run"
     """`run` runs the flows, and no request follows it. `describe` resolves columns and state. `show`
-    returns rows of a slice of the topics, `trial` those for given rows of the sources, `state` the rows
+    returns rows from a slice of the topics, `test` rows from given rows of the sources, `state` the rows
     that a checkpoint keeps."""
     name: str = ""
     """The source, view or flow to show."""
@@ -36,9 +36,9 @@ class DriverTask(Section):
     limit: int = 10
     """Rows to show at most."""
     slices: dict[str, dict[int, tuple[int, int]]] = {}
-    """Topic to partition to the first offset to show and the one behind the last."""
+    """Topic to partition to the first offset to show and the one after the last."""
     given: dict[str, list[Rows]] = {}
-    """Source to the rows of each step of a trial; a source that is not named has no rows."""
+    """Source to the rows of each step of a test case; a source that is not named has no rows."""
     expect: dict[str, Rows | None] = {}
     """Flow or view to its expected rows; None only returns the rows that it has."""
     streaming: bool = False
@@ -95,7 +95,7 @@ class DriverPlan(Section):
 
 
 def with_secrets(section: Section) -> str:
-    """Return a section with its secrets, as JSON. It is for standard input of the driver and the secrets file only."""
+    """Return a section with its secrets, as JSON; only for standard input of the driver and for the secrets file."""
 
     def plain(value: Any) -> str:
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
@@ -133,25 +133,25 @@ class FlowRunning(DriverEvent, frozen=True, tag="flow_running"):
 
 
 class FlowMetrics(msgspec.Struct, kw_only=True, rename="camel"):
-    """What is measured of a flow in its last micro-batch; counts may be of all since the supervising process began."""
+    """The metrics of a flow in its last micro-batch; counts may be sums since the supervising process began."""
 
     batch_id: int = -1
-    """The last micro-batch that ended; -1 if none has."""
+    """The last micro-batch that completed; -1 if none has."""
     input_records: int = 0
     """Records read from the sources, bad ones included; a topic that the flow reads twice counts once."""
     records_per_second: float = 0.0
     corrupt_records: int = 0
-    """Records left out because they did not match the schema of their source."""
+    """Records dropped because they did not match the schema of their source."""
     tombstone_records: int = 0
-    """Records left out because they had no value."""
+    """Records dropped because they had no value."""
     late_records: int = 0
     """Rows that went to the topic of late rows."""
     broken_rules: dict[str, int] = {}
     """Rule to the rows that broke it."""
     dropped_rows: int = 0
-    """Rows behind the watermark that Spark left out; it may count several rows of one key once."""
+    """Rows before the watermark that Spark dropped; it may count several rows of one key once."""
     lag_records: int | None = None
-    """Records in the sources that were left unread; None if that is not known."""
+    """Records in the sources that are still unread; None if that is not known."""
     received_per_second: float | None = None
     """Records that arrived per second since the micro-batch before."""
     batch_seconds: float | None = None
@@ -160,11 +160,11 @@ class FlowMetrics(msgspec.Struct, kw_only=True, rename="camel"):
     """Rows kept between micro-batches; None without a stateful operator."""
     state_bytes: int | None = None
     watermark: str | None = None
-    """Event time behind which rows are late; None without a watermark."""
+    """Event time before which rows are late; None without a watermark."""
 
 
 class FlowProgress(DriverEvent, FlowMetrics, frozen=True, kw_only=True, tag="flow_progress"):  # type: ignore[misc]
-    """A micro-batch has ended: its rows are in the sink and in the checkpoint. Or there were no records for a while."""
+    """A micro-batch has completed: sink and checkpoint have its rows. Or no records arrived for a while."""
 
     flow: str
     positions: dict[str, dict[int, int]]
@@ -172,7 +172,7 @@ class FlowProgress(DriverEvent, FlowMetrics, frozen=True, kw_only=True, tag="flo
 
 
 class FlowWorking(DriverEvent, frozen=True, tag="flow_working"):
-    """Tasks of a long micro-batch have ended."""
+    """Tasks of a long micro-batch have completed."""
 
     flow: str
 
@@ -184,7 +184,7 @@ class FlowFinished(DriverEvent, frozen=True, tag="flow_finished"):
 
 
 class FlowFailed(DriverEvent, frozen=True, tag="flow_failed"):
-    """A flow has failed by a cause of its own, and the others run."""
+    """A flow has failed, and the others continue."""
 
     flow: str
     error: str
@@ -206,7 +206,7 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     text: str
     """The error's first lines, without values of records."""
     retriable: bool
-    """Whether starting again may help; an error in SQL or schema stays."""
+    """Whether a restart may help; an error in SQL or schema is permanent."""
     part: str = ""
     """The failed part, by its path in the pipeline file (`flows.delays_by_hour`); empty for the process as a whole."""
     stack: str = ""
@@ -216,13 +216,13 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
 KAFKA, REGISTRY = "headrace.kafka", "headrace.schema_registry"
 """Names of settings in the secrets file: how Python workers reach Kafka and the schema registry."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
-"""Name of an error for which Kafka refuses TLS, the login, or a right; the text is what Java's exceptions report."""
+"""Name of an error: Kafka rejected TLS, the login, or a right; the text is what Java's exceptions report."""
 PYTHON_FAILED = "PYTHON_FAILED"
-"""Name of an error that Python code of the pipeline raised, or by which it ended its process."""
+"""Name of an error: Python code of the pipeline raised it, or ended its process."""
 REFUSED = re.compile(
     r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
 )
-"""The exceptions of Kafka's client for that."""
+"""The exceptions of Kafka's client for `KAFKA_REFUSES`."""
 MOST_RESPONSE_BYTES = 64_000_000
 """Size of the largest result, as JSON."""
 SendEvent = Callable[[DriverEvent], None]

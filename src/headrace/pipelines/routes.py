@@ -39,17 +39,20 @@ class PipelineEndpoints:
 
     @_changes("POST", f"{_PIPELINE}/pause", "pausePipeline", f"{_END}, also over restarts", audited="pause")
     async def pause(self, call: Call[None, None]) -> PipelineStatus:
-        await (run := self._audited_run(call)).hold("paused")
+        run = self._audited_run(call)
+        await run.hold("paused")
         return run.report()
 
     @_changes("POST", f"{_PIPELINE}/stop", "stopPipeline", f"{_END} or this process starts again", audited="stop")
     async def stop(self, call: Call[None, None]) -> PipelineStatus:
-        await (run := self._audited_run(call)).hold("stopped")
+        run = self._audited_run(call)
+        await run.hold("stopped")
         return run.report()
 
     @_changes("POST", f"{_PIPELINE}/resume", "resumePipeline", "Start a pipeline that does not run", audited="resume")
     async def resume(self, call: Call[None, None]) -> PipelineStatus:
-        (run := self._audited_run(call)).resume()
+        run = self._audited_run(call)
+        run.resume()
         return run.report()
 
     def _visible(self, call: Call[Any, Any]) -> Mapping[str, PipelineRun]:
@@ -58,7 +61,7 @@ class PipelineEndpoints:
     def _run(self, call: Call[Any, Any]) -> PipelineRun:
         name, visible = call.parameters["name"], self._visible(call)
         if name not in visible:
-            raise NotFound(f"no pipeline here is called {name[:60]!r}: there are {', '.join(visible) or 'none'}")
+            raise NotFound(f"this process has no pipeline {name[:60]!r}; it has {', '.join(visible) or 'none'}")
         return visible[name]
 
     def _audited_run(self, call: Call[Any, Any]) -> PipelineRun:

@@ -28,7 +28,7 @@ _PREPARE_RETRY_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
-_RENEW_SECONDS = 60.0
+_REPLACE_SECONDS = 60.0
 _PAUSE_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _PAUSED = "paused"
@@ -38,7 +38,7 @@ _PAUSED = "paused"
 class PipelineRun(Service):
     """A pipeline that runs until it is stopped: a driver that fails is started again from its checkpoint.
 
-    An error that a further start would meet again (SQL, schema, checkpoint, removed records) ends it until `resume`;
+    An error that a restart would only repeat (SQL, schema, checkpoint, removed records) ends it until `resume`;
     readiness then has the reason.
     """
 
@@ -76,9 +76,9 @@ class PipelineRun(Service):
         self._driver: DriverProcess | None = None
         self._driver_ended = asyncio.Event()
         self._inputs: DriverInputs | None = None
-        """What it was started with; of the last one while none runs."""
-        self._renewing = False
-        """Whether it ends on purpose, and another one is to start at once."""
+        """What it was started with; while none runs, what the last one was started with."""
+        self._replacing = False
+        """Whether it is ended on purpose, and another one starts at once."""
 
     async def start(self) -> None:
         """Begin to start the driver.
@@ -87,7 +87,9 @@ class PipelineRun(Service):
             EnvironmentProblem: pyspark is not installed.
         """
         require_spark(remote=bool(self._spec.driver.remote))
-        self.keep(self._keep_running, "run")  # no driver is left when it fails: a full disk passes
+        self.keep(
+            self._keep_running, "run"
+        )  # if it fails, no driver is left, and the cause may pass, such as a full disk
         self.keep(self._publisher.run, "offsets")
         self.keep(self._watch_stalls, "stalls")
         register_gauge(
@@ -116,8 +118,8 @@ class PipelineRun(Service):
         return Readiness(not reason, reason or self._publisher.problem)
 
     @property
-    def _held(self) -> bool:
-        """Whether no driver is to run until `resume`."""
+    def _on_hold(self) -> bool:
+        """Whether it is paused or stopped, so that no driver runs until `resume`."""
         return not self._resumed.is_set()
 
     @property
@@ -126,7 +128,7 @@ class PipelineRun(Service):
         return (self._driver and self._flows.stall) or self._status.reason or self._flows.stall
 
     def report(self) -> PipelineStatus:
-        """Return how the run is: its state and reason, and per flow its progress, lag, counts and last error."""
+        """Return state and reason of the run, and per flow its progress, lag, counts and last error."""
         status, pid = self._status, self._driver.pid if self._driver else None
         for name, flow in status.flows.items():
             flow.first_batch_seconds = self._flows.first_batch_seconds(name)
@@ -138,10 +140,10 @@ class PipelineRun(Service):
         return {**report, "flows": {name: msgspec.structs.asdict(flow) for name, flow in report["flows"].items()}}
 
     async def hold(self, state: Literal["paused", "stopped"]) -> None:
-        """End the driver after its micro-batches, until `resume`. A pause stays when Headrace starts again.
+        """End the driver after its micro-batches, until `resume`. A pause outlasts restarts of Headrace.
 
         Raises:
-            EnvironmentProblem: The pause cannot be written; the pipeline runs.
+            EnvironmentProblem: The pause cannot be written; the pipeline continues.
         """
         if state == "paused":
             mark = self._source.folder / _PAUSED
@@ -156,13 +158,13 @@ class PipelineRun(Service):
             await self._driver.stop(Deadline(self._clock, _PAUSE_SECONDS))
             await self._driver_ended.wait()
         await self._publisher.flush()
-        if self._held:  # `resume` was not called meanwhile
+        if self._on_hold:  # `resume` was not called meanwhile
             self._status.become(state)
 
     def resume(self) -> None:
         """Start a driver again from the checkpoints; nothing happens if the pipeline runs."""
         (self._source.folder / _PAUSED).unlink(missing_ok=True)
-        self._renewing = self._renewing or (self._held and self._driver is not None)
+        self._replacing = self._replacing or (self._on_hold and self._driver is not None)
         self._resumed.set()
 
     @property
@@ -171,18 +173,18 @@ class PipelineRun(Service):
         return {name: self._spec.group(name) for name in self._spec.running}
 
     def counts(self, flow: str) -> dict[str, int]:
-        """Return how many records a flow has read, and how many of them were no row, since this process began."""
+        """Return how many records a flow has read since this process began, and how many of them were dropped."""
         found = self._status.flows[flow]
         return {"read": found.input_records, "corrupt": found.corrupt_records, "tombstone": found.tombstone_records}
 
     async def _keep_running(self) -> None:
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
-        if self._held:
+        if self._on_hold:
             self._status.become("paused")
         while not self._stopping:
             await self._resumed.wait()
             inputs = await self._inputs_when_there()
-            if inputs is None or self._held:
+            if inputs is None or self._on_hold:
                 continue
             pauses.started()
             try:
@@ -195,20 +197,20 @@ class PipelineRun(Service):
                 if pauses.steady:
                     pauses.failures = 0
                 pause = pauses.failed()
-                log.warning("pipeline %s starts again in %g s: %s", self._spec.name, pause, cause)
+                log.warning("pipeline %s: restarting in %g s: %s", self._spec.name, pause, cause)
                 self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
                 await self._clock.sleep(pause)
-            except Exception as cause:  # boundary: the user sees that nothing runs until this work begins again
+            except Exception as cause:  # boundary: the status shows that nothing runs until this work is restarted
                 self._status.become("waiting", f"The run failed: {cause!r}")
                 raise
             else:
-                if not self._renewing:
+                if not self._replacing:
                     self._resumed.clear()
 
     async def _watch_changes(self) -> None:
-        """Start the driver again when a topic was created anew, or clients use changed TLS files or secrets.
+        """Replace the driver when a topic was deleted and created again, or clients use changed TLS files or secrets.
 
-        A start refuses positions of the earlier topic. A running client of Java keeps the secrets that it began with.
+        A start rejects positions of the earlier topic. A running client of Java keeps the secrets that it began with.
         """
         reported: KafkaSecurity | None = None
         while True:
@@ -216,25 +218,29 @@ class PipelineRun(Service):
             driver, inputs = self._driver, self._inputs
             if not driver or not inputs:
                 continue
-            if await self._source.is_topic_new(inputs) and driver is self._driver and not self._renewing:
-                self._renewing = True
-                driver.kill()  # at once: the micro-batch may have begun at the wrong records
+            if await self._source.is_topic_recreated(inputs) and driver is self._driver and not self._replacing:
+                self._replacing = True
+                driver.kill()  # without a drain: the micro-batch may have begun at the wrong records
             now = self._source.security_now()
-            if driver is not self._driver or self._renewing or now is inputs.in_use:
+            if driver is not self._driver or self._replacing or now is inputs.in_use:
                 continue
             try:
                 await self._source.check_security()
             except HeadraceError as cause:
                 if now is not reported:
-                    log.warning("pipeline %s keeps its TLS files and secrets: %s", self._spec.name, cause)
+                    log.warning(
+                        "pipeline %s: rejected changed TLS files or secrets; keeping the old ones, will retry: %s",
+                        self._spec.name,
+                        cause,
+                    )
                 reported = now
                 continue
-            log.info("pipeline %s takes up changed TLS files or secrets: its driver starts again", self._spec.name)
-            self._renewing = True
-            await driver.stop(Deadline(self._clock, _RENEW_SECONDS))
+            log.info("pipeline %s: TLS files or secrets have changed; restarting its driver", self._spec.name)
+            self._replacing = True
+            await driver.stop(Deadline(self._clock, _REPLACE_SECONDS))
 
     async def _watch_stalls(self) -> None:
-        """Report a flow that makes no progress, and replace the driver if that stays so."""
+        """Report a flow that makes no progress, and replace the driver if it stays stalled."""
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
             if not self._driver:
@@ -250,40 +256,38 @@ class PipelineRun(Service):
 
     async def _inputs_when_there(self) -> DriverInputs | None:
         """Return what a driver needs once all of it is there; None if the pipeline is paused meanwhile."""
-        while not self._held:
+        while not self._on_hold:
             try:
                 self._inputs = await self._source.read()
                 return self._inputs
             except HeadraceError as cause:
                 if cause.description != self._status.reason:
-                    log.warning("pipeline %s waits: %s", self._spec.name, cause)
-                if not self._held:
+                    log.warning("pipeline %s: waiting: %s", self._spec.name, cause)
+                if not self._on_hold:
                     self._status.become("waiting", cause.description)
                 await self._clock.sleep(_PREPARE_RETRY_SECONDS)
         return None
 
     async def _run_driver(self, inputs: DriverInputs) -> None:
-        """Run a driver process to its end. Returns if it had finished or was stopped, raises why it ended otherwise."""
+        """Run a driver process to its end. Returns if it finished or was stopped; otherwise raises why it ended."""
         if self._stopping:
             return
-        self._status.driver_started(renewed=self._renewing)
+        self._status.driver_started(planned=self._replacing)
         self._driver_ended.clear()
-        self._renewing = False
+        self._replacing = False
         failure: protocol.Failed | None = None
         try:
             try:
                 driver = self._driver = await DriverProcess.start(self, inputs.plan, inputs.toolchain, inputs.security)
-            except OSError as cause:  # a full disk, too many processes: both pass
-                raise DriverLost(f"The Spark driver cannot be started: {cause.strerror or cause}.") from cause
+            except OSError as cause:  # a full disk or too many processes, which may pass
+                raise DriverLost(f"The Spark driver failed to start: {cause.strerror or cause}.") from cause
             self._flows.driver_started()
-            if self._held or self._stopping:
+            if self._on_hold or self._stopping:
                 driver.kill()
             async for reported in driver.events():
                 event = self._source.explained(reported)
                 self._status.apply(event)
-                if isinstance(
-                    event, protocol.SessionReady
-                ):  # until now another process had the folder, and its secrets
+                if isinstance(event, protocol.SessionReady):  # until now another process may have used the folder
                     write_secrets(self._source.folder, inputs.security.secrets, shared=self._spec.driver.on_cluster)
                 self._flows.on_event(event)
                 if isinstance(event, protocol.FlowProgress):
@@ -302,18 +306,18 @@ class PipelineRun(Service):
             self._flows.driver_ended()
             if not self._status.waits_for_folder:
                 write_secrets(self._source.folder, {})  # the last step, because a broken folder ends it with an error
-        if self._stopping or self._held or self._renewing or self._status.state == "finished":
+        if self._stopping or self._on_hold or self._replacing or self._status.state == "finished":
             return
         if self._flows.stall and not failure:
             raise DriverLost(f"The Spark driver was replaced: {self._flows.stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
 
     def _check_growth(self, event: protocol.FlowProgress, driver: DriverProcess, inputs: DriverInputs) -> None:
-        """End a driver in real-time mode whose topics have more partitions than at its start: it may not read them."""
+        """Replace a driver in real-time mode when a topic has new partitions, which it may not read."""
         grown = [topic for topic, found in event.positions.items() if len(found) > inputs.partitions.get(topic, 0)]
-        if grown and self._spec.trigger.realtime and not self._renewing:
-            log.info("pipeline %s starts again, because topic %s has more partitions", self._spec.name, grown[0])
-            self._renewing = True
+        if grown and self._spec.trigger.realtime and not self._replacing:
+            log.info("pipeline %s: topic %s has more partitions; restarting its driver", self._spec.name, grown[0])
+            self._replacing = True
             driver.kill()
 
 

@@ -128,7 +128,7 @@ class PostgresSink(_Sink):
 
 
 class ConsoleSink(_Sink):
-    """The log of the driver, for trials."""
+    """The log of the driver, for trying things out."""
 
     console: Literal[True]
     """Write the rows of each micro-batch to the driver's log."""

@@ -1,4 +1,4 @@
-"""The sources of a pipeline: Kafka topics, files, a counter for trials, and static tables."""
+"""The sources of a pipeline: Kafka topics, files, a counter to try things out, and static tables."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Columns = Annotated[str, Field(min_length=1)]
 Options = dict[str, str | int | float | bool]
 
 CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
-"""Behind a source's name: the names of the view of its corrupt records, and of the flow that writes them."""
+"""Appended to a source's name: the view of its corrupt records, and the flow that writes them."""
 
 
 class EndSection(Section):
@@ -36,8 +36,8 @@ class KafkaSource(EndSection):
     """One Kafka topic as a table of rows that never ends.
 
     A value that is not of its format, or in which a field is not of its declared type, is corrupt.
-    A field that is absent is null; fields that the schema does not name are not read. The corrupt records of a source
-    are the rows of a view, named like the source with `_corrupt` behind it.
+    A field that is absent is null; fields that the schema does not name are ignored. The corrupt records of a source
+    are also a view: `<source>_corrupt`.
     """
 
     topic: TopicName
@@ -81,7 +81,7 @@ class FileSource(EndSection):
 
 
 class RateSource(EndSection):
-    """Rows made by Spark, for trials: columns `timestamp` and `value`, which counts from 0."""
+    """Rows made by Spark, to try things out: columns `timestamp` and `value`, which counts from 0."""
 
     rate: Count
     """Rows per second."""
@@ -90,7 +90,7 @@ class RateSource(EndSection):
 
 
 class TableSource(EndSection):
-    """A table that does not grow, for joins. Each micro-batch reads it as it is then."""
+    """A table that does not grow, for joins. Each micro-batch reads its present rows."""
 
     table: Annotated[str, Field(min_length=1)]
     """File or folder, relative to the pipeline file; for `jdbc` the table's name."""

@@ -1,4 +1,4 @@
-"""The pipeline file: which topics are read, what SQL makes of them, and where the rows go.
+"""The pipeline file: the sources that are read, the queries over them, and where the rows go.
 
 name: delays
 sources:
@@ -88,7 +88,7 @@ class QuerySpec(Section):
 
 
 class RuleSpec(Section):
-    """What holds for each row of a flow. A check that is null does not hold."""
+    """A check for each row of a flow. A row for which it is null breaks the rule."""
 
     check: Sql
     """SQL expression over the flow's columns, true for good rows."""
@@ -98,7 +98,7 @@ class RuleSpec(Section):
 
 
 class LateRowsSpec(Section):
-    """Rows that come when the watermark of their source has passed them: they go to a topic, and are counted exactly.
+    """Rows that arrive after the watermark of their source has passed them: they go to a topic and are counted exactly.
 
     The flow's SQL then needs no `WATERMARK` for this source. A row is late even if its window is still open.
     """
@@ -131,7 +131,7 @@ class FlowSpec(QuerySpec):
     """The target of its rows."""
     on_error: Literal["dead_letter", "drop", "fail"] = "dead_letter"
     """What happens to a record that the handler fails for, and to a row that does not fit the schema of the sink: it
-    goes to the dead letter topic, it is left out and counted, or it stops the flow."""
+    goes to the dead letter topic, it is dropped and counted, or it stops the flow."""
     attempts: Count = 1
     """Calls of the handler for a record before that, one after the other."""
     rules: dict[Name, RuleSpec] = {}
@@ -167,7 +167,7 @@ _MAY_BE_SECRET = re.compile(r"(?i)secret|password|token|credential|access\.?key"
 def _check_settings(settings: Options) -> Options:
     for name in settings:
         if not name.startswith("spark."):
-            raise ValueError(f"{name} is no setting of Spark: their names begin with `spark.`")
+            raise ValueError(f"{name} is not a setting of Spark; their names begin with `spark.`")
         if name in _OF_OTHERS:
             raise ValueError(f"{name} is set by {_OF_OTHERS[name]}: write that instead")
         if _MAY_BE_SECRET.search(name):
@@ -205,8 +205,8 @@ class DriverSpec(Section):
     """Parts into which aggregates and joins are split, and tasks that write a sink with `scope: task`. It cannot change
     while a flow that needs it has a checkpoint."""
     stall_seconds: PositiveSeconds = 300.0
-    """A flow that ends no micro-batch and no task for so long is reported in readiness; after twice the time its
-    driver is replaced."""
+    """A flow that completes no micro-batch and no task in this time is reported in readiness; after twice the time
+    its driver is replaced."""
 
     @property
     def on_cluster(self) -> bool:
@@ -282,7 +282,7 @@ class PipelineSpec(Section):
         """Return how to reach Kafka: `kafka` itself, if the file says nothing of it.
 
         Raises:
-            PipelineInvalid: Brokers of its own would be reached in plain text by an omission.
+            PipelineInvalid: Its own brokers would be reached in plain text by an omission.
         """
         servers, security = self.kafka.bootstrap_servers, self.kafka.security
         other_brokers = servers is not None and not kafka.is_at(servers.split(","))
@@ -293,6 +293,6 @@ class PipelineSpec(Section):
         if own == KafkaSecurity() and protocol != "plaintext":
             raise PipelineInvalid(
                 f"pipeline {self.name}: kafka has neither TLS nor a login, while headrace.yaml reaches its brokers by "
-                f"{protocol}, which is not taken over: write kafka.security, with protocol: plaintext for plain text"
+                f"{protocol}, which is not inherited: write kafka.security, with protocol: plaintext for plain text"
             )
         return kafka.model_copy(update={"bootstrap_servers": servers or kafka.bootstrap_servers, "security": own})

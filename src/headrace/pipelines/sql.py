@@ -1,7 +1,7 @@
 """The SQL of a pipeline, read without Spark: which tables it reads, and mistakes that are certain.
 
-The parser is sqlglot, of the extra `pipelines`. It does not know all of Spark's SQL, so what it cannot read is a
-warning only, and Spark decides.
+The parser is sqlglot, of the extra `pipelines`. It does not know all of Spark's SQL, so what it cannot parse is only a
+warning, and Spark decides.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _UNSUPPORTED = {
     key: (reported, sentence)
     for key, reported, sentence in csv.reader(Path(__file__).with_name("unsupported.csv").read_text().splitlines())
 }
-"""What Spark refuses: a pattern of its report, and the sentence with the remedy."""
+"""What Spark rejects: a pattern of its report, and the sentence with the remedy."""
 Columns = Collection[str] | None
 """Names of a table's columns; None if they are not known."""
 
@@ -125,7 +125,7 @@ def reported_position(reported: str, sql: str) -> tuple[int, int] | None:
 def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFinding]:
     """Yield the findings in the schemas, queries and keys of a pipeline.
 
-    Each of `views` is behind those that it reads; None if the parts do not fit together, so that little can be found.
+    Each of `views` comes after those that it reads; None if the parts do not fit together, so that little can be found.
     """
     if not importlib.util.find_spec("sqlglot"):
         sentence = f"the SQL of pipeline {spec.name} is not checked: install headrace[pipelines]"
@@ -175,7 +175,7 @@ def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator
         tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
         if failure:
             word = str(failure.get("highlight", ""))
-            what = f"has {word}, which is no type of Spark or not expected here" if word else failure["description"]
+            what = f"has {word}, which is not a type of Spark or not expected here" if word else failure["description"]
             yield SqlFinding(("sources", name, "schema"), f"{what}{_near(word.upper(), _TYPES)}", True)
         columns = tree.this.expressions if tree else []
         for column in columns:
@@ -204,7 +204,9 @@ def _shared_sinks(spec: PipelineSpec) -> Iterator[SqlFinding]:
         for end in filter(None, (*flow.sink.topics, folder)):
             if (first := writers.setdefault(end, name)) != name:
                 reason = (
-                    "and both would use one log of batches: write to another folder" if folder else "which mixes rows"
+                    "and both would use one log of batches: write to another folder"
+                    if folder
+                    else "so their rows are mixed"
                 )
                 yield SqlFinding(
                     ("flows", name, "sink"), f"writes to {end}, as flow {first} does, {reason}", bool(folder)
@@ -229,7 +231,9 @@ class _Query:
             return
         if cause := self._failure:
             where = f" near {cause['highlight']} in line {cause['line']} of it" if "highlight" in cause else ""
-            sentence = f"may be no SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
+            sentence = (
+                f"may not be valid SQL of Spark: {cause['description']}{where}. Spark decides when the pipeline starts"
+            )
             yield SqlFinding(self.path, sentence, False, line=cause.get("line", 1))
         else:
             for column, known in self._unknown_columns(tables):
@@ -238,7 +242,7 @@ class _Query:
                 sentence = f"unknown column {column}{close} (available: {', '.join(sorted(known))})"
                 yield SqlFinding(self.path, sentence, True, column)
             for name, near in self._unknown_functions():
-                yield SqlFinding(self.path, f"calls {name}, which may be no function of Spark{near}", False, name)
+                yield SqlFinding(self.path, f"calls {name}, which may not be a function of Spark{near}", False, name)
 
     def outputs(self, tables: Mapping[str, Columns]) -> Columns:
         """Return the columns of the query's rows."""
@@ -251,7 +255,7 @@ class _Query:
         return None
 
     def refused(self, mode: str, other: Collection[str], *, marked: bool, realtime: bool) -> Iterator[str]:
-        """Yield the keys of the operations that Spark certainly refuses, if no table is `other` than a stream.
+        """Yield the keys of the operations that Spark certainly rejects, if no table is `other` than a stream.
 
         `marked` is whether the flow brings a watermark by itself.
         """

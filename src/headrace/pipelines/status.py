@@ -27,7 +27,7 @@ class FlowStatus(protocol.FlowMetrics, kw_only=True, rename="camel"):
     group: str = ""
     """Consumer group that shows the progress of the flow; it has no members."""
     worked_seconds: float = 0.0
-    """Duration of all micro-batches."""
+    """Sum of the durations of all micro-batches."""
     first_batch_seconds: float | None = None
     """Seconds since the flow began to run, until its driver reports a first micro-batch or that there are no records;
     None afterwards."""
@@ -57,7 +57,7 @@ _GAUGES: Final = {
 _SUMS: Final = ("input_records", "corrupt_records", "tombstone_records", "late_records", "dropped_rows")
 """Counts of a flow that its micro-batches add to."""
 _LATEST: Final = ("batch_id", "watermark", *_GAUGES)
-"""What a flow has of its last micro-batch that knows it."""
+"""Values of a flow that are those of its last micro-batch that has them."""
 
 
 class RunStatus:
@@ -73,16 +73,18 @@ class RunStatus:
         """Whether the driver waits for another process."""
         self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
 
-    def driver_started(self, *, renewed: bool = False) -> None:
-        """Count the start of a driver process; one that was `renewed` on purpose leaves the run ready."""
-        self.starts, self.waits_for_folder = self.starts + 1, False
-        self.become("starting", "" if renewed else "Spark is starting")
+    def driver_started(self, *, planned: bool = False) -> None:
+        """Count the start of a driver process; a `planned` one leaves the run ready."""
+        self.starts += 1
+        self.waits_for_folder = False
+        self.become("starting", "" if planned else "Spark is starting")
         for flow in self.flows.values():
             flow.state = "starting"
 
     def become(self, state: State, reason: str = "") -> None:
         """Set the state of the run as a whole, and why it is not ready."""
-        self.state, self.reason = state, reason
+        self.state = state
+        self.reason = reason
         if state in ("waiting", "failed", "paused", "stopped"):
             for flow in self.flows.values():
                 if flow.state != "finished":
@@ -101,8 +103,9 @@ class RunStatus:
             case protocol.FlowFinished(flow=name):
                 self.flows[name].state = "finished"
             case protocol.FlowFailed(flow=name, error=error, text=text):
-                self.flows[name].state, self.flows[name].last_error = "failed", f"{error}: {text}"
-                log.error("pipeline %s: %s. Its other flows run on", self.pipeline, self._failures())
+                self.flows[name].state = "failed"
+                self.flows[name].last_error = f"{error}: {text}"
+                log.error("pipeline %s: %s. Its other flows continue", self.pipeline, self._failures())
             case protocol.FlowProgress(flow=name):
                 self._progress(self.flows[name], event)
             case protocol.Failed(part=part):
@@ -129,8 +132,8 @@ class RunStatus:
     def _progress(self, flow: FlowStatus, event: protocol.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
             count = f"{event.corrupt_records} of {event.input_records} records"
-            what = "that do not match the schema of their source; later ones are only counted (corrupt_records)"
-            log.warning("pipeline %s, flow %s: skipped %s %s", self.pipeline, event.flow, count, what)
+            what = "that do not match the schema of their source; more will only be counted (corrupt_records)"
+            log.warning("pipeline %s, flow %s: dropped %s %s", self.pipeline, event.flow, count, what)
         for name in _SUMS:
             setattr(flow, name, getattr(flow, name) + getattr(event, name))
         for name in _LATEST:
@@ -142,7 +145,7 @@ class RunStatus:
         for name, metric in _GAUGES.items():
             if getattr(flow, name) is not None:
                 register_gauge(metric, functools.partial(getattr, flow, name), **labels)
-        with contextlib.suppress(ValueError):  # a year that Python does not know, made from a wrong unit of time
+        with contextlib.suppress(ValueError):  # a year that Python does not have, from a wrong unit of time
             seconds = datetime.fromisoformat(event.watermark or "").timestamp()
             register_gauge("headrace_flow_watermark_seconds", lambda: seconds, **labels)
         for rule, rows in event.broken_rules.items():
@@ -173,13 +176,13 @@ class OffsetPublisher:
                 pending[TopicPartition(topic, partition)] = offset
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish until cancelled."""
         while True:
             await self._clock.sleep(_INTERVAL_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
-        """Publish new positions. A failure is logged once, and those positions are tried again."""
+        """Publish new positions. A failure is logged once, and the positions are published later."""
         problem = ""
         for group, pending in list(self._pending.items()):
             sent = dict(pending)
@@ -189,7 +192,9 @@ class OffsetPublisher:
                 await self._publish(group, sent)
             except HeadraceError as cause:
                 if not self.problem and not problem:
-                    log.warning("offsets of group %s are not published, so its lag is stale: %s", group, cause)
+                    log.warning(
+                        "failed to publish offsets of group %s, so its lag is stale; will retry: %s", group, cause
+                    )
                 problem = cause.description
                 if cause.retriable:  # the other groups would wait for Kafka too
                     break

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from headrace.config.kafka import KafkaConfig
-from headrace.pipelines.driver_tasks import TaskDriver, steps_of
+from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask
+from headrace.pipelines.test_cases import steps_of
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ class PipelineRows:
             source: steps_of(str(rows) if isinstance(rows, str | Path) else list(rows), path.parent)
             for source, rows in given.items()
         }
-        task = DriverTask(kind="trial", given=steps, expect={name: None}, streaming=streaming)
-        found = self.run(lambda driver: driver.ask(path, load_pipeline(path, check=True), KafkaConfig(), task))
+        task = DriverTask(kind="test", given=steps, expect={name: None}, streaming=streaming)
+        found = self.run(lambda driver: driver.run_task(path, load_pipeline(path, check=True), KafkaConfig(), task))
         return [json.loads(row) for row in found[name]["actual"]]
 
     def run(self, steps: Callable[[TaskDriver], Coroutine[Any, Any, T]]) -> T:

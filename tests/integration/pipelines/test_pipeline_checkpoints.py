@@ -145,7 +145,7 @@ def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(
 def ask(rows: PipelineRows, spec: Mapping[str, Any], kafka: KafkaConfig, folder: Path, kind: Any, **task: Any) -> Any:
     (folder / "file").write_text("{}")
     sent = DriverTask(kind=kind, **task)
-    return rows.run(lambda driver: driver.ask(folder / "file", PipelineSpec.model_validate(spec), kafka, sent))
+    return rows.run(lambda driver: driver.run_task(folder / "file", PipelineSpec.model_validate(spec), kafka, sent))
 
 
 def check_reasons(reasons: Mapping[str, str], again: str) -> None:

@@ -163,12 +163,12 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any,
 
 
 async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
-    """For trials: no topic is needed."""
+    """For tries: no topic is needed."""
     spec = {
-        "name": "trial",
+        "name": "tryout",
         "sources": {"ticks": {"rate": 20}},
         "flows": {"f": {"sql": "SELECT value % 2 AS odd FROM ticks", "sink": {"console": True, "rows": 3}}},
     }
     async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path) as run:
         await until(lambda: run.status()["flows"]["f"]["input_records"] > 20, run)
-    assert "only showing top 3 rows" in (tmp_path / "trial" / "driver.err").read_text()
+    assert "only showing top 3 rows" in (tmp_path / "tryout" / "driver.err").read_text()

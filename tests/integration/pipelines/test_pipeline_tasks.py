@@ -1,4 +1,4 @@
-"""Tasks with a pipeline on a real Spark: describe, show and trial, and what they leave behind."""
+"""Tasks with a pipeline on a real Spark: describe, show and test, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asking(folder: Path, driver: TaskDriver, servers: str = "127.0.0.1:1") -> As
     async def ask(task: DriverTask, text: str = FILE) -> Any:
         file = folder / "tolls.yaml"
         file.write_text(text)
-        return await driver.ask(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
+        return await driver.run_task(file, load_pipeline(file), KafkaConfig(bootstrap_servers=servers), task)
 
     return ask
 
@@ -44,7 +44,7 @@ def loaded(lines: list[str]) -> list[Any]:
 
 
 def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
-    """Describe resolves columns and state; a trial gives rows; a refusal names file and line, and ends nothing."""
+    """Describe resolves columns and state; a test case gives rows; a refusal names file and line, and ends nothing."""
 
     async def steps(driver: TaskDriver) -> None:
         ask = asking(tmp_path, driver)
@@ -59,7 +59,7 @@ def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: 
         assert parts["flows.plates"]["state"] == []
 
         with pytest.raises(PipelineInvalid) as refused:
-            await ask(DriverTask(kind="trial", expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
+            await ask(DriverTask(kind="test", expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
         assert f"{tmp_path}/tolls.yaml:17: flows.plates: " in str(refused.value)
         assert "`plate`" in str(refused.value)
         assert "Traceback" not in str(refused.value)
@@ -68,14 +68,14 @@ def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: 
         assert [problem["part"] for problem in refused_mode["problems"]] == ["flows.by_gate"]
 
         expect: dict[str, Any] = {"by_gate": [{"gate": "south", "n": 1}, {"gate": "north", "n": 2}], "plates": None}
-        batch = await ask(DriverTask(kind="trial", given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
+        batch = await ask(DriverTask(kind="test", given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
         by_gate = batch["by_gate"]
         assert sorted(by_gate["actual"]) == sorted(by_gate["expected"])
         assert loaded(batch["plates"]["actual"]) == [{"plate": "B 1"}, {"plate": "B 2"}]
         assert len(batch["windows"]["actual"]) == 2
 
         task = DriverTask(
-            kind="trial", given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True
+            kind="test", given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True
         )
         streamed = await ask(task, FILE)
         counts = [(row["gate"], row["n"]) for row in loaded(streamed["by_gate"]["actual"])]
@@ -89,7 +89,7 @@ def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: 
             ([{"gate": "north", "n": "two"}], "expect.by_gate has a row that is not of the type"),
         ):
             with pytest.raises(PipelineInvalid, match=sentence):
-                await ask(DriverTask(kind="trial", expect={"by_gate": wrong}), FILE)
+                await ask(DriverTask(kind="test", expect={"by_gate": wrong}), FILE)
 
     pipeline_rows.run(steps)
 
@@ -134,7 +134,7 @@ def test_spark_refuses_the_wrong_files_that_only_spark_can_know(pipeline_rows: P
     async def steps(driver: TaskDriver) -> None:
         for name in KNOWN_TO_SPARK:
             file = write_wrong(tmp_path, name)
-            found = await driver.ask(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
+            found = await driver.run_task(file, load_pipeline(file), KafkaConfig(), DriverTask(kind="describe"))
             sentences = [driver.sentence(file, problem) for problem in found["problems"]]
             shown = [text.removeprefix(f"{file}:").replace(str(tmp_path), "FOLDER") for text in sentences]
             assert shown == said_of(name)

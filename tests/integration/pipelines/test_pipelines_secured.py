@@ -159,7 +159,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.write_text(SECOND)
     draft.chmod(0o600)
     draft.replace(secret)
-    until(lambda: "its driver starts again" in process.output, process)
+    until(lambda: "restarting its driver" in process.output, process)
     send(servers, source, range(100, 200))
     for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
         assert ids(servers, topic, 200) == list(range(200))

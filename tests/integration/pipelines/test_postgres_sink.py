@@ -109,7 +109,7 @@ def test_a_predecessor_is_waited_for_or_kept_out(server: PostgresServer, table: 
     time.sleep(0.5)
     assert second.open() == 2
     writing.join()
-    with pytest.raises(SinkUnavailable, match="another process writes the batches"):
+    with pytest.raises(SinkUnavailable, match="another process also writes the batches"):
         first.open()
         second.write(2, rows(id=[]))
         first.write(2, rows(id=[]))
@@ -119,9 +119,9 @@ def test_a_predecessor_is_waited_for_or_kept_out(server: PostgresServer, table: 
 @pytest.mark.parametrize(
     ("columns", "keys", "text"),
     [
-        ({"id": ["x1"]}, ["id"], r"column id: does not take a value of batch 0 \(InvalidTextRepresentation\)"),
-        ({"id": [None]}, [], r"column id: does not take a value of batch 0 \(NotNullViolation\)"),
-        ({"id": ["1", "1"]}, [], r"constraint t\d+_pkey: does not take .* \(UniqueViolation\)"),
+        ({"id": ["x1"]}, ["id"], r"column id: rejected a value of batch 0 \(InvalidTextRepresentation\)"),
+        ({"id": [None]}, [], r"column id: rejected a value of batch 0 \(NotNullViolation\)"),
+        ({"id": ["1", "1"]}, [], r"constraint t\d+_pkey: rejected .* \(UniqueViolation\)"),
         (
             {"id": ["1"], "nome": ["a"]},
             ["id"],
@@ -164,7 +164,7 @@ def test_a_text_with_nul_is_named(server: PostgresServer, table: str) -> None:
     """PostgreSQL stores no such character in any column."""
     target = batches(server, table, "id")
     target.open()
-    with pytest.raises(PipelineInvalid, match="constraint of texts, such as no NUL: does not take a value of batch 0"):
+    with pytest.raises(PipelineInvalid, match="constraint of texts, such as no NUL: rejected a value of batch 0"):
         target.write(0, rows(id=["1"], name=["a\0b"]))
 
 

@@ -21,7 +21,7 @@ from yaml_table import table
 
 from headrace.cli import pipeline as commands
 from headrace.pipelines.checkpoints import Frozen, check, discard
-from headrace.pipelines.lineage import as_picture, guarantee
+from headrace.pipelines.lineage import guarantee, lineage_graph
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask
 from headrace.records import TopicPartition
@@ -48,7 +48,7 @@ class FakeDriver:
     async def opened(self, *, debug: bool = False) -> AsyncIterator[FakeDriver]:
         yield self
 
-    async def ask(self, file: Path, spec: Any, kafka: Any, task: DriverTask, registry: Any = None) -> Any:
+    async def run_task(self, file: Path, spec: Any, kafka: Any, task: DriverTask, registry: Any = None) -> Any:
         self.tasks.append(task)
         return self.responses[task.kind]
 
@@ -80,7 +80,7 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
     for name in ("tolls.yaml", "other.yaml"):
         (folder / name).write_text(FILE)
     assert headrace("pipeline", "validate", "tolls.yaml", "other.yaml") == 78
-    assert "other.yaml: name: tolls is the name of tolls.yaml too" in capsys.readouterr().err
+    assert "other.yaml: name: tolls.yaml has the name tolls too" in capsys.readouterr().err
 
 
 def test_validate_imports_neither_pyspark_nor_the_kafka_client_of_the_runs() -> None:
@@ -196,7 +196,7 @@ def test_a_backend_is_drawn_behind_its_topic(folder: Path) -> None:
     sink = "topic: by_gate, key: gate, delivery: exactly_once, backend: {url: 'http://localhost:9/in?token=s3cret'}"
     file.write_text(FILE.replace("topic: by_gate, key: gate", sink))
     spec = load_pipeline(file, check=True)
-    picture = as_picture(spec)
+    picture = lineage_graph(spec)
     assert "http://localhost:9/in<" in picture
     assert "s3cret" not in picture
     places = dict(re.findall(r"<title>(.*?)</title><rect class=\"\w+\" x=\"(\d+)\"", picture))
@@ -215,11 +215,11 @@ def test_test_compares_rows_and_shows_the_difference(
         "given: {passages: [{gate: n, cents: 700}]}\nexpect: {by_gate: [{n: 1}]}\n"
     )
     (folder / "tests" / "two.yaml").write_text("pipeline: other.yaml\nexpect: {x: []}\n")
-    driver = fake(monkeypatch, trial={"by_gate": {"actual": ['{"n":1}'], "expected": ['{"n":1}']}})
+    driver = fake(monkeypatch, test={"by_gate": {"actual": ['{"n":1}'], "expected": ['{"n":1}']}})
     assert headrace("pipeline", "test", "tolls.yaml") == 0
     assert capsys.readouterr().out == "ok     one: by_gate\n"
     assert driver.tasks[0].given == {"passages": [[{"gate": "n", "cents": 700}]]}
-    fake(monkeypatch, trial={"by_gate": {"actual": ['{"n":2}'], "expected": ['{"n":1}']}})
+    fake(monkeypatch, test={"by_gate": {"actual": ['{"n":2}'], "expected": ['{"n":1}']}})
     assert headrace("pipeline", "test", "tolls.yaml") == 1
     assert 'FAILED one: by_gate\n    - {"n":1}\n' in capsys.readouterr().out
     (folder / "tests" / "one.yaml").write_text("expect: {by_gat: []}\n")

@@ -40,7 +40,7 @@ def test_the_status_is_a_table(
     assert called == [f"GET {path}" if words[0] == "status" else f"POST {path}/{words[0]}"]
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(None, "running  -  "), (12.4, "running  first batch since 12 s  ")])
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "running  -  "), (12.4, "running  first batch for 12 s  ")])
 def test_a_flow_without_a_batch_shows_how_long_its_first_one_takes(
     seconds: float | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,7 +137,7 @@ def test_versions_and_the_host_name_are_what_the_settings_say() -> None:
 
 def test_what_java_cannot_do_is_refused() -> None:
     """Java's client always verifies certificates."""
-    with pytest.raises(ConfigError, match=r"verify_certificate: is false, and Java's Kafka client"):
+    with pytest.raises(ConfigError, match=r"verify_certificate: is false, but pipelines use Java's Kafka client"):
         require_supported(KafkaConfig(security=security(tls={"verify_certificate": False})))
     require_supported(KafkaConfig(properties={"client.rack": "a"}))
 

@@ -58,7 +58,7 @@ def test_explicit_acknowledgement_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "function" / "function.yaml"
     text = file.read_text().replace("numWorkers: 2", "explicitAckMode: enable")
     file.write_text(text.replace("initialOffset: earliest", "workerAllocationMode: static"))
-    with pytest.raises(PipelineInvalid, match="has explicitAckMode, and in a pipeline a micro-batch ends its records"):
+    with pytest.raises(PipelineInvalid, match="has explicitAckMode: remove it, because a pipeline completes records"):
         load(tmp_path, GOOD.replace("plates:handler", "function/function.yaml"))
 
 

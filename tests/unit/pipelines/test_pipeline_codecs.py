@@ -94,7 +94,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
 
 
 def close(made: value_codecs.BlockingRegistry) -> None:
-    made.ask(made.client.close())
+    made.wait_for(made.client.close())
     made._loop.close()
     value_codecs.registry_of.cache_clear()
 

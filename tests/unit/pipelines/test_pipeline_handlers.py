@@ -145,7 +145,7 @@ def test_types_and_explicit_acknowledgements(call: Call) -> None:
         "    except Exception as why:\n        return f'{event.body.n} {why}'"
     )
     good, bad = call(code, b'{"n":1}', b'{"n":"x"}')
-    assert good["value"] == b"1 in a pipeline a record ends with its micro-batch"
+    assert good["value"] == b"1 in a pipeline a record is completed with its micro-batch"
     assert bad["topic"] == "in.dlq"
 
 

@@ -19,4 +19,4 @@ async def test_pipelines_are_listed_paused_and_resumed(server: Any) -> None:
     for word, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
         assert (await ask("POST", f"/t/{word}")).json["state"] == state
     missing = await ask("GET", "/u")
-    assert (missing.status, "there are t" in missing.json["description"]) == (404, True)
+    assert (missing.status, "it has t" in missing.json["description"]) == (404, True)

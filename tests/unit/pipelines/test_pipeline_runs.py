@@ -50,7 +50,7 @@ async def test_progress_adds_up_in_the_status(started: Started, caplog: pytest.L
         assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
         assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
         assert bench.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
-        assert caplog.text.count("skipped 2 of 10 records that do not match the schema of their source") == 1
+        assert caplog.text.count("dropped 2 of 10 records that do not match the schema of their source") == 1
 
 
 async def test_the_status_says_how_long_a_first_batch_takes(started: Started) -> None:
@@ -202,7 +202,7 @@ async def test_offsets_are_published_at_most_once_a_second(started: Started, cap
         bench.publish_problem = KafkaUnavailable()
         bench.lives[0].tell(progress(2))
         await bench.clock.advance(3)
-        assert caplog.text.count("are not published") == 1
+        assert caplog.text.count("failed to publish offsets of group") == 1
         bench.publish_problem = None
         await bench.clock.advance(1)
         assert bench.published[-1] == (group, {TopicPartition("flights", 0): 30})
@@ -246,7 +246,7 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         bench.lives[-1].end(1)
         await bench.clock.advance(1)
         assert bench.run.death is None
-        assert "cannot be started: No space left on device" in bench.reason
+        assert "failed to start: No space left on device" in bench.reason
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", bench.start_driver)
         await bench.clock.advance(2)
         assert len(bench.lives) == 2
@@ -364,9 +364,9 @@ async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
         assert len(bench.lives) == 1
         bench.lives[0].tell(*READY[:1])
         await bench.clock.advance(299)
-        assert "start has made no progress" not in bench.reason
+        assert "still starting" not in bench.reason
         await bench.clock.advance(2)
-        assert "flow by_carrier does not begin to run: its start has made no progress for 30" in bench.reason
+        assert "flow by_carrier is still starting, without progress for 30" in bench.reason
         await bench.clock.advance(302)
         assert len(bench.lives) == 2
         bench.lives[1].tell(*told)
@@ -413,7 +413,7 @@ def test_real_time_mode_needs_cores() -> None:
     spec = SPEC.model_dump(by_alias=True) | {"trigger": {"realtime": True}, "driver": {"cores": 3}}
     few = PipelineSpec.model_validate(spec)
     require_cores(few, {"flights": 3})
-    with pytest.raises(EnvironmentProblem, match=r"a flow reads: 4, and there are 3\. Set trigger"):
+    with pytest.raises(EnvironmentProblem, match=r"a flow reads: 4, and there are 3\. Use trigger"):
         require_cores(few, {"flights": 4})
 
 

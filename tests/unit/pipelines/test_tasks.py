@@ -68,7 +68,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                 for _ in range(count):
                     try:
                         show = protocol.DriverTask(kind="show")
-                        found.append(await driver.ask(tmp_path / "p.yaml", SPEC, KafkaConfig(), show))
+                        found.append(await driver.run_task(tmp_path / "p.yaml", SPEC, KafkaConfig(), show))
                     except (PipelineInvalid, DriverLost) as cause:
                         found.append(type(cause))
             return found
@@ -117,5 +117,5 @@ def test_a_response_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch
         events: list[Any] = []
         answering.serve_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
         assert [type(event) for event in events] == [kind]
-    assert "larger than 64 MB: take fewer of them (--limit), or fewer columns" in events[0].text
+    assert "larger than 64 MB: show fewer of them (--limit), or fewer columns" in events[0].text
     assert events[0].stack

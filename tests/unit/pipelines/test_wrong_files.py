@@ -64,7 +64,7 @@ def test_two_flows_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: py
     flow = "{sql: SELECT x FROM a, sink: {topic: out}}"
     file.write_text(f"name: p\nsources: {{a: {{topic: a, schema: x INT}}}}\nflows:\n  one: {flow}\n  two: {flow}\n")
     load_pipeline(file, check=True)
-    assert caplog.messages == [f"{file}:5: flows.two.sink: writes to out, as flow one does, which mixes rows"]
+    assert caplog.messages == [f"{file}:5: flows.two.sink: writes to out, as flow one does, so their rows are mixed"]
 
 
 def test_two_pipelines_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +74,7 @@ def test_two_pipelines_that_write_one_topic_are_a_warning(tmp_path: Path, caplog
         flows = "{f: {sql: SELECT x FROM t, sink: {topic: out}}}"
         file.write_text(f"name: {file.stem}\nsources: {{t: {{topic: t, schema: x INT}}}}\nflows: {flows}\n")
     load_pipelines(files)
-    assert caplog.messages == [f"{files[1]}: writes to topic out, as pipeline a does, which mixes rows"]
+    assert caplog.messages == [f"{files[1]}: pipeline a also writes to topic out; their rows will be mixed"]
 
 
 def test_references_in_options_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,16 @@
 """The driver process: starts a session and the flows, reports their progress, and ends at SIGTERM or when one fails.
 
-A flow whose checkpoint is unusable fails alone, and the driver ends when no other flow is left.
+A flow whose checkpoint is unusable fails alone; the driver ends when no other flow is left.
 
-With another task than `run` it answers requests until its standard input ends. It has one thread. SIGTERM before the
-flows run ends it at once; after that, each flow finishes its micro-batch first.
+With another task than `run` the process answers requests until its standard input ends. It has one thread. Before the
+flows run, SIGTERM ends it at once; after that, each flow finishes its micro-batch first.
 """
 
 import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import IO
@@ -78,20 +79,15 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
     """Run the flows until SIGTERM, or until none is left.
 
     Raises:
-        PartFailed: A part failed, and no other flow can run on.
+        PartFailed: A part failed, and no other flow can continue.
     """
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     active: dict[str, ProgressReader] = {}
     failed: list[PartFailed] = []
 
     def fail(name: str, failure: PartFailed) -> None:
-        """Let the other flows run if only the checkpoint of this one is the cause."""
+        """Let the other flows continue if the cause is the checkpoint of this one."""
         if failure.event.error != CheckpointUnusable.message:
             raise failure
         failed.append(failure)
@@ -103,8 +99,9 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
                 active[name] = ProgressReader(plan, *start_flow(spark, plan, name), send)
         except PartFailed as failure:
             fail(name, failure)
-    recorded, next_look = set(), 0.0
-    while active and not stopping:
+    recorded = set[str]()
+    next_look = 0.0
+    while active and not stopping.is_set():
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
             if reader.report() and reader.batch_id >= 0 and name not in recorded:
@@ -121,13 +118,13 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
             for reader in active.values():
                 reader.report_work(spark.sparkContext.statusTracker())
         time.sleep(_POLL_SECONDS)
-    if failed and not stopping:  # no flow is left
+    if failed and not stopping.is_set():  # no flow is left
         raise failed[0]
     _stop(active)
 
 
 def _register(spark: SparkSession, plan: protocol.DriverPlan) -> None:
-    """Make the views of the sources, then those of the file."""
+    """Register the sources, then the views of the file."""
     for name in plan.spec.sources:
         with part(f"sources.{name}"):
             register_source(spark, plan, name)
@@ -137,11 +134,11 @@ def _register(spark: SparkSession, plan: protocol.DriverPlan) -> None:
 
 
 def _stop(active: dict[str, ProgressReader]) -> None:
-    """Stop every flow after the micro-batch it is in; one that is cut would write its rows again."""
+    """Stop every flow after its present micro-batch: one that is cut would write its rows again."""
     while active:
         for name, reader in list(active.items()):
             if reader.report() or reader.between_batches or not reader.query.isActive:
-                with contextlib.suppress(Exception):  # boundary: past its time limit, the end of the JVM ends it
+                with contextlib.suppress(Exception):  # boundary: after its time limit, the end of the JVM stops it
                     reader.query.stop()
                 reader.report()
                 del active[name]

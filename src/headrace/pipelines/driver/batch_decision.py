@@ -1,4 +1,4 @@
-"""Whether a micro-batch, or one task's part of it, is written: the one decision of exactly-once sinks."""
+"""Decides for exactly-once sinks whether to write a micro-batch, or the part of one task."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ def decide(
         number: Number of the batch.
         target_next: Number of the next batch by the target; None if it has none.
         changed: Whether the target wrote its last batch with another digest than this one has.
-        may_lag: Whether a target that is behind can be no sign of a lost number.
+        may_lag: Whether a target may be behind without having lost a number.
         accepts: Whether a batch in doubt is written, perhaps a second time (`sink.accept_unknown_batch`).
     """
     if target_next is None or target_next < number:

@@ -1,7 +1,7 @@
-"""Sinks that take each micro-batch exactly once, because the target keeps the number of the next one with its rows.
+"""Sinks that write each micro-batch exactly once: the target stores the number of the next one with its rows.
 
-Spark gives a micro-batch that failed or was cut by a crash again, with the same number and the same rows. Its tasks may
-write it in transactions of their own: each then has a number, too, and that of the micro-batch follows when all have.
+Spark repeats a micro-batch that failed or was cut by a crash, with the same number and the same rows. With a
+transaction per task, each task has a number as well; that of the micro-batch follows when all tasks have theirs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _QUERY_ID = "sql.streaming.queryId"
 class ExactlyOnceSink:
     """Writes the micro-batches of one flow, for `foreachBatch`, to a target.
 
-    `open` of a target ends what a predecessor left open and returns the number of the next batch, or None; `digest` is
-    then what the last batch was written with. `write` writes an Arrow table, the next number and a digest together.
+    `open` of a target ends the transaction that a predecessor left open, and returns the number of the next batch, or
+    None. `digest` is then that of the last batch. `write` writes an Arrow table, the next number and a digest together.
     `poll` does what is due between batches, on another thread.
     """
 
@@ -49,34 +49,39 @@ class ExactlyOnceSink:
             flow: Name of the flow.
             make: Makes the target for the id of the query, which is new with each checkpoint.
             checkpoint: Folder of the flow's checkpoint.
-            accepts: Whether a batch is written although it is not known whether it was written before.
-            read: Returns the rows of a batch that the target writes.
+            accepts: Whether a batch in doubt is written, perhaps a second time.
+            read: Returns the rows of a batch for the target.
         """
-        self._flow, self._make, self._accepts, self._read = flow, make, accepts, read
+        self._flow = flow
+        self._make = make
+        self._accepts = accepts
+        self._read = read
         self._offsets = checkpoint / "offsets"
         planned = (int(file.name) for file in self._offsets.glob("*") if file.name.isdigit())
         self._tried = max(planned, default=-1)
         """The last batch that may have been written."""
         self._target: Any = None
         self._next: int | None = None
-        """The next batch by the target."""
+        """The number of the next batch, as the target has it."""
         self._is_open = False
         self.failure: HeadraceError | None = None
         """Why the last batch failed."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write a micro-batch, unless the target has it."""
-        rows, end = None, 0.0
+        digest = self._digest(number)
+        rows: Any = None
+        end = 0.0
         while True:
             try:
-                if self._is_needed(batch, number):
+                if self._is_needed(batch, number, digest):
                     rows = self._read(batch, number) if rows is None else rows
-                    self._write(number, rows)
+                    self._write(number, rows, digest)
                 return
             except HeadraceError as cause:
                 self._is_open = False
                 now = time.monotonic()
-                end = end or now + _RETRY_SECONDS  # from the first failure, before which more may have passed
+                end = end or now + _RETRY_SECONDS  # counts from the first failure: the write itself may take longer
                 if not cause.retriable or now > end:
                     self.failure = cause
                     raise
@@ -88,7 +93,7 @@ class ExactlyOnceSink:
         if self._target:
             self._target.poll()
 
-    def _is_needed(self, batch: DataFrame, number: int) -> bool:
+    def _is_needed(self, batch: DataFrame, number: int, digest: str) -> bool:
         """Return whether the target does not have a batch yet.
 
         Raises:
@@ -99,35 +104,35 @@ class ExactlyOnceSink:
         if not self._is_open:
             self._next, self._is_open = self._target.open(), True
         known = self._next
-        changed = self._target.digest not in ("", self._digest(number))
+        changed = self._target.digest not in ("", digest)
         is_new = known is None and not 0 < number <= self._tried
         decision = decide(number, known, changed=changed, may_lag=is_new, accepts=self._accepts)
         if decision == "ahead":
             assert known is not None
             has = f"batch {number} with other records" if known == number + 1 else known - 1
             raise PipelineInvalid(
-                f"the checkpoint continues with batch {number}, and the sink has {has}: the checkpoint is "
+                f"the checkpoint continues with batch {number}, but the sink has {has}: the checkpoint is "
                 "an old copy. Restore the newest one, or give the flow another name to begin again"
             )
         if decision == "unknown":
             last = "it has none" if known is None else f"its last is {known - 1}"
             raise PipelineInvalid(
                 f"the sink does not know whether it has batch {number}: {last}. Its record of batches has expired or "
-                "was removed, or the sink was not exactly-once before. To write the batch once more, perhaps a second "
+                "was removed, or the sink was not exactly-once before. To write the batch, perhaps a second "
                 "time, set sink.accept_unknown_batch: true for the next start"
             )
         return decision == "write"
 
     def _digest(self, number: int) -> str:
-        """Return a digest of where a batch ends in its sources: Spark plans one that it has lost with another end."""
+        """Return a digest of where a batch ends in its sources: if Spark lost its plan, it plans another end."""
         with contextlib.suppress(OSError):
             ends = (self._offsets / str(number)).read_text().splitlines()[2:]
             return hashlib.sha256("\n".join(ends).encode()).hexdigest()[:16]
         return ""
 
-    def _write(self, number: int, rows: Any) -> None:
+    def _write(self, number: int, rows: Any, digest: str) -> None:
         try:
-            self._target.write(number, rows, self._digest(number))
+            self._target.write(number, rows, digest)
         except HeadraceError:
             if self._next is not None:
                 self._tried = number
@@ -137,7 +142,8 @@ class ExactlyOnceSink:
 
 def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
     """Return what writes the micro-batches of a flow in this process; None if its sink is not exactly-once."""
-    sink, prefix = plan.spec.running[name].sink, plan.spec.group(name)
+    sink = plan.spec.running[name].sink
+    prefix = plan.spec.group(name)
     if not isinstance(sink, PostgresSink) and not (isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"):
         return None
 
@@ -153,12 +159,14 @@ def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
         assert plan.kafka
         return BatchTransactions(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
 
-    accepts, checkpoint = sink.accept_unknown_batch, plan.checkpoint(name)
+    accepts = sink.accept_unknown_batch
+    checkpoint = plan.checkpoint(name)
     if not isinstance(sink, KafkaSink) or sink.scope == "batch":
         return ExactlyOnceSink(name, make, checkpoint, accepts=accepts)
     from headrace.pipelines.driver.task_sink import TaskWriter  # here, because most pipelines need none
 
-    limit, tasks = sink.transaction_timeout_seconds, plan.spec.driver.shuffle_partitions
+    limit = sink.transaction_timeout_seconds
+    tasks = plan.spec.driver.shuffle_partitions
 
     def in_tasks(batch: DataFrame, number: int) -> Any:
         write = TaskWriter(f"{prefix}.{_query(batch)}", number, limit, plan.secrets, accepts)

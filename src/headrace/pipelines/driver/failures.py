@@ -16,7 +16,7 @@ _REPORT_LENGTH = 4000
 _OWN = re.compile(r"^headrace\.errors\.(\w+): (.*)", re.MULTILINE)
 _RAISED = re.compile(r"\[(USER_RAISED_EXCEPTION)\] (.*?)(?:SQLSTATE|\n|$)")
 _LOSS_ADVICE = (
-    "Kafka has removed records that the flow had not read: by retention, or with their topic. To pass over them, set "
+    "Kafka has removed records that the flow had not read: by retention, or with their topic. To skip them, set "
     "failOnDataLoss: false in the options of the source; to keep more next time, raise the topic's retention"
 )
 _DATA_ADVICE = "The same records would fail again: use try_cast, try_divide or a filter in SQL"
@@ -26,7 +26,7 @@ _PACKAGE_ADVICE = (
 )
 _OWN_LASTING = (PipelineInvalid, ConfigError, FunctionError, RecordTooLarge, RecordRefused)
 _RECORD_ADVICE = (
-    "The same records would be refused again: filter them out, or give them a key if the topic is compacted, or raise "
+    "The same records would be rejected again: filter them out, or give them a key if the topic is compacted, or raise "
     "kafka.max.request.size in the options of the sink and max.message.bytes of the topic"
 )
 _MODE_ADVICE = "Spark cannot do this in any run: use trigger.interval_seconds, or change the flow"
@@ -55,11 +55,11 @@ _LASTING = (
     (re.compile(r"errors\.(RecordTooLarge|InvalidRecord)Exception: (?P<text>.*)"), "", _RECORD_ADVICE),
     (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
 )
-"""Errors of a running flow that a further start would meet again: how to know them, their name, and what to do."""
+"""Permanent errors of a running flow, which a restart would only repeat: their pattern, name, and what to do."""
 
 
 class PartFailed(Exception):
-    """A part of the pipeline failed; holds its event, made while the JVM still answers."""
+    """A part of the pipeline failed; holds its event, made while the JVM still responds."""
 
     def __init__(self, cause: Exception, part: str) -> None:
         super().__init__(part)
@@ -82,7 +82,7 @@ def _traces(cause: BaseException) -> list[str]:
 
 
 def _refused(traces: list[str]) -> str:
-    """Return what Java's exceptions report, in one line, if Kafka refuses this client; otherwise an empty text."""
+    """Return what Java's exceptions report, in one line, if Kafka rejects this client; otherwise an empty text."""
     reports = [found[1] for trace in traces for line in trace.splitlines() if (found := _REPORT.match(line))]
     text = "; ".join(dict.fromkeys(reports))
     return text[found.start() :][:_REPORT_LENGTH] if (found := protocol.REFUSED.search(text)) else ""
@@ -92,7 +92,7 @@ def failure_event(cause: Exception, part: str) -> protocol.Failed:
     """Return the event of an error: its first lines, without values of records."""
     name = type(cause).__name__
     if isinstance(cause, PySparkException):
-        with contextlib.suppress(Exception):  # boundary: the JVM may be gone, and the exception's own name must do
+        with contextlib.suppress(Exception):  # boundary: without its JVM, the exception's class names it
             name = cause.getCondition() or name
     if isinstance(cause, HeadraceError):
         lasting = isinstance(cause, _OWN_LASTING)

@@ -24,10 +24,12 @@ _MOST_FIELDS = 1000
 
 
 def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSpec) -> Frozen | None:
-    """Return what the checkpoint of a flow freezes, if it writes the rows of these frames; None if Spark hides it."""
+    """Return what the checkpoint of a flow with the rows of these frames freezes; None if Spark does not show it."""
     if plan.spec.driver.remote:
         return None
-    sink, walk, parts = flow.sink, _PlanWalk(plan), plan.spec.driver.shuffle_partitions
+    sink = flow.sink
+    walk = _PlanWalk(plan)
+    parts = plan.spec.driver.shuffle_partitions
     topic = f"topic in {parts} transactions" if getattr(sink, "scope", "") == "task" else "topic"
     for frame in frames:
         if frame is not None:
@@ -44,8 +46,9 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
 def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
     """Return the state that a checkpoint keeps, as its newest micro-batch left it: for each store its operator, how
     many rows it has, and some of them."""
-    _ = spark.streams.active  # begins what the stores report to, which a session without queries lacks
-    checkpoint, found = str(plan.task.checkpoint), []
+    _ = spark.streams.active  # starts what the stores report to; a session without queries does not have it
+    checkpoint = str(plan.task.checkpoint)
+    found: list[dict[str, Any]] = []
     for store in spark.read.format("state-metadata").load(checkpoint).collect():
         reader = spark.read.format("statestore").option("operatorId", store.operatorId)
         if "Join" in store.operatorName:  # each side has two stores, which Spark reads as one
@@ -64,7 +67,7 @@ def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
 
 
 def state_of(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
-    """Yield what a query keeps between micro-batches: the operator, its keys, and whether a watermark ends them."""
+    """Yield what a query keeps between micro-batches: the operator, its keys, and whether a watermark bounds them."""
     name, below = analyzed.nodeName(), _sequence(analyzed.children())
     for child in below:
         yield from state_of(child, mode)

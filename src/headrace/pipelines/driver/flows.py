@@ -28,12 +28,13 @@ _PRODUCER = {
 
 
 def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[StreamingQuery, ExactlyOnceSink | None]:
-    """Start a flow's query from its checkpoint, or from its sources' beginning if it has none.
+    """Start a flow's query from its checkpoint; without one, from `starting` of its sources.
 
     Returns:
         The query, and the sink that writes its micro-batches in this process, if it has one.
     """
-    flow, trigger = plan.spec.running[name], plan.spec.trigger
+    flow = plan.spec.running[name]
+    trigger = plan.spec.trigger
     if not plan.spec.driver.remote:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     rows, late = rows_of_flow(spark, plan, name)
@@ -52,7 +53,8 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
 
 def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[DataFrame, DataFrame | None]:
     """Return the rows that a flow's rules let pass, and its late rows as records if they have a topic."""
-    flow, late = plan.spec.running[name], None
+    flow = plan.spec.running[name]
+    late = None
     if flow.late_rows:
         spark = spark.newSession()  # in which the source has its rows in time only
         for source in plan.spec.sources:

@@ -1,7 +1,7 @@
 """Function handlers in Spark: a flow calls its handler by `mapInArrow`, with the code of a function's worker.
 
-Spark's Python workers import this module. Each of them runs the handler of one flow, in all micro-batches, so the
-module and `init_context` are loaded once per process.
+Spark's Python workers import this module. Each worker runs the handler of one flow in all micro-batches, so it loads
+the module and calls `init_context` once.
 """
 
 import functools
@@ -36,7 +36,7 @@ from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec
 from headrace.records import Header, RecordBatch, TopicPartition, is_reserved
 
-_REFUSED = "the handler emits to an internal topic, which only Headrace or Kafka writes"
+_REFUSED = "the handler emits to an internal topic, which only Headrace or Kafka may write to"
 
 
 class HandlerPlan(NamedTuple):
@@ -58,18 +58,19 @@ def records_of_handler(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) ->
     Raises:
         PipelineInvalid: The handler or its function.yaml is wrong.
     """
-    [name], [read] = [name for name, each in plan.spec.flows.items() if each is flow], flow.reads
-    reads_topic = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "trial"
+    [name] = [name for name, each in plan.spec.flows.items() if each is flow]
+    [read] = flow.reads
+    reads_topic = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "test"
     events = spark.table(f"`{read} {RAW}`") if reads_topic else as_events(spark.table(read), read)
     failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)
     setup = msgspec.json.encode(setup_of(plan.spec, name)).decode()
     how = HandlerPlan(setup, failures, flow.attempts, reads_topic, plan.secrets)
-    # Spark uses a Python worker again where the environment is the same, and two handlers may have modules of one name.
+    # Spark reuses a Python worker for the same environment, and two handlers may have modules of one name.
     environment = {} if plan.spec.driver.remote else spark.sparkContext.environment
     environment["HEADRACE_FLOW"] = failures.group
     made = counted(events.mapInArrow(functools.partial(run, how), RECORD))
     del environment["HEADRACE_FLOW"]
-    shown = ("key", "value") if plan.task.kind in ("show", "trial") else ()
+    shown = ("key", "value") if plan.task.kind in ("show", "test") else ()
     return made.withColumns({column: f.col(column).cast("string") for column in shown}) if shown else made
 
 
@@ -107,12 +108,14 @@ class SparkHandler:
             lines = str(cause).splitlines()
             raise PipelineInvalid(" ".join(dict.fromkeys((lines[0], lines[-1])))) from None
         [trigger] = setup.triggers
-        self._plan, self._topic, self._count = plan, trigger.output_topic, count()
+        self._plan = plan
+        self._topic = trigger.output_topic
+        self._count = count()
         self._framed = trigger.key_format in SCHEMA_TYPES, trigger.value_format in SCHEMA_TYPES
         self._known: set[int | None] = {None}
 
     def outputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Call the handler for records of one partition, and return what is to be written in their order."""
+        """Call the handler for records of one partition, and return the rows to write, in their order."""
         began, records = time.time(), self._records_of(batch)
         results = self._attempt(records, self._plan.attempts)
         if {*map(type, results)} == {bytes}:
@@ -124,7 +127,7 @@ class SparkHandler:
         return batch_of([row for index, result in numbered for row in self._rows(records, index, result, began)])
 
     def _attempt(self, records: RecordBatch, attempts: int) -> list[protocol.AnyResult]:
-        """Return the result of each record after so many attempts at most."""
+        """Return the result of each record after at most this many attempts."""
         for framed, column in zip(self._framed, (records.keys, records.values), strict=True):
             if framed:
                 self._learn(column)
@@ -147,14 +150,14 @@ class SparkHandler:
         registry = registry_of(self._plan.secrets)
         for schema_id in {*map(schema_id_of, {data[:5] for data in framed if data})} - self._known:
             try:
-                found = registry.schema(registry.ask(registry.client.by_id(schema_id or 0)))
+                found = registry.schema(registry.wait_for(registry.client.by_id(schema_id or 0)))
             except SchemaNotFound:
                 continue  # the records that name it cannot be decoded
             self._serving.bodies.learn(found)
             self._known.add(schema_id)
 
     def _rows(self, records: RecordBatch, index: int, result: protocol.AnyResult, began: float) -> Iterator[Row]:
-        """Yield what is to be written of a record: its outputs or its dead letter."""
+        """Yield the rows to write for a record: its outputs or its dead letter."""
         if isinstance(result, bytes):
             yield self._topic, records.keys[index], result, None, False
         elif result:
@@ -187,7 +190,7 @@ _handler_of = functools.cache(SparkHandler)
 
 
 async def _acknowledge(topic: str, partition: int, offset: int) -> str:
-    return "in a pipeline a record ends with its micro-batch"
+    return "in a pipeline a record is completed with its micro-batch"
 
 
 def _headers_of(column: pa.ListArray) -> list[list[Header] | None] | None:

@@ -35,7 +35,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     """Return rows as Kafka records: columns `topic`, `key`, `value` and `headers`. Null columns are written as null.
 
     Rows that a rule puts in quarantine go to the dead letter topic instead, as JSON. With a format of the schema
-    registry the other rows are in a further column `row`, to be encoded.
+    registry, a further column `row` has the other rows, for `encoded`.
     """
     sink = flow.sink
     assert isinstance(sink, KafkaSink)
@@ -107,4 +107,4 @@ def with_rules(rows: DataFrame, flow: FlowSpec) -> DataFrame:
 
 
 RULES, FAILED = "rules of the flow", "records that failed"
-"""Names of the observed counts; no source has one, because names of sources have no blanks."""
+"""Names of the observed counts; no source has one, because a source's name has no blanks."""

@@ -1,7 +1,7 @@
-"""Late rows: those that a flow's watermark has passed, taken out before Spark would drop them without a trace.
+"""Late rows: rows before a flow's watermark, taken out before Spark would silently drop them.
 
-Spark decides by the watermark that it wrote at the begin of a micro-batch, in the checkpoint's log of offsets. So the
-same rows are late when the batch is repeated, and each row is counted once: in time or late.
+What is late follows from the watermark that Spark writes to the checkpoint's log of offsets before a micro-batch. So
+the same rows are late when the batch is repeated, and each row is counted once: in time or late.
 """
 
 import functools
@@ -20,7 +20,7 @@ from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import LateRowsSpec
 
 LATE = "late rows of the flow"
-"""Name of the observed count; no source has it, because names of sources have no blanks."""
+"""Name of the observed count; no source has it, because a source's name has no blanks."""
 
 
 def take_out(spark: SparkSession, plan: DriverPlan, flow: str, late: LateRowsSpec) -> DataFrame:

@@ -52,13 +52,14 @@ class PostgresBatches:
 
     def __init__(self, sink: PostgresSink, query: str) -> None:
         """Prepare; `query` is the name of the query in the table of numbers."""
-        self._sink, self._query = sink, query
+        self._sink = sink
+        self._query = query
         self._connection: Any = None
         self._next: int | None = None
         self.digest = ""
 
     def open(self) -> int | None:
-        """Connect, and wait for the end of what a predecessor is committing."""
+        """Connect, and wait for a commit of a predecessor."""
         to = self._sink.postgres
         login: dict[str, Any] = {"dbname": to.database, "user": to.user, "password": to.password.get_secret_value()}
         login |= {"connect_timeout": _LIMIT_SECONDS, **to.options}
@@ -72,7 +73,8 @@ class PostgresBatches:
                     self._connection.execute(f"CREATE TABLE {_LEDGER_COLUMNS}")
             ledger = f"SELECT next_batch, digest FROM {LEDGER} WHERE query = %s FOR UPDATE"
             found = self._connection.execute(ledger, [self._query]).fetchone()
-        self._next, self.digest = found[0] if found else None, (found and found[1]) or ""
+        self._next = found[0] if found else None
+        self.digest = (found and found[1]) or ""
         return self._next
 
     def write(self, number: int, rows: pyarrow.Table, digest: str = "") -> None:
@@ -93,7 +95,7 @@ class PostgresBatches:
             self._connection.close()
 
     def _set_next(self, number: int, digest: str) -> None:
-        """Set the number first, because its lock keeps another process with this query out."""
+        """Set the number. It comes first, because its lock keeps out another process with this query."""
         if self._next is None:
             changed = self._connection.execute(
                 f"INSERT INTO {LEDGER} VALUES (%s, %s, %s)", [self._query, number, digest]
@@ -102,7 +104,7 @@ class PostgresBatches:
             update = f"UPDATE {LEDGER} SET next_batch = %s, digest = %s WHERE query = %s AND next_batch = %s"
             changed = self._connection.execute(update, [number, digest, self._query, self._next])
         if changed.rowcount != 1:
-            raise SinkUnavailable(f"another process writes the batches of {self._query} too: stop one of them")
+            raise SinkUnavailable(f"another process also writes the batches of {self._query}: stop one of them")
 
     def _copy(self, rows: pyarrow.Table) -> None:
         columns = _names(rows.column_names)
@@ -130,7 +132,7 @@ class PostgresBatches:
 
     @contextlib.contextmanager
     def _errors(self, number: int | None = None) -> Iterator[None]:
-        """Raise errors of PostgreSQL as those of a sink, without values of rows."""
+        """Raise errors of PostgreSQL as errors of the sink, without values of rows."""
         try:
             yield
         except psycopg.Error as cause:
@@ -143,11 +145,11 @@ class PostgresBatches:
                 column = cause.diag.column_name or (at[1] if at else "")
                 constraint = cause.diag.constraint_name or "of texts, such as no NUL"
                 what = f"column {column}" if column else f"constraint {constraint}"
-                text = f"{where}, table {table}, {what}: does not take a value of batch {number} "
+                text = f"{where}, table {table}, {what}: rejected a value of batch {number} "
                 text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
             elif state == _NO_RIGHT:
                 text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to.user}, and create "
-                text += f"{_LEDGER_COLUMNS} if the user may create no table"
+                text += f"{_LEDGER_COLUMNS} if the user may not create tables"
             elif state == _NO_UNIQUE_KEY:
                 text += (
                     f": the sink finds a row again by its keys, so ALTER TABLE {table} ADD UNIQUE ({', '.join(keys)})"

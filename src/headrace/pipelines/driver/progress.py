@@ -14,7 +14,7 @@ from headrace.pipelines.driver.kafka_rows import FAILED, RULES
 from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
 
-_ASKING = "Getting offsets"
+_GETTING_OFFSETS = "Getting offsets"
 _SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
 """Numbers of a report that it also has for each source."""
 
@@ -30,20 +30,20 @@ class ProgressReader:
         self._newest = ""
         self._running = False
         self._work = -1, 0
-        """The newest job, and how many of its tasks have ended."""
+        """The newest job, and how many of its tasks have completed."""
         self.batch_id = -1
-        """The last micro-batch that ended; -1 if none has."""
+        """The last micro-batch that completed; -1 if none has."""
         self._lag: int | None = None
         """Records in Kafka that it had not read."""
 
     @property
     def between_batches(self) -> bool:
-        """Whether no micro-batch runs; one that only asks Kafka for offsets has not begun."""
-        return not self.query.status["isTriggerActive"] or self._message.startswith(_ASKING)
+        """Whether no micro-batch runs; one that only gets offsets from Kafka has not begun."""
+        return not self.query.status["isTriggerActive"] or self._message.startswith(_GETTING_OFFSETS)
 
     @property
     def failure(self) -> Exception | None:
-        """Why the query has ended; None if it has read all that it was to read."""
+        """Why the query has ended; None if it has read everything."""
         failed = self.query.exception()
         if self._spec.driver.remote and not failed and (self._lag or not self._spec.trigger.once):
             return ConnectionError("the Spark Connect server has ended the flow")  # as it does when it ends
@@ -54,25 +54,25 @@ class ProgressReader:
         return str(self.query.status["message"])
 
     def report(self) -> bool:
-        """Report the begin of reading once, and each micro-batch that ended since the last call; return if one has."""
+        """Report once that reading has begun, and each completed micro-batch; return if one has completed."""
         if self._sink:
             self._sink.poll()
         before, last = self._newest, self.query.lastProgress
         if last is not None and last["timestamp"] != before:
-            # Spark keeps the last hundred; a poll is far more frequent than that many batches.
+            # Spark keeps the last hundred, and polls are far more frequent than a hundred batches.
             recent = reversed(self.query.recentProgress)  # not compared by time, because clocks are set back
             for progress in reversed([*itertools.takewhile(lambda each: each["timestamp"] != before, recent)]):
                 self._newest = progress["timestamp"]
                 event = to_event(self.query.name, progress)
                 self.batch_id, self._lag = event.batch_id, event.lag_records
                 self._send(event)
-        if not self._running and (self._newest or not self._message.startswith(("Initializing", _ASKING))):
+        if not self._running and (self._newest or not self._message.startswith(("Initializing", _GETTING_OFFSETS))):
             self._running = True
             self._send(FlowRunning(self.query.name))
         return self._newest != before
 
     def report_work(self, tracker: StatusTracker) -> None:
-        """Report that tasks of the present micro-batch have ended since the last call."""
+        """Report it if tasks of the present micro-batch have completed since the last call."""
         job = max(tracker.getJobIdsForGroup(str(self.query.runId)), default=-1)
         known = tracker.getJobInfo(job)
         stages = [tracker.getStageInfo(stage) for stage in known.stageIds] if known else []

@@ -33,7 +33,7 @@ _SETTINGS = Path(__file__).with_name("spark.properties")
 _LOOPBACK = "127.0.0.1"
 _PROVIDERS = "org.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.FileConfigProvider"
 _LISTS = {"extraJavaOptions": " ", "extraClassPath": os.pathsep, "spark.jars": ",", "spark.files": ","}
-"""Ends of settings that are added to those of Headrace, with what separates them."""
+"""Ends of the names of settings that are appended to those of Headrace, with their separators."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
@@ -49,9 +49,9 @@ class JvmEnded(Exception):
 def spark_session(plan: DriverPlan, on_wait: Callable[[str], None]) -> Iterator[SparkSession]:
     """Give a running session, and end its JVM afterwards.
 
-    Waits as long as another process uses the pipeline's folder; `on_wait` is called with its name before.
+    Waits while another process uses the pipeline's folder; before that, `on_wait` is called with its name.
     """
-    # Spark's Python workers otherwise run whatever `python3` is on the PATH.
+    # Otherwise Spark's Python workers run whatever `python3` is on the PATH.
     os.environ["PYSPARK_PYTHON"] = str(plan.spec.driver.settings.get("spark.pyspark.python", sys.executable))
     os.environ["SPARK_LOCAL_DIRS"] = str(plan.scratch)
     if not plan.spec.driver.on_cluster:
@@ -78,7 +78,7 @@ def _local(plan: DriverPlan, lock: IO[str]) -> Iterator[SparkSession]:
     try:
         send_code(context.addPyFile, plan)
         yield SparkSession(context)
-    except Exception as cause:  # boundary: the status shows the JVM's end rather than what followed from it
+    except Exception as cause:  # boundary: the status shows the JVM's end, not what followed from it
         raise _ended_jvm(gateway.proc) or cause from cause
     finally:
         _end(context, gateway)
@@ -104,8 +104,8 @@ def _remote(plan: DriverPlan) -> Iterator[SparkSession]:
 
 
 def _ended_jvm(process: Any) -> JvmEnded | None:
-    """Return what to raise if the JVM is no more: the errors of a lost connection say nothing of the cause."""
-    with contextlib.suppress(Exception):  # boundary: a JVM that lives on is not the cause
+    """Return what to raise if the JVM has ended: the errors of a lost connection do not name the cause."""
+    with contextlib.suppress(Exception):  # boundary: a JVM that still runs is not the cause
         return JvmEnded(process.wait(_JVM_GONE_SECONDS))
     return None
 
@@ -119,7 +119,7 @@ def _end(context: SparkContext, gateway: Any) -> None:
 
 
 def settings(plan: DriverPlan) -> dict[str, str]:
-    """Return Spark's settings for a plan: Spark's name to text."""
+    """Return Spark's settings for a plan, as texts by name."""
     driver = plan.spec.driver
     threads = str(driver.cores or "*")
     if "task" in plan.spec.transactions:
@@ -171,8 +171,8 @@ def _java_options(plan: DriverPlan) -> str:
         "java.io.tmpdir": plan.scratch,
         **dict([_PROVIDERS.split("=")]),
     }
-    # A heap that is full ends the JVM, and the run starts again from its checkpoint, rather than crawl. The serial
-    # collector takes the least memory of all, and on two cores as little time as any.
+    # A full heap ends the JVM, and the run restarts from its checkpoint instead of crawling. The serial collector takes
+    # the least memory of all, and on two cores no more time than others.
     # A core file would hold secrets.
     flags = "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -XX:-CreateCoredumpOnCrash"
     flags += " -Xlog:cds=off -Xlog:cds+dynamic=off"

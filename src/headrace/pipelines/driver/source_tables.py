@@ -1,4 +1,4 @@
-"""Sources as tables: records of topics as rows, files, made rows, static tables."""
+"""Sources as tables: records of topics as rows, files, generated rows, static tables."""
 
 import json
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from headrace.pipelines.sources import (
 )
 
 RAW = "records"
-"""Behind a source's name and a blank: the name of the table of its records as they are, for handlers."""
+"""Appended to a source's name with a blank: the table of its unchanged records, for handlers."""
 CORRUPT = "_corrupt_record"
-"""Column with the text of a row that is not of its schema."""
+"""Column with the text of a row that does not match its schema."""
 _END = f"_{uuid4().hex[:8]}"
-"""Last field of objects that are parsed; no record can know its name."""
+"""Last field of objects that are parsed; its name is random, so that no record has it."""
 RECORD_COLUMNS = {"key": "_record_key", "headers": "_record_headers"}
 """Columns of Kafka's connector, and their names among the columns of a row."""
 _EXCERPT_LENGTH = 40
@@ -39,8 +39,8 @@ _LATENCY_BOUND_SECONDS = 1.0
 def register_source(spark: SparkSession, plan: DriverPlan, name: str, *, bounded: bool = False) -> None:
     """Make a source known to SQL under its name, and the corrupt records of a topic under its name with `_corrupt`.
 
-    Every flow that reads it counts the records of a topic that are no row. A `bounded` table is not a stream: it has
-    the slices of the plan's task.
+    Every flow that reads it counts the corrupt records of a topic. A `bounded` table is not a stream: it has the slices
+    of the plan's task.
     """
     source = plan.spec.sources[name]
     reader: Any = spark.read if bounded else spark.readStream
@@ -84,15 +84,15 @@ def kafka_options(plan: DriverPlan, source: KafkaSource) -> dict[str, str]:
         "subscribe": source.topic,
         "startingOffsets": source.starting,
         "includeHeaders": "true",
-        # A query in real-time mode reads without an end.
+        # A micro-batch in real-time mode reads without an end.
         **({} if trigger.realtime else {"maxOffsetsPerTrigger": str(trigger.max_records)}),
-        # Missing offsets stop the flow: continuing would pass over records silently.
+        # Missing offsets stop the flow: continuing would silently skip records.
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
-        # Short breaks of Kafka pass unnoticed; after about a minute the flow fails, and readiness has the reason.
+        # A short outage of Kafka passes; after about a minute the flow fails, and readiness has the reason.
         "kafka.request.timeout.ms": "15000",
         "kafka.default.api.timeout.ms": "15000",
-        # The default of 500 ms is waited out inside a micro-batch whenever a partition has nothing more.
+        # A micro-batch waits the default of 500 ms in full whenever a partition has nothing more.
         **({"kafka.fetch.max.wait.ms": "10"} if quick else {}),
         **texts(source.options),
     }
@@ -113,7 +113,7 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
         records, text = decoded(records.drop("problem"), plan.secrets), f.col("text")
     schema = StructType.fromDDL(columns)
     if not isinstance(schema, StructType):
-        raise PipelineInvalid(f"schema {source.value_schema} names no columns: write `name TYPE, name TYPE`")
+        raise PipelineInvalid(f"schema {source.value_schema} has no columns: write `name TYPE, name TYPE`")
     parser = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     marked, is_flat = _with_end(text)
     row = f.from_json(marked, schema.add(_END, BooleanType()).add(CORRUPT, StringType()), parser)
@@ -126,7 +126,7 @@ def with_rows(records: DataFrame, source: KafkaSource, plan: DriverPlan) -> Data
 def _with_end(text: Column) -> tuple[Column, Column]:
     """Return a JSON object with one more field at its end, and whether it is flat and needs none.
 
-    Spark reads an object and ignores what is behind it. So the field is found only if the object is the whole text.
+    Spark reads an object and ignores text after it. So the field is found only if the object is the whole text.
     The first brace that closes a flat object is its last character.
     """
     whole = f.when(text.endswith("}"), text).otherwise(f.rtrim(text, f.lit(" \t\r\n"))).cast("binary")
@@ -167,7 +167,7 @@ def rows(parsed: DataFrame, source: KafkaSource, name: str, further: Mapping[str
 def _mismatch(parsed: DataFrame, source: KafkaSource, name: str, *, excerpts: bool) -> Column:
     """Return why the value of a corrupt record is not a row: the first field that is not of its type.
 
-    With `excerpts` the begin of the field's value is in it. SQL, because executors may have no Python for it.
+    With `excerpts` it includes the beginning of the field's value. SQL, because executors may have no Python for it.
     """
     head = f.lit(f"the value does not match the schema of {name}")
     if source.value_format == "string":
@@ -214,5 +214,5 @@ def _table(spark: SparkSession, plan: DriverPlan, source: TableSource) -> DataFr
 
 
 def texts(options: Options | dict[str, Any]) -> dict[str, str]:
-    """Return options as Spark takes them: every value a text, and true as `true`."""
+    """Return options as Spark takes them: every value is a text, and true is `true`."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

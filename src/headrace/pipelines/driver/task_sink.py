@@ -1,7 +1,7 @@
 """A micro-batch in several transactions: each task of Spark writes its records in one, in a Python worker.
 
-The key of a record decides on its task, so a micro-batch that comes again has the same tasks with the same records.
-Kafka has a number for each task, and with it a digest of the keys: a task whose keys differ is refused.
+The key of a record decides on its task, so a repeated micro-batch has the same tasks with the same records. Kafka
+stores a number for each task, with a digest of the keys: a task whose keys differ is rejected.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,10 +33,10 @@ class TaskWriter(NamedTuple):
     secrets: Path
     """The file with the access to Kafka."""
     accepts: bool
-    """Whether a task is written although Kafka has it with other keys."""
+    """Whether a task is written even if Kafka has it with other keys."""
 
     def all_of(self, batch: DataFrame, tasks: int) -> pa.Table:
-        """Write a micro-batch with so many tasks. Returns no records, because none are left to write."""
+        """Write a micro-batch with this number of tasks. Returns no records, because none are left to write."""
         parts = batch.repartition(tasks, f.coalesce("key", "value"))
         return parts.mapInArrow(self.one_task, batch.schema).toArrow()
 
@@ -46,7 +46,8 @@ class TaskWriter(NamedTuple):
         Raises:
             PipelineInvalid: Kafka has the task with other keys.
         """
-        records, context = [*batches], TaskContext.get()
+        records = [*batches]
+        context = TaskContext.get()
         assert context
         keys = (key for each in records for key in pc.coalesce(each["key"], each["value"], b"").to_pylist())
         digest = f"{sum(map(len, records))} {sum(map(crc32, keys))}"
@@ -58,7 +59,7 @@ class TaskWriter(NamedTuple):
         if decision == "ahead":
             raise PipelineInvalid(
                 f"batch {self.number} had other keys before, so rows would be repeated or missing: give the sink "
-                "a key that is the same whenever a row is computed. To write it once more, perhaps a second time, set "
+                "a key that is the same whenever a row is computed. To write it, perhaps a second time, set "
                 "sink.accept_unknown_batch: true for the next start"
             )
         if records and decision == "write":

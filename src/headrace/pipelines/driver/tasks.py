@@ -1,4 +1,4 @@
-"""Tasks that end with a response: describe, show and trial. None of them writes to a sink or to a checkpoint."""
+"""Tasks that end with a response: describe, show, test and state. None of them writes to a sink or to a checkpoint."""
 
 import contextlib
 import functools
@@ -34,19 +34,19 @@ from headrace.pipelines.sql import without_streaming
 def serve_requests(spark: SparkSession, plan: protocol.DriverPlan, requests: IO[str], send: protocol.SendEvent) -> None:
     """Answer a request and all that follow it, until there are no more."""
     while True:
-        send(_answer(spark, plan))
+        send(_response_of(spark, plan))
         if not (line := requests.readline()):
             return
         plan = protocol.DriverPlan.model_validate_json(line)
 
 
-def _answer(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEvent:
+def _response_of(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEvent:
     before = set(sys.modules)
     try:
-        work = {"describe": _describe, "show": _show, "trial": _trial, "state": kept_rows}[plan.task.kind]
+        work = {"describe": _describe, "show": _show, "test": _test, "state": kept_rows}[plan.task.kind]
         result = work(spark, plan)
         if len(msgspec.json.encode(result)) > protocol.MOST_RESPONSE_BYTES:
-            raise PipelineInvalid("the rows are larger than 64 MB: take fewer of them (--limit), or fewer columns")
+            raise PipelineInvalid("the rows are larger than 64 MB: show fewer of them (--limit), or fewer columns")
         return protocol.TaskResult(result)
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
@@ -66,7 +66,7 @@ def _answer(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEv
 
 def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     """Return the columns of each part, the state that each flow keeps, what its checkpoint would freeze, and what
-    Spark refuses."""
+    Spark rejects."""
     java: Any = spark._jvm
     check = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming
     parts: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
                     parts[path]["state"] = list(state_of(analyzed, sink.mode))
                     frame.select(f.expr(getattr(sink, "key", None) or "1"))
         except PartFailed as failure:
-            # A part that reads a refused one cannot find it.
+            # A part cannot find a rejected part that it reads.
             if not problems or failure.event.error != "TABLE_OR_VIEW_NOT_FOUND":
                 problems.append(msgspec.to_builtins(failure.event) | {"stack": traceback.format_exc()})
     frozen: dict[str, Any] = {}
@@ -102,9 +102,10 @@ def _show(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
         return {"columns": frame.columns, "rows": [json.loads(line) for line in _lines(frame, plan.task.limit)]}
 
 
-def _trial(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
+def _test(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     """Return for each expected part its rows and the expected ones, as JSON texts with the same columns and types."""
-    task, folder = plan.task, plan.scratch / "trial"
+    task = plan.task
+    folder = plan.scratch / "test"
     shutil.rmtree(folder, ignore_errors=True)
 
     def register(name: str) -> None:
@@ -116,7 +117,7 @@ def _trial(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
             spark.createDataFrame([], spark.table(corrupt).schema).createOrReplaceTempView(corrupt)
         schema, below, steps = spark.table(name).schema, folder / name, task.given.get(name) or [[]]
         below.mkdir(parents=True)
-        if fixed or not task.streaming:  # several files would be read in an order of their own
+        if fixed or not task.streaming:  # Spark would read several files in an order of its own
             steps = [[row for step in steps for row in step]]
         for number, step in enumerate(steps):
             file = below / f"{number}.json"
@@ -184,10 +185,10 @@ def _parts(
 
 def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
     """Return all rows that a streaming query has written after its last micro-batch."""
-    table = f"trial_{name}".replace("-", "_")
+    table = f"test_{name}".replace("-", "_")
     mode = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append"
     writer = frame.writeStream.format("memory").queryName(table).outputMode(mode).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(plan.scratch / "trial" / f"checkpoint-{name}")).start().awaitTermination()
+    writer.option("checkpointLocation", str(plan.scratch / "test" / f"checkpoint-{name}")).start().awaitTermination()
     return spark.table(table)
 
 

@@ -1,7 +1,7 @@
 """Formats of values in Spark: a value becomes JSON text, which is read as a row; a row becomes a value.
 
-Schemas are found by the ids in the values, so a micro-batch may have several, and a new one needs no restart. Spark's
-Python workers import this module, and ask the schema registry themselves.
+Each value names its schema by id, so a micro-batch may have several schemas, and a new one needs no restart. Spark's
+Python workers import this module, and get schemas from the registry themselves.
 """
 
 import asyncio
@@ -53,23 +53,23 @@ class BlockingRegistry:
         self._loop = asyncio.new_event_loop()
         self._codecs: dict[int, Any] = {}
 
-    def ask(self, response: Coroutine[Any, Any, T]) -> T:
-        """Return the response of the client."""
-        return self._loop.run_until_complete(response)
+    def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a call of the client."""
+        return self._loop.run_until_complete(call)
 
     def schema(self, found: RegisteredSchema) -> protocol.Schema:
         """Return a schema with the texts that it refers to."""
-        return protocol.Schema(found.id, found.type, found.text, self.ask(self.client.texts_of(found.references)))
+        return protocol.Schema(found.id, found.type, found.text, self.wait_for(self.client.texts_of(found.references)))
 
     def codec(self, schema_id: int) -> Any:
         """Return the codec of a schema.
 
         Raises:
             FormatError: The registry does not have it, or it is not usable.
-            RegistryUnavailable: The registry is needed and does not answer.
+            RegistryUnavailable: The registry is needed and does not respond.
         """
         if (codec := self._codecs.get(schema_id)) is None:
-            found = self.schema(self.ask(self.client.by_id(schema_id)))
+            found = self.schema(self.wait_for(self.client.by_id(schema_id)))
             codec = self._codecs[schema_id] = compile_schema(found.schema_type, found.text, found.references)
         return codec
 
@@ -85,10 +85,10 @@ registry_of = functools.cache(BlockingRegistry)
 
 
 class FailurePolicy(NamedTuple):
-    """What becomes of a record that a handler fails for, or of a row that does not fit its schema."""
+    """What happens to a record that a handler fails for, or to a row that does not fit its schema."""
 
     group: str
-    """Group that shows the flow's progress; dead letters name it."""
+    """Group that shows the flow's progress; its name is in dead letters."""
     topic: str
     """Of dead letters."""
     on_error: Literal["dead_letter", "drop", "fail"]
@@ -119,14 +119,16 @@ def columns_of(value_format: str, topic: str, secrets: Path) -> str:
     """
     registry = registry_of(secrets)
     try:
-        found = registry.schema(_of_format(registry.ask(registry.client.of_subject(f"{topic}-value")), value_format))
+        found = registry.schema(
+            _of_format(registry.wait_for(registry.client.of_subject(f"{topic}-value")), value_format)
+        )
         return sql_columns(found.schema_type, found.text, found.references)
     except FormatError as cause:
         raise PipelineInvalid(f"{cause}. Or write the columns: schema: name TYPE, name TYPE") from cause
 
 
 def decoded(records: DataFrame, secrets: Path) -> DataFrame:
-    """Return records with two more columns: `text` is the value as JSON, `problem` says why there is none."""
+    """Return records with two more columns: `text` is the value as JSON, `problem` the reason if there is none."""
     schema = StructType([*records.schema.fields]).add("text", "string").add("problem", "string")
     return records.mapInArrow(functools.partial(_decode, secrets), schema)
 
@@ -146,21 +148,23 @@ def _decode(secrets: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def encoded(records: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
-    """Return the records of a flow, whose values are made of their column `row` if it is not null.
+    """Return the records of a flow, with values made from their column `row` if it is not null.
 
     Raises:
-        PipelineInvalid: The registry does not have the schema or refuses it, or it is of another format.
+        PipelineInvalid: The registry does not have the schema or rejects it, or it is of another format.
     """
-    flow, registry = plan.spec.flows[name], registry_of(plan.secrets)
-    sink, subject = flow.sink, f"{flow.sink.topics[0]}-value"
+    flow = plan.spec.flows[name]
+    sink = flow.sink
+    subject = f"{sink.topics[0]}-value"
+    registry = registry_of(plan.secrets)
     assert isinstance(sink, KafkaSink)
     try:
         if sink.schema_file:
             text = Path(plan.path(sink.schema_file)).read_text("utf-8")
-            response = registry.client.register(subject, text, SCHEMA_TYPES[sink.value_format])
+            call = registry.client.register(subject, text, SCHEMA_TYPES[sink.value_format])
         else:
-            response = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
-        schema_id = _of_format(registry.ask(response), sink.value_format).id
+            call = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
+        schema_id = _of_format(registry.wait_for(call), sink.value_format).id
     except (FormatError, OSError) as cause:
         raise PipelineInvalid(f"{cause}. Register the schema, or name it: schema_id or schema_file") from cause
     failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)
@@ -168,7 +172,7 @@ def encoded(records: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
 
 
 def counted(records: DataFrame) -> DataFrame:
-    """Return what is to be written of `RECORD`, and count what failed."""
+    """Return the records to write, with the columns of `RECORD`, and count those that failed."""
     return records.observe(FAILED, f.count_if("failed").alias("failed")).where("topic IS NOT NULL").drop("failed")
 
 
@@ -182,7 +186,7 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 def encode(
     schema_id: int, failures: FailurePolicy, secrets: Path, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Make values of rows: the function of `mapInArrow`."""
+    """Make values from rows; the function of `mapInArrow`."""
     header, codec = header_of(schema_id), registry_of(secrets).codec(schema_id)
     framed = getattr(codec, "encode_python", None) or (lambda text: codec.encode(text.encode()))
     names = "topic", "key", "value", "headers", "row"

@@ -23,7 +23,7 @@ def rows_of(spark: SparkSession, plan: DriverPlan, query: QuerySpec) -> DataFram
     """Return the rows of a query.
 
     Raises:
-        PipelineInvalid: The Python function cannot be found or fails, or returns no DataFrame.
+        PipelineInvalid: The Python function is missing, fails, or does not return a DataFrame.
     """
     if query.sql:
         return spark.sql(query.sql)
@@ -64,9 +64,9 @@ def _function(plan: DriverPlan, reference: str) -> Any:
 
 
 def _send_with_functions(folder: str) -> None:
-    """Let functions take along the modules of a folder, because workers of a Connect server may not find them.
+    """Pickle functions with the modules of a folder, because workers of a Connect server may not find them.
 
-    For a function of a column the server's workers look in no folder of sent files; for a handler they do.
+    For a function of a column the server's workers do not look for sent files; for a handler they do.
     """
     for module in list(sys.modules.values()):
         if Path(getattr(module, "__file__", None) or "/").parent == Path(folder):

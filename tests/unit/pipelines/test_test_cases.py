@@ -8,7 +8,7 @@ import pytest
 from yaml_table import table
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver_tasks import differences, load_trial, steps_of
+from headrace.pipelines.test_cases import differences, load_test_case, steps_of
 
 
 def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
         "expect: {flow: [{at: 2026-01-01T00:00:00Z}], view: c.json}\n"
         "streaming: true\n"
     )
-    task = load_trial(tmp_path / "one.yaml").task(tmp_path)
+    task = load_test_case(tmp_path / "one.yaml").task(tmp_path)
     assert task.given["passages"] == [
         [{"plate": "B 1", "cents": 700, "at": "2026-01-01T00:00:00Z"}, {"plate": "007", "cents": None, "at": None}]
     ]
@@ -37,7 +37,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, sentence
     """As any other file of Headrace."""
     (tmp_path / "one.yaml").write_text(text)
     with pytest.raises(PipelineInvalid) as refused:
-        load_trial(tmp_path / "one.yaml")
+        load_test_case(tmp_path / "one.yaml")
     assert sentence in str(refused.value)
 
 
@@ -48,7 +48,7 @@ def test_a_file_of_rows_that_cannot_be_read_is_named(tmp_path: Path, name: str, 
         (tmp_path / name).write_text(text)
     (tmp_path / "one.yaml").write_text(f"expect: {{a: {name}}}\n")
     with pytest.raises(PipelineInvalid, match=f"{tmp_path}/{name}: "):
-        load_trial(tmp_path / "one.yaml").task(tmp_path)
+        load_test_case(tmp_path / "one.yaml").task(tmp_path)
 
 
 def test_a_file_of_rows_is_never_cut(tmp_path: Path) -> None:

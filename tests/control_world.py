@@ -60,7 +60,7 @@ class FakePump:
 
     def __init__(self, *partitions: TopicPartition) -> None:
         self.group, self.member, self.retries = "g", None, None
-        self.moves = self
+        self.seeks = self
         self.lanes: dict[TopicPartition, Any] = {}
         self.assign(*partitions)
         self.whole = ""

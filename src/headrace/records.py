@@ -16,7 +16,7 @@ _RESERVED = "headrace."
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a header is Headrace's own: such headers of clients are left out, because they could be false."""
+    """Return whether a header is Headrace's own: such headers of clients are left out as they may be forged."""
     return name[: len(_RESERVED)].lower() == _RESERVED
 
 
@@ -48,7 +48,7 @@ Offsets = Mapping[TopicPartition, int]
 Epochs = Mapping[TopicPartition, int]
 """The assignment epoch of each partition."""
 CommitOffsets = Mapping[TopicPartition, Committed]
-"""What is committed, or to be committed, of each partition."""
+"""What is committed, or will be committed, of each partition."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -86,8 +86,8 @@ Row = tuple[int, int, bytes | None, bytes | None, list[Header] | None, int]
 class RecordBatch(Sequence[Record]):
     """Records of one partition, in the order of their offsets, as columns. Neither it nor a column is ever changed.
 
-    A `Record` is made only for who takes one by its index or iterates. A slice has columns of its own, so that it
-    keeps no other records in memory.
+    A `Record` is made only by an index access or an iteration. A slice has its own columns, so that it keeps no other
+    records in memory.
     """
 
     __slots__ = ("headers", "keys", "offsets", "size_bytes", "sizes", "timestamps_ms", "topic_partition", "values")
@@ -153,7 +153,7 @@ class RecordBatch(Sequence[Record]):
         return RecordBatch.from_rows(self.topic_partition, [rows[index] for index in indexes])
 
     def rows(self) -> Iterator[Row]:
-        """Iterate over the records as rows, which costs less than to make a `Record` of each."""
+        """Iterate over the records as rows, which is cheaper than a `Record` for each."""
         columns = self.offsets, self.timestamps_ms, self.keys, self.values, self.headers or repeat(None), self.sizes
         return zip(*columns, strict=False)
 
@@ -245,11 +245,11 @@ class InstanceOwner(msgspec.Struct, frozen=True):
     principal: str
     """Who created the instance; empty without authentication."""
     gone_at: float | None = None
-    """When the process had ended, in seconds since the epoch; None while it has the instance."""
+    """When the process ended, in seconds since the epoch; None while it has the instance."""
 
 
 CORRELATION_ID: Final = "X-Correlation-Id"
 TRACEABILITY_ID: Final = "X-Traceability-Id"
-"""Headers of records that name the request, and the work, that they come from."""
+"""Headers of records: the request, and the unit of work, that they belong to."""
 Produce = Callable[[Sequence[OutgoingRecord]], Awaitable[Sequence[Any]]]
 """Writes records and returns one result per record, in their order: `Produced`, or the error of one that failed."""

@@ -22,7 +22,7 @@ def test_a_dead_letter_topic_below_its_minimum_of_replicas_holds_its_partition(
     scenario.backend.response = PlannedResponse(status=422)
     kafka_three.kill(3)
     scenario.write(scenario.topic, OutgoingRecord(scenario.topic, b"k", b"v", None, 0))
-    said = f"{scenario.topic}-0 waits, dead letters=1 from offset 0 on are not acknowledged yet"
+    said = f"{scenario.topic}-0 is waiting: dead letters=1 from offset 0 on are not acknowledged yet"
     scenario.wait_until(lambda: said in process.output, "the log")
     assert scenario.behind(scenario.topic, scenario.group) == 1
     kafka_three.restart(3)

@@ -146,7 +146,7 @@ class Assembly:
         offsets_of = (
             functools.partial(ask_offset, destination.client, backend.offsets_path) if backend.offsets_path else None
         )
-        hooks = PumpHooks(on_ended=context.on_ended("REACTIVE_CONSUMER", reactive.group))
+        hooks = PumpHooks(on_completed=context.on_completed("REACTIVE_CONSUMER", reactive.group))
         pump, retry_pump, retries = self._pumps(
             label,
             reactive.group,
@@ -248,7 +248,7 @@ class Assembly:
         if trigger.explicit_ack_mode != "disable":
             pump, up_to = self.consumers[-1].pump, trigger.explicit_ack_ends == "upTo"
             acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
-            deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
+            deliver_again.update(dict.fromkeys(trigger.topics, pump.seeks.deliver_again))
         return services
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
@@ -334,7 +334,7 @@ class Assembly:
         context, limit = self._context, trigger.kafka.fetch_max
         function = self._destination(trigger, workers, held)
         hooks = PumpHooks(
-            on_ended=context.on_ended("STREAMING_CONSUMER", trigger.group),
+            on_completed=context.on_completed("STREAMING_CONSUMER", trigger.group),
             partitions=function,
             most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
             commit_seconds=trigger.kafka.commit_interval,

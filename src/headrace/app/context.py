@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.delivery.outcomes import OnEnded, Outcome, Reply
+from headrace.delivery.outcomes import OnCompleted, Outcome, Reply
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
@@ -48,18 +48,18 @@ class ProcessContext:
         clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
         return [each for each in dict.fromkeys([self.registry.tls, *clients, self.audit_producer, self.audit]) if each]
 
-    def on_ended(self, audit_type: str, group: str) -> OnEnded | None:
+    def on_completed(self, audit_type: str, group: str) -> OnCompleted | None:
         """Return what writes audit events of a group's ended records; None without an audit."""
         if self.audit is None:
             return None
         consumed = self.audit.consumed
 
-        def on_ended(
+        def on_completed(
             records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
         ) -> None:
             consumed(Consumption(audit_type, group, replay), records, size_bytes, how, replies)
 
-        return on_ended
+        return on_completed
 
     def audited_produce(self, audit_type: str = "PRODUCER", *, in_order: bool = False) -> Produce:
         """Return what writes records with the inner producer, and audit events of them if there is an audit."""

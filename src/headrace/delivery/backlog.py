@@ -1,7 +1,7 @@
 """The backlog of a lane: its records that have not begun, and which of them may begin now.
 
-In the orders `partition` and `none` all of them may, and nothing is done for each record. In order `key` a record is
-ready, or blocked by an earlier one of its key. The cost of a step does not depend on the number of open records.
+In the orders `partition` and `none` all of them may, and there is no work per record. In order `key` a record is ready,
+or blocked by an earlier record of its key. The cost of a step does not depend on the number of records in flight.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from headrace.records import Record, RecordBatch, Row, TopicPartition
 
 _KEY: Final = 2
 _SIZE: Final = 5
-"""Where they are in a row."""
+"""Their indexes in a row."""
 
 
 class Backlog:
@@ -22,7 +22,7 @@ class Backlog:
 
     def __init__(self, context: PumpContext) -> None:
         self.begun_records = 0
-        """Records that were taken and have not ended."""
+        """Records that were taken and are not completed."""
         self._context = context
         self._batches: deque[RecordBatch] = deque()
         self._begun = 0
@@ -41,9 +41,9 @@ class Backlog:
             self._ready_records += len(records)
 
     def take(self) -> RecordBatch:
-        """Return records to be delivered together; only if some are ready.
+        """Return records to deliver together; call it only if some are ready.
 
-        They are a slice of a batch, a batch, or small batches joined.
+        The result is a slice of a batch, a batch, or small batches joined.
         """
         parts: list[RecordBatch] = []
         records, size_bytes = self._context.most_records, self._context.batch.max_bytes
@@ -75,7 +75,7 @@ class Backlog:
         return next(filter(None, every), None)
 
     def release(self, records: RecordBatch) -> None:
-        """Unblock what waited for these records, which have ended."""
+        """Unblock the records that waited for these, which are completed."""
         self.begun_records -= len(records)
 
     def clear(self) -> None:
@@ -85,13 +85,13 @@ class Backlog:
 
 
 class KeyBacklog(Backlog):
-    """Records of one lane that have not begun, of which only the first of each key may."""
+    """Records of one lane that have not begun, of which only the first of each key may begin."""
 
     def __init__(self, context: PumpContext, partition: TopicPartition) -> None:
         super().__init__(context)
         self._partition = partition
         self._ready: deque[Row] = deque()
-        self._blocked: dict[bytes | None, deque[Row] | None] = {}  # keys in flight, and what each blocks
+        self._blocked: dict[bytes | None, deque[Row] | None] = {}  # keys in flight, and the records that each blocks
 
     @property
     def ready_records(self) -> int:

@@ -1,16 +1,16 @@
 """Blocked keys: the order of a key is kept while a record of it waits in a retry topic.
 
-A compacted topic holds which records wait: an entry per record, and its tombstone once the record has ended. While a
-key has entries, its later records follow them into the retry topic. The order of the writes keeps this correct:
+A compacted topic lists the records that wait: an entry per record, and its tombstone once the record is completed.
+While a key has entries, its later records follow them into the retry topic. The order of the writes keeps this correct:
 
-1. The entry is acknowledged before the record is written to the retry topic, and that before the record has ended in
-   its own topic. So a key is never free while a record of it waits.
-2. The tombstone is acknowledged after the record was delivered from the retry topic, and before it has ended there. So
-   a copy that a crash leaves in the retry topic is recognised, and not delivered after later records of its key.
-3. A process that takes over a partition first reads the topic up to its present end.
+1. The entry is acknowledged before the record is written to the retry topic. That write is acknowledged before the
+   record is completed in its own topic. So a key is never free while a record of it waits.
+2. The tombstone is acknowledged after the record was delivered from the retry topic, and before it is completed there.
+   So a copy that a crash leaves in the retry topic is recognised, and not delivered after later records of its key.
+3. A process that takes over a partition first reads the topic up to its current end.
 
-After a crash a record is delivered again. It has ended before if it has no entry and a later record of its key has
-one: the later one would not wait otherwise.
+After a crash a record is received again. It was already completed if it has no entry and a later record of its key has
+one: otherwise the later record would not wait.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _ENTRY = b"waits"
 _READ_SECONDS = 30.0
 _WRITE_SECONDS = 150.0
-"""Longer than the producer tries to deliver a record, so its own error comes first."""
+"""Longer than the delivery timeout of the producer, so the error of the producer comes first."""
 _MOST_RECORDS = 250_000
 _ROUND_SECONDS = 60.0
 _MOST_ENTRIES = 1000
@@ -68,13 +68,13 @@ class EntryTable(Protocol):
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic; another one once the topic was created again."""
+        """Kafka's id of the topic; it changes when the topic is created again."""
 
     async def put_all(self, entries: Mapping[str, bytes | None], limit_seconds: float) -> list[int]:
         """Write entries, wait until they are read back, and return their offsets."""
 
     async def read_to_end(self, limit_seconds: float) -> None:
-        """Wait until everything is read that is written now."""
+        """Read everything that is written up to now."""
 
     async def reach(self, position: int, limit_seconds: float) -> None:
         """Wait until everything before an offset is read."""
@@ -90,14 +90,16 @@ class BlockedKeys:
         self._most_records, self._records = most_records, 0
         self._caught_up: dict[TopicPartition, int] = {}
         self._ending: dict[tuple[TopicPartition, int], asyncio.Event] = {}
-        """Records whose tombstones are being written; set where a write failed, and may have happened."""
+        """Records whose tombstones are being written. The event is set if a write failed, and may have happened."""
         table.watch("", self._take)
 
     def _take(self, entry: str, value: bytes | None) -> None:
         try:
             topic, partition, offset, key = msgspec.json.decode(entry, type=_Key)
         except ValueError as cause:
-            log.error("the key %.200r in a table of blocked keys has an unknown form and is ignored: %s", entry, cause)
+            log.error(
+                "ignored the entry %.200r in a table of blocked keys, which has an unknown form: %s", entry, cause
+            )
             return
         blocked = TopicPartition(topic, partition), key
         if value is not None:
@@ -110,7 +112,7 @@ class BlockedKeys:
                 del self._keys[blocked]
 
     def of(self, record: Record) -> Mapping[int, int]:
-        """Return the records of a record's key that wait: their offsets, each with the offset of its entry."""
+        """Return the records that wait with the same key: their offsets, each with the offset of its entry."""
         return self._keys.get((record.topic_partition, record.key), _NONE)
 
     def entries(self) -> Iterator[BlockedEntry]:
@@ -120,10 +122,10 @@ class BlockedKeys:
                 yield BlockedEntry(partition, key, offset, position)
 
     async def read_to_end(self) -> None:
-        """Wait until everything is read that is written by now.
+        """Read everything that is written up to now.
 
         Raises:
-            HeadraceError: It takes too long.
+            HeadraceError: It timed out.
         """
         await self._table.read_to_end(_READ_SECONDS)
 
@@ -131,7 +133,7 @@ class BlockedKeys:
         """Wait until an entry is read, and once per assignment until everything written before is read.
 
         Raises:
-            DestinationUnavailable: It takes too long; the delivery is to be repeated.
+            DestinationUnavailable: It timed out; repeat the delivery.
         """
         try:
             if self._caught_up.get(delivery.partition) != delivery.epoch:
@@ -139,15 +141,15 @@ class BlockedKeys:
                 self._caught_up[delivery.partition] = delivery.epoch
             await self._table.reach(entry + 1, _READ_SECONDS)
         except HeadraceError as cause:
-            raise DestinationUnavailable(f"the table of blocked keys is not read: {cause}") from cause
+            raise DestinationUnavailable(f"failed to read the table of blocked keys: {cause}") from cause
 
     async def is_waiting(self, delivery: Delivery, delayed: DelayedRecord) -> bool:
-        """Return whether a record of a retry topic waits, and has not ended already.
+        """Return whether a record of a retry topic still waits, and is not already completed.
 
-        It waits too if the topic of blocked keys was created again since it was written: that may cost a repetition.
+        It also counts as waiting if the topic of blocked keys was created again since: then it may be delivered twice.
 
         Raises:
-            DestinationUnavailable: The topic is not read; the delivery is to be repeated.
+            DestinationUnavailable: The topic cannot be read; repeat the delivery.
         """
         await self.catch_up(delivery, self._entry_of(delayed))
         return self._entry_of(delayed) < 0 or delayed.origin.offset in self.of(delayed.origin)
@@ -160,10 +162,10 @@ class BlockedKeys:
     async def block(self, records: Sequence[Record]) -> list[int]:
         """Write entries of records, and return their offsets.
 
-        An entry whose tombstone is in flight, or may have been written, counts no more: a new one is written after it.
+        An entry whose tombstone is in flight, or may have been written, no longer counts: a new entry follows it.
 
         Raises:
-            DeadLetterFailed: It is not written.
+            DeadLetterFailed: The write failed, or the limit is reached.
         """
         ending = [self._ending.get(_identity(record)) for record in records] if self._ending else ()
         for event in filter(None, ending):
@@ -172,7 +174,7 @@ class BlockedKeys:
         fresh = [record for record, entry in zip(records, known, strict=True) if entry is None]
         if fresh and self._records + len(fresh) > self._most_records:
             raise DeadLetterFailed(
-                f"{self._records} records wait in the retry topic with blocked keys, and that is the most: "
+                f"limit reached: {self._records} records with blocked keys wait in the retry topic; "
                 "repair what makes them fail, or skip records (headrace reactive skip)"
             )
         written = iter(await self._write(fresh, _ENTRY) if fresh else ())
@@ -191,17 +193,17 @@ class BlockedKeys:
         finally:
             ending.set()
 
-    async def end(self, delayed: DelayedRecord) -> None:
-        """Unblock the key of a record that has ended in the retry topic, unless it has come again and waits anew.
+    async def complete(self, delayed: DelayedRecord) -> None:
+        """Unblock the key of a record that is completed in the retry topic, unless it waits there again.
 
         Raises:
-            DeadLetterFailed: It is not written.
+            DeadLetterFailed: The write failed.
         """
         record = delayed.origin
         try:
             await self._table.reach(self._entry_of(delayed) + 1, _READ_SECONDS)
         except HeadraceError as cause:
-            raise DeadLetterFailed(f"the table of blocked keys is not read: {cause}") from cause
+            raise DeadLetterFailed(f"failed to read the table of blocked keys: {cause}") from cause
         if self.of(record).get(record.offset) == self._entry_of(delayed):
             await self.unblock(record)
 
@@ -226,7 +228,7 @@ class BlockedKeys:
         try:
             return await self._table.put_all(dict.fromkeys(keys, value), _WRITE_SECONDS)
         except HeadraceError as cause:
-            raise DeadLetterFailed(f"blocked keys are not written: {cause}") from cause
+            raise DeadLetterFailed(f"failed to write blocked keys: {cause}") from cause
 
 
 def _identity(record: Record) -> tuple[TopicPartition, int]:
@@ -245,10 +247,10 @@ class KeyOrder:
         self._delay = delay
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        """Deliver the records whose keys are free, and delay the others; those have ended here.
+        """Deliver the records whose keys are free, and delay the others, which are completed here.
 
         Raises:
-            DeliveryError: No record has ended. If one has, the replies show which have not.
+            DeliveryError: No record is completed. If one is, the replies show which are not.
         """
         await self._blocked.catch_up(delivery)
         free, blocked = [], []
@@ -270,7 +272,7 @@ class KeyOrder:
         return [replies.get(record.offset, HANDED_OFF) for record in delivery.records]
 
     async def _delay_all(self, delivery: Delivery, records: Sequence[Record]) -> dict[int, Reply]:
-        """Write records to the retry topic; return replies for those that it did not take, by their offsets."""
+        """Write records to the retry topic; return by offset the replies for those that were not written."""
         try:
             await self._delay([DeadLetter(record, delivery.group, 0, _BLOCKED, 0.0, 0.0) for record in records])
         except DeadLetterFailed as failure:
@@ -282,11 +284,11 @@ class KeyOrder:
 
 
 class StaleEntries(Service):
-    """Unblocks keys whose record is not in the retry topic and never will be.
+    """Unblocks keys whose record is not in the retry topic and will never be.
 
     An entry is written before its record. A seek past the record, a crash between the two writes, or the retention
-    of the retry topic leaves an entry without a record. It is stale when the source partition is
-    committed past the record and then the retry topic is committed past everything written by that time.
+    of the retry topic leaves an entry without a record. It is stale when two things have happened. The source partition
+    is committed past the record. Then the retry topic is committed past everything that was written by that time.
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class StaleEntries(Service):
             try:
                 await self._unblock_stale()
             except HeadraceError as error:
-                log.info("%s: repeated in a minute: %s", self.name, error.description)
+                log.info("%s: will retry in a minute: %s", self.name, error.description)
 
     async def _unblock_stale(self) -> None:
         passed = {
@@ -330,13 +332,13 @@ class StaleEntries(Service):
                 break
             await self._clock.sleep(_ROUND_SECONDS)
         for entry, epoch in passed.items():
-            # Each write takes time. The last record of a key comes first: one that is delivered again before one that
-            # waits counts as ended.
+            # Each write takes time. The last record of a key is first: a record that is received again below one that
+            # waits counts as completed.
             if not self._is_assigned(entry, epoch):
                 continue
             await self._blocked.unblock(entry.record)
             log.warning(
-                "%s: the key of offset %d of %s is free again: no record of it is in the retry topic",
+                "%s: unblocked the key of offset %d of %s: no record with this key is in the retry topic",
                 self.name,
                 entry.offset,
                 entry.partition,

@@ -1,22 +1,23 @@
 """The circuit breaker of a destination: one state machine for all lanes of its pumps.
 
-Closed; open for a pause; half-open, when one delivery tries; then closed, or open for a longer pause. A delivery that
-the destination does not take uses up no attempt and is kept.
+It is closed, open for a pause, or half-open while one delivery tries. Then it closes, or opens for a longer pause.
+A delivery that the destination does not take uses up no attempt and is kept.
 
-**What is to blame.** The destination is, if it requested a pause (`Retry-After`). It also is if it raised and no other
-delivery has succeeded since this one began. When others did succeed, that one delivery is repeated after a pause of its
-own.
+**What is to blame.** The destination is to blame if it requested a pause (`Retry-After`). It is also to blame if it
+raised, and no other delivery has succeeded since this one began. If others succeeded, only this delivery is repeated,
+after a pause.
 
-A delivery at which the destination closes the connection is suspected. At the third time it is taken apart. A record
-is to blame if it was alone in flight, and the destination has taken another delivery since it was suspected.
+A delivery at which the destination closes the connection is suspected. The third time it is split. A record is to blame
+if it was alone in flight, and the destination has taken another delivery since the record was suspected.
 
 A destination that answers and fails records costs failure tokens. A record takes one when it fails for the first time.
 A delivery that one response fails as a whole takes one, and so does each half of it. Each record that succeeds pays for
-one failure, which takes no token when it comes again. So a run of bad records ends while others succeed. While tokens
-are left (ten, and one for each time a full delivery can be halved), the records are to blame: they are retried and end
-as dead letters. So a bad record in a quiet topic becomes one after its attempts. Without tokens left, so much more has
-failed than succeeded that the destination is to blame, as after a bad deploy: the breaker opens, and until a delivery
-succeeds nothing is dead-lettered.
+one failure, which takes no token if it happens again. So a run of bad records ends while others succeed.
+
+There are ten tokens, and one for each time a full delivery can be halved. While tokens are left, the records are to
+blame: they are retried and become dead letters. So a bad record in a quiet topic becomes one after its attempts. When
+no token is left, far more has failed than succeeded, as after a bad deploy, and the destination is to blame. The
+breaker opens, and nothing is dead-lettered until a delivery succeeds.
 """
 
 import dataclasses
@@ -39,10 +40,9 @@ Failure = tuple[TopicPartition, int, int]
 _FREE_TOKENS = 10
 _MOST_PAID = 10_000
 _LONGEST_PAUSE_SECONDS, _WIDEST_JITTER_SECONDS = 10.0, 5.0
-"""In the long run a destination that is down is tried every five seconds at most. It is used again ten seconds after
-its return at the latest."""
+"""A destination that stays down is tried every five seconds at most. Once it is back, it is used within ten seconds."""
 _LONGEST_RETRY_AFTER_SECONDS = 300.0
-"""Longest pause that a destination may ask for."""
+"""Longest pause that a destination may request."""
 _STALLED_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 
@@ -69,7 +69,7 @@ class _Outage:
     pauses: int = 0
     until: float = 0.0
     is_open: bool = False
-    """Whether it pauses; else it is half-open."""
+    """Whether it is open; otherwise it is half-open."""
     probe: int = 0
     """The id of the attempt that tries the destination; 0 for none."""
     is_logged: bool = False
@@ -87,20 +87,24 @@ class Breaker:
         later: Callable[[float, Callable[[], None]], object],
         wake: Callable[[], None],
     ) -> None:
-        """Begin closed; `later` calls something after so many seconds, `wake` when deliveries may begin again."""
+        """Begin closed; `later` calls a function after a number of seconds, `wake` begins deliveries again."""
         self.limit = AdaptiveLimit(delivery.max_in_flight)
-        self._name, self._retry = name, delivery.retry
-        self._clock, self._chance, self._later, self._wake = clock, chance, later, wake
+        self._name = name
+        self._retry = delivery.retry
+        self._clock = clock
+        self._chance = chance
+        self._later = later
+        self._wake = wake
         self._outage: _Outage | None = None
         """None while it is closed."""
         self._failures: dict[Failure, None] = {}
         """Each has taken a token."""
         self._paid: dict[Failure, None] = {}
-        """The newest for which a success has paid."""
+        """The newest failures for which a success has paid."""
         self._newest = 0
         """The id of the newest attempt."""
         self._alive = 0
-        """The id that was the newest when a record succeeded last."""
+        """The newest id at the time of the last success."""
         self.resize(delivery.batch.max_records)
 
     @property
@@ -144,7 +148,7 @@ class Breaker:
 
     @property
     def stalled(self) -> str:
-        """The text of `waits_for`, once it was not closed for a while."""
+        """The text of `waits_for`, once it has not been closed for a while."""
         outage = self._outage
         is_old = outage and self._clock.monotonic() - outage.since >= _STALLED_SECONDS
         return self.waits_for if is_old else ""
@@ -161,7 +165,7 @@ class Breaker:
         return self._newest
 
     def stops(self, attempt_id: int) -> bool:
-        """Whether the breaker has opened since an attempt got its id: then it must not begin."""
+        """Whether an attempt must not begin, because the breaker opened after the attempt got its id."""
         return self._outage is not None and attempt_id != self._outage.probe
 
     def leave(self, attempt_id: int) -> None:
@@ -170,13 +174,13 @@ class Breaker:
         if outage and attempt_id == outage.probe:
             outage.probe = 0
             if not outage.is_open:
-                self._wake()  # it ended without a result, so the next one tries
+                self._wake()  # it ended without a result, so the next delivery tries
                 self._look(outage)
 
     def refused(self, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
-        """Record that the destination did not take a delivery, and asks for a pause or for none.
+        """Record that the destination did not take a delivery; it may have requested a pause.
 
-        Return whether the destination is to blame; else only this delivery should pause.
+        Return whether the destination is to blame; if not, only this delivery should pause.
         """
         outage, wait = self._outage, 0.0
         if wait_seconds and wait_seconds > 0:
@@ -189,26 +193,26 @@ class Breaker:
             self._pause(outage, wait)
         return True
 
-    def answered(self, attempt_id: int, ended: int, failures: Collection[Failure] = (), why: str = "") -> bool:
-        """Record that the destination answered; a failure that comes again, as after a rebalance, takes no new token.
+    def answered(self, attempt_id: int, succeeded: int, failures: Collection[Failure] = (), why: str = "") -> bool:
+        """Record that the destination answered; a repeated failure, as after a rebalance, takes no new token.
 
-        Return whether the failed records are to blame; else they are to be kept as they are.
+        Return whether the failed records are to blame; if not, keep them as they are.
         """
         outage = self._outage
-        if ended:
+        if succeeded:
             self._alive = self._newest
         self.limit.grow()
         if not (outage or self._failures or failures):
             return True
         self._failures.update(dict.fromkeys(failure for failure in failures if failure not in self._paid))
-        for _ in range(min(ended, len(self._failures))):
+        for _ in range(min(succeeded, len(self._failures))):
             self._paid[self._failures.popitem()[0]] = None
         while len(self._paid) > _MOST_PAID:
             del self._paid[next(iter(self._paid))]
-        # At most one more than there are tokens, or a destination that is back would have to return all it ever took.
+        # Keep one more than there are tokens; otherwise a destination that is back would have to pay for every failure.
         self._keep_failures(self._tokens + 1)
         if len(self._failures) > self._tokens:
-            self._blame(attempt_id, f"nearly all that is delivered fails, the last with {why}")
+            self._blame(attempt_id, f"nearly all deliveries fail, the last with {why}")
             return False
         if outage and attempt_id == outage.probe and not outage.is_open:
             self._close(outage)
@@ -265,9 +269,9 @@ class Breaker:
                 self._look(outage)
 
     def _look(self, outage: _Outage) -> None:
-        """Close if no record is left that could try the destination, as after a skip; else look again."""
+        """Close if no record is left that could try the destination, as after a skip; otherwise check again later."""
         if outage is self._outage and not (outage.is_open or outage.probe):
-            if self.limit.has_open:
+            if self.limit.has_records:
                 self._later(_LOOK_SECONDS, lambda: self._look(outage))
             else:
                 self._close(outage)

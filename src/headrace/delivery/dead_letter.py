@@ -1,4 +1,4 @@
-"""What a dead letter looks like, and writing it so that nothing is lost on the way.
+"""What a dead letter contains, and writing it so that nothing is lost.
 
 Key, value and the record's own headers stay byte for byte; the history is in headers of Headrace.
 """
@@ -24,25 +24,25 @@ from headrace.records import Header, OutgoingRecord, Produce, Record, TopicParti
 log = logging.getLogger(__name__)
 
 REFUSALS: Final = RecordTooLarge, RecordRefused
-"""Errors of a record itself, which failed alone: Kafka refuses it again, and it takes the others."""
+"""Errors of one record: Kafka would reject it again, and takes the others."""
 
 PREFIX = "headrace.dlq."
 STACK_TRACE = "StackTrace"
 REDRIVE_COUNT = "headrace.redrive.count"
 """How often a record was redriven."""
 MAX_REDRIVES = 5
-"""A record that was redriven this often is kept back by default: it would be redriven for ever."""
+"""By default a record that was redriven this often is not redriven again."""
 REDRIVE_OF = "headrace.redrive.of"
-"""`topic:partition:offset` of the record a redriven one was first, so its deliveries keep their identity."""
+"""`topic:partition:offset` of the first record in a chain of redrives, so that deliveries keep their identity."""
 _COUNT_DIGITS = 10
 _REASON_BYTES = 1024
 _STACK_BYTES = 8192
 _GIVES_WAY = (STACK_TRACE, f"{PREFIX}reason", f"{PREFIX}excerpt")
-"""What a dead letter leaves out, one after the other, while it is too large; after these, every header of Headrace."""
+"""Headers that a dead letter leaves out, one after the other, while it is too large; then all headers of Headrace."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the headers of a dead letter say of its history; what is seldom needed is decoded by `text`."""
+    """The history in the headers of a dead letter; `text` decodes the parts that are seldom needed."""
 
     partition: TopicPartition
     offset: int
@@ -64,7 +64,7 @@ class Origin(msgspec.Struct, frozen=True):
         return (self.headers.get(PREFIX + name) or b"").decode("utf-8", "replace")
 
     def own_headers(self, headers: Sequence[Header]) -> list[Header]:
-        """Return what the record had when it was produced, of the headers of its dead letter."""
+        """Return those headers of its dead letter that the record had when it was produced."""
         return [] if self.headers.keys() <= _HISTORY else own_headers(headers)
 
 
@@ -79,7 +79,7 @@ _HISTORY |= {PREFIX + name for name in ("reason", "status", "excerpt")}
 
 
 def headers_of(dead_letter: DeadLetter, left_out: int = 0) -> list[Header]:
-    """Return the record's own headers and its history, without as many parts as are to be `left_out` for its size."""
+    """Return the record's own headers and its history; `left_out` parts are omitted to make it smaller."""
     record, reply = dead_letter.record, dead_letter.reply
     own = own_headers(record.headers)
     if left_out > len(_GIVES_WAY):
@@ -130,12 +130,12 @@ def own_headers(headers: Sequence[Header]) -> list[Header]:
 
 
 def require_origin(record: Record) -> Origin:
-    """Return what the headers of a dead letter say; InvalidRequest if the record is none."""
+    """Return the history of a dead letter; raise InvalidRequest if the record is not a dead letter."""
     origin = origin_of(record.headers)
     if origin is None:
         raise InvalidRequest(
-            f"record {record.offset} of {record.topic_partition} is no dead letter: it has no headrace.dlq headers. "
-            "Name a dead letter topic (headrace dlq list)",
+            f"record {record.offset} of {record.topic_partition} is not a dead letter: it has no headrace.dlq headers; "
+            "name a dead letter topic (headrace dlq list)",
             topic=record.topic,
         )
     return origin
@@ -150,7 +150,7 @@ def redriven_count(headers: Sequence[Header]) -> int:
 
 
 def redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
-    """Return the headers of a record that comes back: its own, how often it does, and which record it was first."""
+    """Return the headers of a redriven record: its own, the number of redrives, and which record it was first."""
     first, count = f"{origin.partition.topic}:{origin.partition.partition}:{origin.offset}".encode(), b"1"
     kept = []
     for header in own:
@@ -167,10 +167,10 @@ def redriven_headers(own: Sequence[Header], origin: Origin) -> list[Header]:
 def restored(dead_letter: Record) -> Record:
     """Return a dead letter as the original record: its offset, its time, and the headers of a redriven one.
 
-    So a delivery of it has the identity of the first one, also if it had been redriven before.
+    So its delivery has the identity of the first one, even after several redrives.
 
     Raises:
-        InvalidRequest: The record is no dead letter.
+        InvalidRequest: The record is not a dead letter.
     """
     origin = require_origin(dead_letter)
     own = redriven_headers(own_headers(dead_letter.headers), origin)
@@ -182,11 +182,11 @@ def restored(dead_letter: Record) -> Record:
 
 
 async def write_all(produce: Produce, records: Sequence[OutgoingRecord], what: str) -> Sequence[Any]:
-    """Write records and return where they are.
+    """Write records and return their partitions and offsets.
 
     Raises:
         DeadLetterFailed: At least one is not acknowledged.
-        KafkaUnauthorized: The right to write them is missing.
+        KafkaUnauthorized: The process has no right to write them.
     """
     try:
         results = await produce(records)
@@ -194,7 +194,7 @@ async def write_all(produce: Produce, records: Sequence[OutgoingRecord], what: s
             raise failed
     except HeadraceError as cause:
         kind = KafkaUnauthorized if isinstance(cause, KafkaUnauthorized) else DeadLetterFailed
-        raise kind(f"{what} are not written to {records[0].topic}: {cause}") from cause
+        raise kind(f"failed to write {what} to {records[0].topic}: {cause}") from cause
     return results
 
 
@@ -217,7 +217,7 @@ class DeadLetterTopic:
         """Create the dead letter topic of a topic if it is missing and may be created.
 
         Raises:
-            HeadraceError: Kafka did not answer or refused.
+            HeadraceError: Kafka did not respond, or rejected it.
         """
         name = self.topic_for(origin)
         if name not in self._known and name != origin:
@@ -226,7 +226,7 @@ class DeadLetterTopic:
             self._known.add(name)
 
     def forget(self) -> None:
-        """Make sure before the next write that the topics are there: one may have been deleted."""
+        """Check again before the next write that the topics exist: one may have been deleted."""
         self._known.clear()
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> None:
@@ -243,15 +243,16 @@ class DeadLetterTopic:
                 else:
                     del failed[index]
         except HeadraceError as cause:
-            raise DeadLetterFailed(f"dead letters of {origin} are not written: {cause}") from cause
+            raise DeadLetterFailed(f"failed to write dead letters of {origin}: {cause}") from cause
         if failed:
             self._known.clear()
-            topic, why = self.topic_for(origin), next(iter(failed.values()))
-            text = f"{len(failed)} of {len(dead_letters)} dead letters of {origin} are not written to {topic}: {why}"
+            topic = self.topic_for(origin)
+            why = next(iter(failed.values()))
+            text = f"failed to write {len(failed)} of {len(dead_letters)} dead letters of {origin} to {topic}: {why}"
             raise DeadLetterFailed(text, missing=[*failed])
 
     async def _write_shorter(self, dead_letter: DeadLetter) -> HeadraceError | None:
-        """Write a dead letter that is too large with as much of its history as fits; return why it is not written."""
+        """Write a dead letter that is too large, with as much of its history as fits; return the error if it failed."""
         record = dead_letter.record
         for left_out in range(1, len(_GIVES_WAY) + 2):
             (result,) = await self._produce([self._outgoing(dead_letter, left_out)])
@@ -261,7 +262,7 @@ class DeadLetterTopic:
             return result
         if left_out > len(_GIVES_WAY):
             what = f"offset {record.offset} (attempts={dead_letter.attempts}, {dead_letter.reply.error})"
-            why = f"{self.topic_for(record.topic)} does not take records of that size: raise max.message.bytes there"
+            why = f"{self.topic_for(record.topic)} rejects records of that size; raise its max.message.bytes"
             label = f"group {dead_letter.group}, {record.topic_partition}"
             log.warning("%s: the dead letter of %s has no headrace.dlq headers, because %s", label, what, why)
         return None
@@ -272,7 +273,7 @@ class DeadLetterTopic:
 
 
 def _cut(text: str, size_bytes: int) -> bytes:
-    """Return the text as UTF-8, without the character that would be cut in two."""
+    """Return the text as UTF-8, cut between two characters."""
     data = text.encode(errors="replace")
     return data if len(data) <= size_bytes else data[:size_bytes].decode(errors="ignore").encode()
 

@@ -1,4 +1,4 @@
-"""Explicit acknowledgements of one partition: records that were delivered, and end when their handler allows it."""
+"""Explicit acknowledgements of one partition: delivered records are completed when their handler acknowledges them."""
 
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
@@ -11,74 +11,75 @@ class AckRules(NamedTuple):
     """How commits and revokes wait for acknowledgements."""
 
     window: int = 0
-    """Records by which the committed offset stays behind what has ended."""
+    """Records by which the committed offset stays behind what is completed."""
     wait_seconds: float = 0.0
-    """The longest wait for explicit acknowledgements before partitions are given up."""
+    """The longest wait for explicit acknowledgements before partitions are released."""
 
 
 class ExplicitAcks:
     """The explicit acknowledgements of one partition during one assignment epoch.
 
-    It holds nothing where the end of a delivery ends its records.
+    It is empty where records are completed by their delivery.
     """
 
     def __init__(self, tracker: AckTracker, window: int = 0) -> None:
-        """Begin; `to_commit` stays `window` records behind what has ended."""
-        self.held: set[int] = set()
-        """Open records that were delivered and wait for their explicit acknowledgement."""
+        """Begin; `to_commit` stays `window` records behind what is completed."""
+        self.awaiting_ack: set[int] = set()
+        """Records that were delivered and wait for their explicit acknowledgement."""
         self._tracker = tracker
         self._window = window
         self._acked: dict[int, bool] = {}
-        """Acknowledged before their delivery has ended; whether by their own offset."""
+        """Acknowledged before the end of their delivery; the value is whether by their own offset."""
         self._acked_to = 0
-        """Behind the last record that was acknowledged explicitly, for which there is no window."""
+        """The offset after the last explicitly acknowledged record; the window does not apply below it."""
 
     @property
     def to_commit(self) -> Committed | None:
-        """What to commit: all that has ended, or without a map as many records before it as the window has."""
+        """What to commit: all that is completed; with a window, an offset `window` records lower, without a map."""
         end = self._tracker.commit_offset
         if not self._window or end is None:
             return self._tracker.commit
         offset = max(self._tracker.behind(self._window), min(end, self._acked_to))
         return self._tracker.commit if offset == end else Committed(offset)
 
-    def hold(self, offsets: Sequence[int]) -> bool:
-        """Keep delivered records open until they are acknowledged, and end those that are; return as `done` does."""
+    def await_ack(self, offsets: Sequence[int]) -> bool:
+        """Wait for acknowledgements of delivered records, and complete those that have one; return as `done` does."""
         early = [offset for offset in offsets if offset in self._acked] if self._acked else []
-        self.held.update(offsets)
+        self.awaiting_ack.update(offsets)
         return self.done(early)
 
     def done(self, offsets: list[int]) -> bool:
-        """End records for good, acknowledged or not; return whether the commit offset moved.
+        """Complete records, acknowledged or not; return whether the commit offset moved.
 
         Raises:
-            ValueError: An offset was never delivered, or had ended already.
+            ValueError: An offset was never delivered, or is already completed.
         """
-        if self.held or self._acked:
-            self.held.difference_update(offsets)
+        if self.awaiting_ack or self._acked:
+            self.awaiting_ack.difference_update(offsets)
             for offset in self._acked.keys() & set(offsets):
                 del self._acked[offset]
         return self._tracker.done(offsets, self._tracker.epoch)
 
     def acknowledge(self, offset: int, *, up_to: bool, in_flight: Iterable[int] = ()) -> bool:
-        """Take the explicit acknowledgement of a record that has begun or ended; return whether the commit moved.
+        """Take the explicit acknowledgement of a record that has begun; return whether the commit offset moved.
 
-        With `up_to` it counts for the delivered records before it, too. Those `in_flight` end with their delivery.
+        With `up_to` it also acknowledges the delivered records before it; records `in_flight` are completed at the end
+        of their delivery.
         """
-        ends = [offset] if offset in self.held else []
+        ends = [offset] if offset in self.awaiting_ack else []
         if up_to:
-            ends = [each for each in self._tracker.open_up_to(offset) if each in self.held]
+            ends = [each for each in self._tracker.in_flight_up_to(offset) if each in self.awaiting_ack]
             self._acked = dict.fromkeys(in_flight, False) | self._acked
-        if offset not in self.held and self._tracker.is_open(offset):
+        if offset not in self.awaiting_ack and self._tracker.is_in_flight(offset):
             self._acked[offset] = True
         self._acked_to = max(self._acked_to, offset + 1)
         return bool(ends) and self.done(ends)
 
     def failed(self, offsets: Set[int]) -> None:
-        """Take back acknowledgements of later records: the next call of a record that failed comes after them."""
+        """Drop what acknowledgements of later records said of these, which failed and will be called after them."""
         self._acked = {offset: own for offset, own in self._acked.items() if own or offset not in offsets}
 
-    def end_acked(self) -> None:
-        """End what was acknowledged by its own offset although its delivery has not ended."""
-        if ends := sorted(offset for offset, own in self._acked.items() if own and self._tracker.is_open(offset)):
+    def complete_acked(self) -> None:
+        """Complete the records that were acknowledged by their own offset and are still being delivered."""
+        if ends := sorted(offset for offset, own in self._acked.items() if own and self._tracker.is_in_flight(offset)):
             self.done(ends)

@@ -1,8 +1,8 @@
-"""One lane: the records of a partition that have not ended, and which of them may be delivered now.
+"""One lane: the records of a partition that are not completed, and which of them may be delivered now.
 
-The three orders share one mechanism. A record is ready, or in flight, or waits: in order `key` for an earlier record of
-its key, in order `partition` for the batch before, in order `none` for nothing. The cost of a step does not depend on
-the number of open records.
+The three orders share one mechanism. A record is ready, is being delivered, or waits: in order `key` for an earlier
+record of its key, in order `partition` for the batch before, in order `none` for nothing. The cost of a step does not
+depend on the number of records in flight.
 """
 
 import itertools
@@ -46,15 +46,15 @@ class Lane:
         self.acks = ExplicitAcks(self.tracker, context.ack_window)
         self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
         self.head_since = context.clock.time()
-        """Since when the first unfinished record is the first; seconds since the epoch."""
+        """When the first record that is not completed became the first; seconds since the epoch."""
 
         # Records that have not begun
         self._beyond: deque[tuple[RecordBatch, float]] = deque()
-        """Records that are not due, or beyond the window of the offset map, and when each was received."""
+        """Records that are not due, or beyond the span of the offset map, and when each batch was received."""
         self.backlog = KeyBacklog(context, partition) if context.ordering == "key" else Backlog(context)
         self._lingered = False
 
-        # Records that have begun and not ended
+        # Records that have begun and are not completed
         self.in_flight = InFlight(context.clock)
         self.retries = RetryQueue()
         self._timers = LaneTimers(context.later, lambda: offer(self))
@@ -66,30 +66,30 @@ class Lane:
 
     @property
     def is_fenced(self) -> bool:
-        """True if the results of deliveries in flight must be ignored: the partition was given up."""
+        """True if the results of deliveries in flight must be ignored: the partition was revoked or lost."""
         return self.condition.state is LaneState.FENCED
 
     @property
     def stalled(self) -> str:
-        """Why the lane has not moved for a while; empty while it moves or stopped only a moment ago."""
-        waits_for_destination = not self.condition.is_blocked and self.tracker.open_records
+        """Why the lane has not moved for a while; empty while it moves or has only just stopped."""
+        waits_for_destination = not self.condition.is_blocked and self.tracker.in_flight_records
         return (self._context.breaker.stalled if waits_for_destination else "") or self.condition.trouble
 
     @property
     def to_commit(self) -> Committed | None:
-        """What to commit of the partition; None as long as nothing is known."""
+        """What to commit for the partition; None until an offset is known."""
         return self.acks.to_commit if self._context.ack_window else self.tracker.commit
 
     @property
     def startable(self) -> bool:
-        """Whether `take` has something."""
+        """Whether `take` has something to deliver."""
         if not self.condition.may_begin or (self.in_flight and self._context.ordering == "partition"):
             return False
         return bool(self.retries.due) or self._has_fresh
 
     @property
     def _has_fresh(self) -> bool:
-        """Whether records may begin that have not begun before."""
+        """Whether records may begin for the first time."""
         backlog, context = self.backlog, self._context
         if not backlog.ready_records or (backlog.begun_records and context.ordering == "partition"):
             return False
@@ -97,16 +97,17 @@ class Lane:
         return not batch.linger_seconds or self._lingered or backlog.ready_records >= batch.max_records
 
     def add(self, records: RecordBatch) -> RecordBatch | None:
-        """Take records from the source, in offset order; return those that had ended before this assignment, if any."""
-        context, before = self._context, None
-        # Track every offset, and leave out what had ended before.
-        if not self.tracker.has_open:
+        """Add records from the source, in offset order; return those that were already completed, if any."""
+        context = self._context
+        before = None
+        # Track every offset, and leave out what was already completed.
+        if not self.tracker.has_in_flight:
             self.head_since = context.clock.time()
-        if ended := self.tracker.delivered(records.offsets):
+        if completed := self.tracker.delivered(records.offsets):
             indexes = range(len(records))
-            before = records.select(index for index in indexes if records.offsets[index] in ended)
-            records = records.select(index for index in indexes if records.offsets[index] not in ended)
-        # Keep what may not begin yet, behind what is kept already; all else may.
+            before = records.select(index for index in indexes if records.offsets[index] in completed)
+            records = records.select(index for index in indexes if records.offsets[index] not in completed)
+        # Keep what may not begin yet behind what is already kept; the rest may begin.
         if self._beyond or context.delayed or (records and records.offsets[-1] >= self.tracker.frontier + SPAN_OFFSETS):
             self._beyond.append((records, context.clock.monotonic()))
             self._admit()
@@ -116,15 +117,15 @@ class Lane:
         return before
 
     def take(self) -> Work:
-        """Return what is to be delivered next; only when `startable`."""
+        """Return what to deliver next; only when `startable`."""
         retries, context = self.retries, self._context
-        # Take a retry or fresh records. They take turns, or a bad record that tries a destination hides that others
-        # would be taken.
+        # Take a retry or fresh records, in turns: otherwise retries of a bad record would hide that the destination
+        # takes others.
         retries.was_last = bool(retries.due) and not (retries.was_last and self._has_fresh)
         if retries.was_last:
             return retries.due.popleft()
         records = self.backlog.take()
-        # The timer is that of the records that begin now; those that are left wait anew.
+        # The timer belongs to the records that begin now; the remaining ones start a new wait.
         self._lingered = False
         self._timers.cancel("linger")
         self.linger()
@@ -134,9 +135,9 @@ class Lane:
             return Batch(records, delayed.attempts + 1, delayed.first_failed_at)
         return Batch(records)
 
-    def ended(self, records: RecordBatch, *, held: bool = False) -> None:
-        """End these records, or hold them until they are acknowledged, and free what waited for them."""
-        if self.acks.hold(records.offsets) if held else self.acks.done(records.offsets):
+    def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:
+        """Complete records, or wait for their acknowledgement; unblock the records that waited for them."""
+        if self.acks.await_ack(records.offsets) if awaiting_ack else self.acks.done(records.offsets):
             self.head_since = self._context.clock.time()
         self.backlog.release(records)
         if self._context.ordering == "key":
@@ -150,7 +151,7 @@ class Lane:
     def acknowledge(self, offset: int, *, up_to: bool) -> bool:
         """Take an explicit acknowledgement; return whether the commit offset moved."""
         columns = (begun.work.records.offsets for begun in self.in_flight)
-        own = next((column for column in columns if offset in column), [])  # others may not be with the handler yet
+        own = next((column for column in columns if offset in column), [])  # the handler may not have the others yet
         moved = self.acks.acknowledge(offset, up_to=up_to, in_flight=own[: bisect_left(own, offset)])
         if moved:
             self.head_since = self._context.clock.time()
@@ -164,12 +165,12 @@ class Lane:
             self.condition.change(LaneState.RUNNING)
 
     def delay(self, why: str) -> None:
-        """Record what keeps records from ending while others may begin."""
+        """Record why records are not completed; others may begin."""
         if self.condition.may_begin:
             self.condition.change(LaneState.DELAYED, why)
 
     def pause_of(self, batch: Batch) -> float:
-        """Return how many seconds a batch that failed waits for its next attempt."""
+        """Return how many seconds a failed batch waits for its next attempt."""
         attempts = max(1, batch.attempt - 1 + batch.refusals)
         return pause_seconds(attempts, self._context.retry, self._context.chance)
 
@@ -178,17 +179,17 @@ class Lane:
         context, timer = self._context, object()
         seconds = self.pause_of(batch) if seconds is None else seconds
         due = datetime.fromtimestamp(context.clock.time() + seconds, UTC)
-        why = f"{why}, a retry is due at {due:%H:%M:%S} UTC"
+        why = f"{why}; will retry at {due:%H:%M:%S} UTC"
         self.retries.backing_off[timer] = batch, why
         self.delay(why)
-        self._timers.start(seconds, lambda: self.give_back(self.retries.backing_off.pop(timer)[0]), timer)
+        self._timers.start(seconds, lambda: self.requeue(self.retries.backing_off.pop(timer)[0]), timer)
 
     def put_behind(self, batch: Batch) -> None:
-        """Deliver records once what has begun before them has ended."""
+        """Deliver records once the records that began before them are completed."""
         self.retries.behind.append(batch)
 
     def halve(self, batch: Batch, why: str) -> None:
-        """Deliver a batch that failed as a whole in two; in order `partition` one after the other."""
+        """Deliver a batch that failed as a whole in two halves; in order `partition` one after the other."""
         middle = len(batch.records) // 2
         second = batch._replace(records=batch.records[middle:])
         if self._context.ordering == "partition":
@@ -197,13 +198,13 @@ class Lane:
             self.try_later(second, why)
         self.try_later(batch._replace(records=batch.records[:middle]), why)
 
-    def give_back(self, work: Work) -> None:
-        """Take work back that is to be repeated now; other work may be tried first."""
+    def requeue(self, work: Work) -> None:
+        """Put work back into the queue, to be repeated now; other work may be tried first."""
         self.retries.due.append(work)
 
     def back_off(self, unwritten: DeadLetterBatch, why: str) -> None:
-        """Take dead letters back that are not written; nothing of the lane begins for a while."""
-        self.give_back(unwritten)
+        """Requeue dead letters that are not written; nothing of the lane begins for a while."""
+        self.requeue(unwritten)
         if self.condition.state is LaneState.BACKING_OFF:
             return
         if self.condition.change(LaneState.BACKING_OFF, why):
@@ -212,8 +213,8 @@ class Lane:
             self._timers.start(seconds, self._back_off_over, object())
 
     def stop(self, unwritten: DeadLetterBatch, why: str) -> None:
-        """Take dead letters back that cannot be written; nothing of the lane begins until a user acts."""
-        self.give_back(unwritten)
+        """Requeue dead letters that cannot be written; nothing of the lane begins until a user acts."""
+        self.requeue(unwritten)
         if self.condition.change(LaneState.STOPPED, why):
             log.error("%s is stalled: %s", self.label, why)
 
@@ -226,7 +227,7 @@ class Lane:
             self._admit()
 
     def drain(self, why: str = "") -> None:
-        """Begin nothing more and forget what has not begun: it is not committed, so it is fetched again."""
+        """Begin nothing more and drop what has not begun: it is not committed, so it is fetched again."""
         self.condition.change(LaneState.DRAINING, why)
         self._timers.close()
         self.backlog.clear()
@@ -241,26 +242,26 @@ class Lane:
         return self.in_flight.records
 
     def linger(self) -> None:
-        """Wait for records that fill up the next delivery, if there are some for it and it may wait."""
+        """Wait for more records for the next delivery, if it has some and the settings let it wait."""
         seconds = self._context.batch.linger_seconds
         if seconds and self.backlog.ready_records and "linger" not in self._timers:
             self._timers.start(seconds, self._linger_over, "linger")
 
     def begun(self, offset: int) -> Begun | None:
-        """Return what a record is part of that has begun and not ended, or None if it has not begun."""
+        """Return the work in flight that a record is part of, or None if the record has not begun."""
         waiting = (Begun(work, why, None) for work, why in self.retries)
         every = itertools.chain(self.in_flight, waiting)
         return next((begun for begun in every if offset in begun.work.records.offsets), None)
 
     def find(self, offset: int) -> Record | None:
-        """Return a record that has not ended, or None if it is not here."""
+        """Return a record that is not completed, or None if it is not here."""
         if begun := self.begun(offset):
             return begun.work.records.find(offset)
         beyond = (found for batch, _ in self._beyond if (found := batch.find(offset)))
         return self.backlog.find(offset) or next(beyond, None)
 
     def _admit(self) -> None:
-        """Move records to the backlog that are due and within the window of the offset map."""
+        """Move records to the backlog that are due and within the span of the offset map."""
         limit = self.tracker.frontier + SPAN_OFFSETS
         while self._beyond:
             batch, received_at = self._beyond.popleft()
@@ -274,11 +275,11 @@ class Lane:
         self.linger()
         if self._beyond and self.condition.state is LaneState.RUNNING:
             head = self.tracker.frontier
-            what = "waits for its explicit acknowledgement" if head in self.acks.held else "has not ended"
-            self.delay(f"offset {head} {what}, and everything up to {SPAN_OFFSETS} offsets ahead of it was begun")
+            what = "waits for its explicit acknowledgement" if head in self.acks.awaiting_ack else "is not completed"
+            self.delay(f"offset {head} {what}, and the limit of {SPAN_OFFSETS} offsets beyond it is reached")
 
     def _is_due(self, record: Record, received_at: float) -> bool:
-        """Return whether a record may be delivered by now; if not, the lane wakes when it may."""
+        """Return whether a record may be delivered now; if not, start a timer."""
         context = self._context
         if not context.delayed:
             return True

@@ -4,12 +4,12 @@ State        new deliveries  reason
 -----------  --------------  ------------------------------------------------------------------------
 RUNNING      begin           empty
 NOT_DUE      begin           the next record of a retry topic is not due
-DELAYED      begin           the last failure, or the limit that keeps the next records from beginning
+DELAYED      begin           the last failure, or the limit that is reached
 BACKING_OFF  do not begin    dead letters are not written; a timer ends the state
-STOPPED      do not begin    dead letters are off; a user must act
-PAUSED       do not begin    the words of the pause
-DRAINING     do not begin    the seek that waits; empty before a revoke
-FENCED       do not begin    the seek that waits for its commit; results of deliveries in flight are ignored
+STOPPED      do not begin    dead letters are off; an operator must act
+PAUSED       do not begin    the reason given for the pause
+DRAINING     do not begin    the pending seek; empty before a revoke
+FENCED       do not begin    the seek whose commit is pending; results of deliveries in flight are ignored
 """
 
 import enum
@@ -49,7 +49,7 @@ _NEXT: dict[LaneState, tuple[LaneState, ...]] = {
     _S.DRAINING: (_S.DRAINING, _S.FENCED),
     _S.FENCED: (_S.FENCED,),
 }
-"""The states that may follow; a change to any other is ignored."""
+"""The allowed next states; a change to any other state is ignored."""
 
 
 class LaneCondition:
@@ -60,7 +60,7 @@ class LaneCondition:
         self.label = label
         self.state = LaneState.RUNNING
         self.reason = ""
-        """Why it does not move, in one sentence; empty while it does."""
+        """Why it does not move, in one sentence; empty while it moves."""
         self.may_begin = True
         """Whether deliveries may begin."""
         self._clock = clock
@@ -68,9 +68,9 @@ class LaneCondition:
         self._logged = False
 
     def change(self, state: LaneState, reason: str = "") -> bool:
-        """Go to a state if it may follow the present one; return whether it did.
+        """Change to a state if it may follow the current one; return whether it did.
 
-        A lane that is stalled is logged when it fails again, and when it moves again.
+        A stalled lane is logged when it fails again, and when it resumes.
         """
         if state not in _NEXT[self.state]:
             return False
@@ -80,7 +80,7 @@ class LaneCondition:
         elif self._logged:
             self._logged = False
             if state in _BEGIN:
-                log.info("%s moves again", self.label)
+                log.info("%s resumed", self.label)
         self.state, self.reason, self.may_begin = state, reason, state in _BEGIN
         if self.trouble and not self._logged:
             self._logged = True
@@ -89,7 +89,7 @@ class LaneCondition:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether something failed, or keeps records from beginning, and nothing has succeeded since."""
+        """Whether something failed or a limit is reached, and nothing has succeeded since."""
         return self.state in _TROUBLED
 
     @property
@@ -100,10 +100,10 @@ class LaneCondition:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether only dead letters keep the lane from beginning."""
+        """Whether the lane is blocked by dead letters that are not written."""
         return self.state is LaneState.BACKING_OFF or self.state is LaneState.STOPPED
 
     @property
     def is_ending(self) -> bool:
-        """Whether the assignment ends: nothing begins any more."""
+        """Whether the assignment ends, so that nothing begins."""
         return self.state is LaneState.DRAINING or self.state is LaneState.FENCED

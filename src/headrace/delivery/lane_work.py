@@ -1,4 +1,4 @@
-"""What of one lane has begun: work that is in flight, work that waits to be tried again, and the timers of that."""
+"""The work of one lane that has begun: deliveries in flight, work that will be tried again, and their timers."""
 
 import asyncio
 from collections import deque
@@ -11,22 +11,22 @@ from headrace.runtime import Clock
 
 
 class Begun(NamedTuple):
-    """Work that has begun and not ended."""
+    """Work that has begun and is not completed."""
 
     work: Work
     why: str
-    """Why it pauses before it is tried again; empty if it does not."""
+    """Why it pauses before it is tried again; empty if it does not pause."""
     since: float | None
-    """Since when it is in flight, by the monotonic clock; None if it is not."""
+    """When its delivery began, by the monotonic clock; None if it is not being delivered."""
 
     @property
     def attempts(self) -> int:
-        """Deliveries of its records so far, one in flight included."""
+        """Deliveries of its records so far, including one in flight."""
         return self.work.attempt - (self.since is None and isinstance(self.work, Batch))
 
 
 class InFlight:
-    """Which task does which work of a lane."""
+    """The tasks of a lane, and the work of each."""
 
     def __init__(self, clock: Clock) -> None:
         self.idle = asyncio.Event()
@@ -56,7 +56,7 @@ class InFlight:
         self._tasks[task] = work, self._clock.monotonic()
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Record that a task works for this lane no more."""
+        """Record that a task no longer works for this lane."""
         self._tasks.pop(task, None)
         self._check_idle()
 
@@ -66,7 +66,7 @@ class InFlight:
             task.cancel()
 
     def abandon(self, records: Sequence[Record]) -> None:
-        """Cancel the tasks that work on any of these records; the lane is idle without them."""
+        """Cancel the tasks that work on any of these records; they no longer keep the lane busy."""
         offsets = {record.offset for record in records}
         for task, (work, _) in [*self._tasks.items()]:
             if not offsets.isdisjoint(work.records.offsets):
@@ -80,22 +80,22 @@ class InFlight:
 
 
 class RetryQueue:
-    """What has begun, is not in flight and has not ended."""
+    """Work that has begun, is not completed, and is not being delivered now."""
 
     def __init__(self) -> None:
         self.due: deque[Work] = deque()
-        """To be delivered or written again now."""
+        """Work to deliver or write again now."""
         self.backing_off: dict[object, tuple[Batch, str]] = {}
-        """What pauses before it is tried again, and why."""
+        """Work that pauses before it is tried again, and why."""
         self.behind: list[Batch] = []
-        """In order `partition`: what waits for the records before it to end, the last one first."""
+        """In order `partition`: work that waits until the records before it are completed, the last one first."""
         self.was_last = False
-        """Whether the lane took its last work from here."""
+        """Whether the last work of the lane was taken from here."""
         self.failures = 0
-        """How often dead letters were not written since something went well."""
+        """How often writing dead letters failed since the last success."""
 
     def __iter__(self) -> Iterator[tuple[Work, str]]:
-        """Iterate over the work, each with the reason of its pause."""
+        """Iterate over the work, each with the reason for its pause."""
         yield from self.backing_off.values()
         yield from ((work, "") for work in (*self.due, *self.behind))
 
@@ -111,7 +111,7 @@ class LaneTimers:
     def __init__(
         self, later: Callable[[float, Callable[[], None]], asyncio.Task[None]], elapsed: Callable[[], None]
     ) -> None:
-        """Prepare; `later` calls something after a pause, and `elapsed` is called after what a timer calls."""
+        """Prepare; `later` calls a function after a pause; `elapsed` is called after each timer's function."""
         self._later = later
         self._elapsed = elapsed
         self._tasks: dict[object, asyncio.Task[None]] = {}
@@ -121,7 +121,7 @@ class LaneTimers:
         return name in self._tasks
 
     def start(self, seconds: float, then: Callable[[], object], name: object) -> None:
-        """Call something after a pause, unless the timers are closed."""
+        """Call a function after a pause, unless the timers are closed."""
 
         def elapsed() -> None:
             self._tasks.pop(name, None)
@@ -137,7 +137,7 @@ class LaneTimers:
             timer.cancel()
 
     def close(self) -> None:
-        """Stop every timer, and start none from now on."""
+        """Stop every timer, and never start another one."""
         self._is_closed = True
         for timer in self._tasks.values():
             timer.cancel()

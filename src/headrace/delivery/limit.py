@@ -10,7 +10,7 @@ from headrace.runtime import Clock
 from headrace.runtime.clock import TokenBucket
 
 _BURST_SECONDS = 0.1
-"""What was not used is kept for so long, so that late timers do not lower the rate."""
+"""Unused tokens are kept this long, so that late timers do not lower the rate."""
 _NO_DEBT_SECONDS = 1e-6
 """A shorter wait is a rounding error: a timer for it could elapse without the clock having moved."""
 
@@ -21,25 +21,25 @@ class SlotUser(Protocol):
     in_flight: int
     """Its deliveries in flight."""
     last_turn: int
-    """Number of its last delivery among those of all users."""
+    """Number of its last delivery, counted over all users."""
 
     @property
     def waits(self) -> bool:
         """Whether it may have something to begin."""
 
     @property
-    def has_open(self) -> bool:
-        """Whether it has records that have not ended."""
+    def has_records(self) -> bool:
+        """Whether it has records that are not completed."""
 
     def begin_one(self) -> bool:
-        """Begin one delivery if there is one and `free_for` leaves a slot; return whether one has begun."""
+        """Begin one delivery if there is one and a slot is free; return whether one has begun."""
 
 
 class AdaptiveLimit:
     """A concurrency limit: additive increase, multiplicative decrease, once per round trip at most.
 
-    Latency is no signal here: the time of a batch depends more on its records than on a queue before the destination.
-    A limit that shrinks on it would let one slow key slow down the others. Source: RFC 5681 section 3.1.
+    Latency is not used as a signal: it depends more on the records of a batch than on a queue at the destination.
+    A limit that shrinks with latency would let one slow key slow down the others. Source: RFC 5681 section 3.1.
     """
 
     def __init__(self, most: int) -> None:
@@ -54,28 +54,29 @@ class AdaptiveLimit:
         self._live: SlotUser | None = None
         self._turns = 0
         self._alone = 0
-        """Deliveries in flight that shall be alone; one after the other is."""
+        """Deliveries that require to be alone in flight; they take turns."""
         self._writing = 0
-        """Deliveries that are over, and keep their slots while their dead letters are written."""
-        self._alone_turn, self._changed = asyncio.Lock(), asyncio.Event()
+        """Finished deliveries that keep their slots while their dead letters are written."""
+        self._alone_turn = asyncio.Lock()
+        self._changed = asyncio.Event()
 
     def join(self, user: SlotUser, *, live: bool = False) -> None:
-        """Count the deliveries of a user; one slot is reserved for the one that is live."""
+        """Count the deliveries of a user; one slot is reserved for the live user."""
         self._users.append(user)
         if live:
             self._live = user
 
     def leave(self, user: SlotUser) -> None:
-        """Forget a user that begins nothing more; nothing is reserved for it then."""
+        """Remove a user that begins nothing more, and the slot that is reserved for it."""
         if user in self._users:
             self._users.remove(user)
         if user is self._live:
             self._live = None
 
     @property
-    def has_open(self) -> bool:
-        """Whether a user has records that have not ended, or there is no user."""
-        return not self._users or any(user.has_open for user in self._users)
+    def has_records(self) -> bool:
+        """Whether a user has records that are not completed, or there is no user."""
+        return not self._users or any(user.has_records for user in self._users)
 
     def free_for(self, user: SlotUser) -> int:
         """Return how many deliveries a user may begin now."""
@@ -93,15 +94,15 @@ class AdaptiveLimit:
         user.in_flight += 1
         self.in_flight += 1
 
-    def give_back(self, user: SlotUser) -> None:
-        """Record that a delivery is over."""
+    def release(self, user: SlotUser) -> None:
+        """Release the slot of a finished delivery."""
         user.in_flight -= 1
         self.in_flight -= 1
         self._changed.set()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncGenerator[None, None]:
-        """Keep a slot that is taken while nothing else is in flight, and nothing begins; wait for that."""
+        """Wait until nothing else is in flight; nothing else begins while the context lasts."""
         self._alone += 1
         self._changed.set()
         try:
@@ -116,7 +117,7 @@ class AdaptiveLimit:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None, None, None]:
-        """Keep a slot while dead letters are written; a delivery that shall be alone does not wait for it."""
+        """Keep a slot while dead letters are written; a delivery that must be alone does not wait for it."""
         self._writing += 1
         self._changed.set()
         try:
@@ -129,7 +130,7 @@ class AdaptiveLimit:
         return len(self._users) > 1 and any(other.waits for other in self._users if other is not user)
 
     def begin(self) -> None:
-        """Begin what may begin; next is the user with the fewest in flight, of equals the one that waits longest."""
+        """Begin what may begin: first the user with the fewest in flight, then the one that has waited longest."""
         users = self._users
         if len(users) == 1:
             while users[0].begin_one():
@@ -139,18 +140,18 @@ class AdaptiveLimit:
             pass
 
     def change(self, most: int) -> None:
-        """Keep another upper bound; what was learned below it stays."""
+        """Set another upper bound; a lower limit that was learned stays."""
         self._allowed = float(most) if self.concurrency >= self.most else min(self._allowed, float(most))
         self.most, self.concurrency = most, int(self._allowed)
 
     def grow(self) -> None:
-        """Record that a delivery was answered; a limit that was not reached proves nothing."""
+        """Record that a delivery was answered; a limit that was not reached does not grow."""
         if self.concurrency < self.most and self.in_flight >= self.concurrency:
             self._allowed += 1 / self._allowed
             self.concurrency = int(self._allowed)
 
     def cut(self, attempt_id: int, newest: int) -> None:
-        """Halve the limit because a delivery was refused, unless it began before the last cut; `newest` began last."""
+        """Halve the limit after a refused delivery, unless it began before the last cut; `newest` is the newest id."""
         if attempt_id > self._cut_at:
             self._cut_at = newest
             self._allowed = max(1.0, min(self._allowed, self.in_flight) / 2)
@@ -161,7 +162,7 @@ class SharedSlots:
     """Slots of a limit for deliveries outside a pump."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
-        """Prepare; the limit is joined only while a delivery waits or is in flight."""
+        """Prepare; it joins the limit only while a delivery waits or is in flight."""
         self.in_flight = self.last_turn = 0
         self._limit = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -172,7 +173,7 @@ class SharedSlots:
         return bool(self._waiting)
 
     @property
-    def has_open(self) -> bool:
+    def has_records(self) -> bool:
         return bool(self._used)
 
     def begin_one(self) -> bool:
@@ -186,7 +187,7 @@ class SharedSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncGenerator[None, None]:
-        """Wait for a slot, and keep it."""
+        """Wait for a slot, and keep it while the context lasts."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(taken)
         if not self._used:
@@ -199,20 +200,22 @@ class SharedSlots:
         finally:
             self._used -= 1
             if taken.done() and not taken.cancelled():
-                self._limit.give_back(self)
+                self._limit.release(self)
             if not self._used:
                 self._limit.leave(self)
             self._limit.begin()
 
 
 class DeliveryRate:
-    """Limits the records per second of the pumps of one consumer; a delivery begins once those before are paid for."""
+    """Limits the records per second of the pumps of one consumer: a delivery waits until those before are paid for."""
 
     def __init__(
         self, clock: Clock, later: Callable[[float, Callable[[], None]], asyncio.Task[None]], wake: Callable[[], None]
     ) -> None:
-        """Begin without a limit; `later` calls something after a pause, `wake` has deliveries begin again."""
-        self._clock, self._later, self._wakes = clock, later, [wake]
+        """Begin without a limit; `later` calls a function after a pause, `wake` begins deliveries again."""
+        self._clock = clock
+        self._later = later
+        self._wakes = [wake]
         self._bucket: TokenBucket | None = None
         self._pause: asyncio.Task[None] | None = None
 
@@ -226,7 +229,7 @@ class DeliveryRate:
         self._wakes.append(wake)
 
     def change(self, records_per_second: float | None) -> None:
-        """Keep another rate from now on."""
+        """Set another rate."""
         if records_per_second != self.records_per_second:
             rate = records_per_second
             self._bucket = TokenBucket(self._clock, rate, rate * _BURST_SECONDS) if rate else None
@@ -236,7 +239,7 @@ class DeliveryRate:
 
     @property
     def admits(self) -> bool:
-        """Whether a delivery may begin now; if not, `wake` is called when one may."""
+        """Whether a delivery may begin now; if not, `wake` is called later."""
         if self._bucket is None:
             return True
         seconds = self._bucket.seconds_until()
@@ -246,13 +249,13 @@ class DeliveryRate:
 
     @property
     def waits_for(self) -> str:
-        """Why nothing begins, in one sentence; empty while it may."""
+        """Why nothing begins, in one sentence; empty while deliveries may begin."""
         if self._bucket is None or self._bucket.seconds_until() <= _NO_DEBT_SECONDS:
             return ""
         return f"deliveries are limited to {self._bucket.per_second:g} records a second"
 
     def take(self, records: int) -> None:
-        """Count records that begin."""
+        """Count records of a delivery that begins."""
         if self._bucket:
             self._bucket.take(records)
 

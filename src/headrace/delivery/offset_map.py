@@ -1,6 +1,6 @@
-"""The offset map: which records above the committed offset have ended, as text in the commit's metadata.
+"""The offset map: which records above the committed offset are completed, as text in the commit's metadata.
 
-With it a restart repeats only what had not ended. Every map of at most `SPAN_OFFSETS` offsets fits Kafka's limit of
+With it a restart repeats only what was not completed. Every map of at most `SPAN_OFFSETS` offsets fits Kafka's limit of
 4,096 characters, in any pattern, so no map is ever left out.
 """
 
@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SPAN_OFFSETS = 24_000
-"""Offsets from the committed one to the highest that has ended, at most: one bit each makes 3,000 of 3,072 bytes."""
+"""Most offsets from the committed one to the highest completed one: at one bit each 3,000 of 3,072 bytes."""
 _MAGIC = b"HR\x01"
 _HEAD = struct.Struct(">3sBqI")
 _SUM = struct.Struct(">I")
 _GAPS, _BITS, _DEFLATED = range(3)
-_NOT_OPEN, _OPEN = b"01"
+_COMPLETED, _IN_FLIGHT = b"01"
 
 
 class OffsetMap(NamedTuple):
-    """What has ended from the committed offset on: everything below `end` but the open ones.
+    """What is completed from the committed offset on: everything below `end` except the records in flight.
 
-    Holes count as ended: compaction, aborted transactions and markers leave offsets that never come.
+    Holes count as completed: compaction, aborted transactions and markers leave offsets without a record.
     """
 
     base: int
-    """The committed offset that the map goes with."""
+    """The committed offset of the map."""
     end: int
-    """One more than the highest offset that has ended."""
-    open: frozenset[int]
-    """Offsets from `base` to `end` that have not ended."""
+    """One more than the highest completed offset."""
+    in_flight: frozenset[int]
+    """Offsets from `base` to `end` that are not completed."""
 
     def has(self, offset: int) -> bool:
-        """Whether the record at this offset has ended."""
-        return self.base <= offset < self.end and offset not in self.open
+        """Whether the record at this offset is completed."""
+        return self.base <= offset < self.end and offset not in self.in_flight
 
 
-def encode(base: int, end: int, open_offsets: Sequence[int]) -> str:
+def encode(base: int, end: int, in_flight: Sequence[int]) -> str:
     """Return a map as text: the smallest of a list of gaps, a bitmap and a deflated bitmap.
 
     Args:
         base: The committed offset.
-        end: One more than the highest offset that has ended.
-        open_offsets: Offsets between the two that have not ended, ascending.
+        end: One more than the highest completed offset.
+        in_flight: Offsets between the two that are not completed, ascending.
 
     Raises:
         ValueError: The span is larger than `SPAN_OFFSETS`.
@@ -51,13 +51,13 @@ def encode(base: int, end: int, open_offsets: Sequence[int]) -> str:
     span = end - base
     if not 0 < span <= SPAN_OFFSETS:
         raise ValueError(f"an offset map spans 1 to {SPAN_OFFSETS} offsets, not {span}")
-    marks = bytearray([_NOT_OPEN]) * span
-    for offset in open_offsets:
-        marks[offset - base] = _OPEN
+    marks = bytearray([_COMPLETED]) * span
+    for offset in in_flight:
+        marks[offset - base] = _IN_FLIGHT
     bits = int(marks, 2).to_bytes((span + 7) // 8, "big")
     payloads = {_BITS: bits, _DEFLATED: zlib.compress(bits)}
-    if len(open_offsets) <= len(bits):  # a gap is a byte at least, so more of them are longer in any case
-        payloads[_GAPS] = _encode_gaps(base, open_offsets)
+    if len(in_flight) <= len(bits):  # a gap takes at least one byte, so more gaps than bytes are never the shortest
+        payloads[_GAPS] = _encode_gaps(base, in_flight)
     codec, payload = min(payloads.items(), key=lambda item: len(item[1]))
     data = _HEAD.pack(_MAGIC, codec, base, span) + payload
     return base64.b64encode(data + _SUM.pack(zlib.crc32(data))).decode()
@@ -66,7 +66,7 @@ def encode(base: int, end: int, open_offsets: Sequence[int]) -> str:
 def decode(text: str, base: int) -> OffsetMap | None:
     """Return the map in a commit's metadata, or None if it is not a map of exactly this committed offset.
 
-    So the map ends when any tool sets the group to another offset.
+    So the map becomes invalid when a tool sets the group to another offset.
     """
     try:
         data = base64.b64decode(text, validate=True)
@@ -75,12 +75,12 @@ def decode(text: str, base: int) -> OffsetMap | None:
         if magic != _MAGIC or own_base != base or zlib.crc32(body) != checksum or not 0 < span <= SPAN_OFFSETS:
             return None
         payload = body[_HEAD.size :]
-        return OffsetMap(base, base + span, frozenset(_decode_open(codec, payload, base, span)))
+        return OffsetMap(base, base + span, frozenset(_decode_in_flight(codec, payload, base, span)))
     except (ValueError, struct.error, zlib.error, IndexError):
         return None
 
 
-def _decode_open(codec: int, payload: bytes, base: int, span: int) -> list[int]:
+def _decode_in_flight(codec: int, payload: bytes, base: int, span: int) -> list[int]:
     if codec == _GAPS:
         return _decode_gaps(payload, base)
     bits = zlib.decompressobj().decompress(payload, SPAN_OFFSETS // 8) if codec == _DEFLATED else payload

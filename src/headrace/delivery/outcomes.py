@@ -1,4 +1,4 @@
-"""The contracts of the delivery core: where records come from, where they go, and what becomes of them.
+"""The contracts of the delivery core: where records come from, where they go, and the outcome of each.
 
 The core knows neither Kafka nor HTTP. A consumer of Kafka implements `Source` and `Membership`; a push backend and a
 function implement `Destination`; the writer of dead letters and the retry topics implement `DeadLetterWriter`.
@@ -18,67 +18,67 @@ REPLAY = "X-Headrace-Replay"
 
 
 class Outcome(enum.StrEnum):
-    """What becomes of a record after a delivery. `policy.judge` alone decides it."""
+    """What happens to a record after a delivery. Only `policy.judge` decides it."""
 
     DELIVERED = "delivered"
-    """Ended: the destination took it."""
-    HELD = "held"
-    """Delivered, and open until it is acknowledged explicitly."""
+    """Completed: the destination took it."""
+    AWAITING_ACK = "awaiting acknowledgement"
+    """Delivered, and in flight until it is acknowledged explicitly."""
     HANDED_OFF = "handed_off"
-    """Ended without a delivery: it is blocked by its key, was delivered before, or was not requested."""
+    """Completed without a delivery: it is blocked by its key, was delivered before, or was not requested."""
     SKIPPED = "skipped"
-    """Ended: the policy takes its failure for handled already."""
+    """Completed: the policy treats its failure as already handled."""
     SKIPPED_BY_HAND = "skipped by hand"
-    """Ended: a user skipped it, with a reason."""
+    """Completed: an operator skipped it, with a reason."""
     DEAD_LETTER = "dead letter"
-    """Failed for good, and ends in the dead letter topic."""
+    """Failed for good; completed once it is in the dead letter topic."""
     DELAYED = "delayed"
-    """Ended in a retry topic, from which it is delivered again."""
+    """Completed here: it is in a retry topic, from which it is delivered again."""
     GIVEN_UP = "given up"
-    """Failed for good, and ends without a dead letter because it was its last retry."""
+    """Failed for good, and dropped without a dead letter because `retry.last_retry` is on."""
     RETRY = "retry"
-    """Failed this time; delivered again after a pause, which is its next attempt."""
+    """Failed; delivered again after a pause, as its next attempt."""
     ROLL_BACK = "roll back"
-    """So much of its delivery failed that all of it is delivered again, as its next attempt."""
+    """Too much of its delivery failed; the whole delivery is repeated, as its next attempt."""
     SPLIT = "split"
-    """Failed with others by one response that blames no single record; delivered in halves, without a new attempt."""
+    """Failed with others by one response that blames no single record; delivered in halves, as the same attempt."""
     UNAVAILABLE = "unavailable"
-    """The destination is to blame; delivered again without a new attempt."""
+    """The destination is to blame; delivered again, as the same attempt."""
 
 
 class Reply(NamedTuple):
-    """What a destination reported about one record. It never holds keys, values or secrets."""
+    """What a destination reported about one record. It never contains keys, values or secrets."""
 
     error: str = ""
     """Class of the failure, such as `ValueError` or `HTTP 400`; empty for a success."""
     reason: str = ""
     """Text of the failure, cut to a paragraph."""
     status: int | None = None
-    """HTTP status of the response, if it is about the records and not a success."""
+    """HTTP status of the response, if it concerns the records and is not a success."""
     details: tuple[tuple[str, str], ...] = ()
     """Further facts by name: headers `headrace.dlq.<name>` of the dead letter."""
     stack: str = ""
-    """The stack trace, cut; empty if there is none, or if `reason` is all there is."""
+    """The stack trace, cut; empty if there is only a `reason`."""
     reached: bool = True
-    """Whether the record reached the destination; if not, its reply proves nothing about the destination."""
+    """Whether the record reached the destination; if not, its reply says nothing about the destination."""
     permanent: bool = False
     """Whether another attempt cannot succeed."""
     shared: bool = False
-    """Whether it is about several records, of which it blames none; a status of several records is so, too."""
-    held: bool = False
-    """Whether a success stays open until it is acknowledged explicitly."""
+    """Whether it concerns several records and blames none of them, as does a status of several records."""
+    awaiting_ack: bool = False
+    """Whether the record was delivered, and is not completed before it is acknowledged explicitly."""
     calls: int = 1
-    """How often the destination was called for the record; more than once if its workers died of it."""
+    """How often the destination was called for the record; more than once if its workers died."""
 
 
 ACK = Reply()
 """A success; compared by identity on the fast path."""
-HELD = Reply(held=True)
-"""A success that does not end the record."""
+AWAITING_ACK = Reply(awaiting_ack=True)
+"""A success that does not complete the record."""
 NOT_BEGUN = Reply("not begun", reached=False)
-"""The record was given back: its partition is about to be given up, or it waits for one before it that failed."""
+"""The record was not started: its partition is being revoked, or it waits for an earlier record that failed."""
 HANDED_OFF = Reply(reached=False)
-"""The record has ended here without a delivery: it waits in a retry topic, or was not requested."""
+"""The record is completed here without a delivery: it waits in a retry topic, or was not requested."""
 
 
 def not_taken(cause: HeadraceError) -> Reply:
@@ -87,7 +87,7 @@ def not_taken(cause: HeadraceError) -> Reply:
 
 
 def in_turn(replies: Sequence[Reply]) -> list[Reply]:
-    """Return the replies in order `partition`: what follows the first record that comes again has not begun."""
+    """Return the replies in order `partition`: what follows the first record that is retried has not begun."""
     first = next((index for index, reply in enumerate(replies) if reply.error and not reply.permanent), len(replies))
     return [*replies[: first + 1], *[NOT_BEGUN] * (len(replies) - first - 1)]
 
@@ -98,13 +98,13 @@ class Delivery(NamedTuple):
     group: str
     partition: TopicPartition
     epoch: int
-    """Number of the live assignment of the partition; 0 if this process has none."""
+    """Number of the partition's live assignment; 0 if this process has none."""
     records: Sequence[Record]
     """A `RecordBatch` as a rule; `RecordBatch.of` returns its columns."""
     attempt: int
     """1 for the first attempt of these records."""
     replay: str = ""
-    """Id of the replay job that delivers them; empty for deliveries of the group."""
+    """Id of the replay job; empty for deliveries of the group."""
 
 
 class DelayedRecord(NamedTuple):
@@ -123,7 +123,7 @@ class DelayedRecord(NamedTuple):
     table_id: str = ""
     """Kafka's id of that topic; empty if it was not known."""
     delay_seconds: float = math.inf
-    """Longest wait from when this process received it, whatever the clock of its writer says."""
+    """Longest wait after this process received it, whatever the writer's clock was."""
 
 
 EpochOf = Callable[[TopicPartition], int]
@@ -141,11 +141,11 @@ class Destination(Protocol):
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Deliver records and return a reply for each, in the order of the records.
 
-        If cancelled, the records may or may not have been handled; they will be delivered again.
+        If it is cancelled, the records may have been handled; they will be delivered again.
 
         Raises:
-            DeliveryError: The destination as a whole failed. No record's attempts are used up, and the delivery is
-                repeated after a pause until it succeeds or its partition is revoked.
+            DeliveryError: The destination as a whole failed. No attempt is used up. The delivery is repeated after a
+                pause until it succeeds or its partition is revoked.
         """
 
 
@@ -166,56 +166,56 @@ class DeadLetterWriter(Protocol):
     """Writes dead letters."""
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int] | None:
-        """Write every dead letter until all in-sync replicas have it; return indexes of those that a retry topic took.
+        """Write every dead letter until all in-sync replicas have it; return indexes of those in a retry topic.
 
         Raises:
-            DeadLetterFailed: At least one is not acknowledged; the call is repeated, so some may be written twice.
+            DeadLetterFailed: At least one is not acknowledged; it will be retried, so some may be written twice.
         """
 
 
-class OnEnded(Protocol):
-    """Called on the event loop with records that have ended together. Must not block."""
+class OnCompleted(Protocol):
+    """Called on the event loop with records that were completed together. Must not block."""
 
     def __call__(
         self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
-        """Record the end of records.
+        """Report completed records.
 
         Args:
             how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
-            replies: The reply for each record, if it was not delivered; its `error` is the reason of a skip by hand.
-            replay: Id of the job that delivers them again; else empty.
+            replies: The reply for each record that was not delivered; its `error` is the reason of a skip by hand.
+            replay: Id of the replay job; otherwise empty.
         """
 
 
 class PartitionListener:
-    """Follows which partitions a pump has, for a destination with state for each; a subclass has only what it needs."""
+    """Follows the partitions of a pump, for a destination with state for each; a subclass overrides what it needs."""
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin with partitions, before their first record."""
+        """Add partitions, before their first record."""
 
     def draining(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin nothing more of partitions that are about to be given up."""
+        """Begin nothing more of partitions that are about to be revoked."""
 
     async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """End with partitions before they are given up, while what is in flight of them may end, and after a loss."""
+        """Close partitions before a revoke, while deliveries in flight may still finish; also called after a loss."""
 
 
 class KeyUnblocker:
-    """Unblocks keys that records in retry topics block; a subclass has only what it needs."""
+    """Unblocks keys that records in retry topics block; a subclass overrides what it needs."""
 
     async def unblock(self, record: Record) -> None:
         """Unblock the key of a record that is skipped.
 
         Raises:
-            DeadLetterFailed: It is not written; so the record has not ended.
+            DeadLetterFailed: The write failed, so the record is not completed.
         """
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Unblock the keys of records from an offset on, which come again.
+        """Unblock the keys of records from an offset on, which will be read again.
 
         Raises:
-            DeadLetterFailed: It is not written.
+            DeadLetterFailed: The write failed.
         """
 
 
@@ -223,28 +223,28 @@ class Source(Protocol):
     """Where records come from: a consumer of Kafka, or a fake."""
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        """Release the bytes of records of a partition that have ended."""
+        """Release the bytes of completed records of a partition."""
 
     def commit(self, offsets: CommitOffsets) -> None:
-        """Commit offsets and their metadata; returns at once, the newest call per partition wins."""
+        """Commit offsets and their metadata; returns at once, and the newest call per partition wins."""
 
 
 class Membership(Protocol):
-    """A consumer's membership of its group: why nothing arrives, and how to move to another offset."""
+    """A consumer's membership of its group: why nothing arrives, and how to seek to another offset."""
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:
-        """Whether the backend stores the group's offsets, so that the group cannot be moved."""
+        """Whether the backend stores the group's offsets, so that a seek is not possible."""
 
     def trouble(self, partition: TopicPartition) -> str:
-        """Return the failure that keeps a partition from being read, in one sentence; empty if there is none."""
+        """Return why a partition cannot be read, in one sentence; empty if it can."""
 
     def pause_reason(self, partition: TopicPartition) -> str:
-        """Return why a partition is not fetched just now although nothing failed; empty while it is fetched."""
+        """Return why fetching of a partition is paused although nothing failed; empty while it is fetched."""
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        """Commit another offset instead of everything reached in this epoch, and read on from there.
+        """Commit another offset instead of the position of this epoch, and continue to read there.
 
-        Nothing that was fetched before is handed over afterwards; the partition is assigned anew, in a new epoch.
-        Return True once the commit is acknowledged, and False if the partition is not assigned in this epoch any more.
+        Nothing that was fetched before is handed over afterwards; the partition is assigned again, in a new epoch.
+        Return True once the commit is acknowledged, and False if the partition is no longer assigned in this epoch.
         """

@@ -1,4 +1,4 @@
-"""The retry policy: decides what becomes of each record of a delivery, and how long a retry waits."""
+"""The retry policy: decides the outcome of each record of a delivery, and how long a retry waits."""
 
 import random
 from collections import defaultdict
@@ -9,9 +9,9 @@ from headrace.delivery.outcomes import Outcome, Reply
 from headrace.records import Record
 
 _LEAST_ROLLED_BACK = 4
-"""Smaller deliveries are never rolled back: one bad record in a quiet topic repeats no other record."""
+"""Smaller deliveries are never rolled back, so that one bad record in a quiet topic repeats no other record."""
 Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]
-"""The records of one delivery by what becomes of them, each with its reply."""
+"""The records of one delivery by outcome, each with its reply."""
 
 
 def judge(
@@ -22,14 +22,14 @@ def judge(
     attempt: int = 1,
     age_seconds: float = 0.0,
 ) -> Judged:
-    """Apply a policy to the replies for records in their order; their age is the time since their first failure."""
+    """Apply a policy to the replies for records, in their order; `age_seconds` is the time since the first failure."""
     judged: defaultdict[Outcome, list[tuple[Record, Reply]]] = defaultdict(list)
     late = bool(retry.deadline_seconds) and age_seconds >= (retry.deadline_seconds or 0)
     failed_as_one = sum(1 for reply in replies if reply.status is not None or reply.shared) > 1
     for record, reply in zip(records, replies, strict=True):
         if not reply.error:
             outcome = Outcome.DELIVERED if reply.reached else Outcome.HANDED_OFF
-            outcome = Outcome.HELD if reply.held else outcome
+            outcome = Outcome.AWAITING_ACK if reply.awaiting_ack else outcome
         else:
             action = action_of(reply, retry)
             if action == "unavailable":
@@ -74,15 +74,15 @@ def pause_seconds(failures: int, retry: RetryConfig, chance: random.Random) -> f
 
 
 def ceiling_seconds(failures: int, retry: RetryConfig) -> float:
-    """Return the longest pause there may be after so many failures."""
+    """Return the longest pause after this number of failures."""
     # 2 ** 60 seconds is past any cap; the limit keeps the power from growing without bound.
     return min(retry.max_delay_seconds, retry.first_delay_seconds * 2.0 ** min(failures - 1, 60))
 
 
 def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
-    """Whether so many records failed that the delivery is repeated as a whole.
+    """Whether enough records failed to repeat the delivery as a whole.
 
-    Records that failed for good do not count, because a repetition does not help them; so roll-backs end with the
+    Records that failed for good do not count, because a repetition does not help them. So roll-backs end with the
     attempts.
     """
     above = retry.rollback_threshold_percent
@@ -95,9 +95,9 @@ def _rolls_back(judged: Judged, size: int, retry: RetryConfig) -> bool:
 
 def _rolled_back(judged: Judged, records: Sequence[Record], replies: Sequence[Reply]) -> Judged:
     handed_off = judged.get(Outcome.HANDED_OFF, ())
-    ended = {record.offset for record, _ in handed_off}
+    completed = {record.offset for record, _ in handed_off}
     both = zip(records, replies, strict=True)
     whole: dict[Outcome, Sequence[tuple[Record, Reply]]] = {
-        Outcome.ROLL_BACK: [(record, reply) for record, reply in both if record.offset not in ended]
+        Outcome.ROLL_BACK: [(record, reply) for record, reply in both if record.offset not in completed]
     }
     return {**whole, Outcome.HANDED_OFF: handed_off} if handed_off else whole

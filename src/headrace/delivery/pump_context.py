@@ -10,7 +10,7 @@ from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.limit import DeliveryRate
-from headrace.delivery.outcomes import DeadLetter, DelayedRecord, KeyUnblocker, OnEnded, Outcome, PartitionListener
+from headrace.delivery.outcomes import DeadLetter, DelayedRecord, KeyUnblocker, OnCompleted, Outcome, PartitionListener
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock
 
@@ -26,49 +26,49 @@ _NAMES = {
 
 
 class Counts:
-    """What a pump has done since it began."""
+    """What a pump has done since it started."""
 
     def __init__(self) -> None:
-        self.ended = dict.fromkeys(_NAMES, 0)
-        """Records that ended, by outcome."""
+        self.completed = dict.fromkeys(_NAMES, 0)
+        """Completed records, by outcome."""
         self.taken = 0
-        """Records the source handed over."""
+        """Records received from the source."""
         self.redeliveries = 0
         """Attempts after the first, in records."""
         self.refusals = 0
-        """Deliveries the destination as a whole did not take."""
+        """Deliveries that the destination as a whole did not take."""
         self.gap = 0
-        """Offsets that were removed from the log before they were read, and passed as `on_gap` allows."""
+        """Offsets that were removed from the log before they were read, and skipped as `on_gap` allows."""
         self.already_completed = 0
-        """Records that had ended before a restart, a rebalance or a seek, and are not delivered again."""
+        """Records that were completed before a restart, a rebalance or a seek, and are not delivered again."""
         self.in_flight_at_revoke = 0
-        """Records in flight when their partition had to be given up: so many duplicates to expect."""
+        """Records that were being delivered when their partition was revoked: the number of duplicates to expect."""
         self.late_results = 0
-        """Records that ended after their partition was given up; they are delivered again by its next owner."""
+        """Records whose result arrived after their partition was revoked; its next owner delivers them again."""
         self.commits = 0
-        """Positions of partitions that were handed to the source."""
+        """Commits of partitions."""
         self.assignment_changes = 0
         """Times that partitions were assigned, revoked or lost."""
 
     def read(self) -> dict[str, int]:
         """Return every count by its name."""
-        others = {name: count for name, count in vars(self).items() if name != "ended"}
-        return {**others, **{_NAMES[outcome]: count for outcome, count in self.ended.items()}}
+        others = {name: count for name, count in vars(self).items() if name != "completed"}
+        return {**others, **{_NAMES[outcome]: count for outcome, count in self.completed.items()}}
 
 
 class PumpHooks(NamedTuple):
-    """What else a pump calls or is; all of it is optional."""
+    """Optional parts and callbacks of a pump."""
 
-    on_ended: OnEnded | None = None
-    """Called with what has ended."""
+    on_completed: OnCompleted | None = None
+    """Called with completed records."""
     partitions: PartitionListener | None = None
-    """Follows which partitions the pump has."""
+    """Follows the partitions of the pump."""
     most_records: Callable[[], int] | None = None
-    """Returns how many records the next delivery may hold; never more than the settings allow."""
+    """Returns the record limit of the next delivery; the settings may lower it."""
     blocked_keys: KeyUnblocker | None = None
-    """Unblocks keys of records that are skipped by hand, or come again after a seek."""
+    """Unblocks keys of records that are skipped by hand, or are read again after a seek."""
     delayed: Callable[[Record], DelayedRecord] | None = None
-    """Decodes a record of a retry topic. The pump is paused with the one it shares with, and under the same rate."""
+    """Decodes a record of a retry topic. Pauses and the rate of the other pump apply to this one, too."""
     replay: str = ""
     """Id of the replay job; empty for deliveries of the group."""
     commit_seconds: float = 0.2
@@ -92,19 +92,19 @@ class PumpContext:
     breaker: Breaker
     rate: DeliveryRate
     lanes: Mapping[TopicPartition, Any]
-    """The lanes of the present assignment."""
+    """The lanes of the current assignment."""
     later: Callable[[float, Callable[[], None]], asyncio.Task[None]]
-    """Calls something after a pause, unless the task is cancelled."""
+    """Calls a function after a pause, unless the task is cancelled."""
     delayed: Callable[[Record], DelayedRecord] | None
     """In a pump of retry topics: decodes a record. Such records are delivered one by one, when they are due."""
     portion: Callable[[], int] | None
-    """Returns how many records the destination takes at a time now; None for as many as `batch` allows."""
+    """Returns how many records the destination takes at a time; None if only `batch` limits them."""
     ack_window: int = 0
-    """Records by which the committed offset stays behind what has ended."""
+    """Records by which the committed offset stays behind what is completed."""
 
     @property
     def most_records(self) -> int:
-        """Records of the next delivery at most."""
+        """Most records of the next delivery."""
         most = self.batch.max_records
         return min(most, self.portion()) if self.portion else most
 
@@ -121,11 +121,11 @@ class Batch(NamedTuple):
     broken_off: int = 0
     """How often the destination closed the connection at these records, or at others with them."""
     suspected: int = 0
-    """The newest attempt id when that happened first."""
+    """The newest attempt id when that first happened."""
 
 
 class DeadLetterBatch(NamedTuple):
-    """Dead letters that are to be written; their records have not ended before."""
+    """Dead letters to write; their records are not completed before that."""
 
     dead_letters: Sequence[DeadLetter]
 

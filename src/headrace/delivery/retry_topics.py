@@ -1,7 +1,7 @@
-"""Retry topics: a record that has used up its attempts waits in a topic of its delay, and is delivered again when due.
+"""Retry topics: a record that has used up its attempts waits in a topic with a delay, and is delivered again when due.
 
 Key, value and the record's own headers stay byte for byte; its origin and due time are in headers after them. All
-records of a topic wait equally long, so they are due in the order of the topic.
+records of a topic have the same delay, so they are due in the order of the topic.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _NAMES = tuple(
     for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "blocked")
 )
 _TABLE_ID = PREFIX + "blocked_in"
-"""Before the others, so that earlier versions read them: Kafka's id of the topic of blocked keys."""
+"""Kafka's id of the topic of blocked keys. It is before the others, so that earlier versions can read those."""
 _ERROR_BYTES = 256
 
 
 class RetryTopics(KeyUnblocker):
-    """Writes failed records to the next retry topic, and those that have been through all of them as dead letters."""
+    """Writes failed records to the next retry topic, and after the last one as dead letters."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RetryTopics(KeyUnblocker):
         dead_letters: DeadLetterWriter | None,
         blocked: BlockedKeys | None = None,
     ) -> None:
-        """Prepare; `dead_letters` gets records after the last retry topic. Without it their partition is stalled."""
+        """Prepare; `dead_letters` gets records after the last retry topic. Without it their partition stalls."""
         self.group = group
         self.retry = retry
         self.blocked = blocked
@@ -59,12 +59,15 @@ class RetryTopics(KeyUnblocker):
         self._clock = clock
         self._dead_letters = dead_letters
         self._topics = retry.topic_names(group)
-        self._unmarked: set[tuple[TopicPartition, int]] = set()  # of retry topics: ended, but their keys are blocked
+        self._unmarked: set[tuple[TopicPartition, int]] = (
+            set()
+        )  # records of retry topics that are completed, but still block their keys
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int]:
-        """See `DeadLetterWriter`. What its retry topic refuses becomes a dead letter."""
+        """See `DeadLetterWriter`. A record that its retry topic rejects becomes a dead letter."""
         now = self._clock.time()
-        dead_letters, copies = list(dead_letters), dict[int, Record]()
+        dead_letters = list(dead_letters)
+        copies: dict[int, Record] = {}
         levels: dict[int, int] = {}
         for index, dead_letter in enumerate(dead_letters):
             topic, level = dead_letter.record.topic, 0
@@ -79,28 +82,28 @@ class RetryTopics(KeyUnblocker):
         failed = await self._delay(dead_letters, levels, now) if levels else {}
         delayed = [index for index in levels if index not in failed]
         refused = [index for index, why in failed.items() if isinstance(why, REFUSALS)]
-        # One that was never delivered is no dead letter: it waits for its key in its own topic.
+        # A record that was never delivered does not become a dead letter: it waits for its key in its own topic.
         dead = [index for index in range(len(dead_letters)) if index not in levels]
         dead += [index for index in refused if dead_letters[index].attempts]
         failed = {index: why for index, why in failed.items() if index not in dead}
-        unwritten = [index for index in dead if not (index in copies and self.has_ended(copies[index]))]
+        unwritten = [index for index in dead if not (index in copies and self.is_completed(copies[index]))]
         failed |= await self._write_dead_letters(dead_letters, unwritten) if unwritten else {}
         for index in refused:
             if index not in failed or index not in dead:
                 with contextlib.suppress(DeadLetterFailed):
                     await self.unblock(dead_letters[index].record)
-        failed |= await self._end_all({index: copy for index, copy in copies.items() if index not in failed})
+        failed |= await self._complete_all({index: copy for index, copy in copies.items() if index not in failed})
         if failed:
             why = next(iter(failed.values())).description
             raise DeadLetterFailed(why, missing=[*failed], delayed=[index for index in delayed if index not in failed])
         return delayed
 
-    async def _end_all(self, copies: Mapping[int, Record]) -> dict[int, HeadraceError]:
-        """Unblock the keys of records of a retry topic; return why that failed, by index."""
+    async def _complete_all(self, copies: Mapping[int, Record]) -> dict[int, HeadraceError]:
+        """Unblock the keys of records of a retry topic; return the failures, by index."""
         problems: dict[int, HeadraceError] = {}
         for index, copy in copies.items():
             try:
-                await self.end(copy)
+                await self.complete(copy)
             except DeadLetterFailed as failure:
                 problems[index] = failure
         return problems
@@ -111,21 +114,22 @@ class RetryTopics(KeyUnblocker):
             return delayed_of(copy)
         return delayed_of(copy)._replace(delay_seconds=self.retry.topics[self._topics.index(copy.topic)])
 
-    def has_ended(self, copy: Record) -> bool:
-        """Whether a record of a retry topic was delivered or dead-lettered, and only its key is still blocked."""
+    def is_completed(self, copy: Record) -> bool:
+        """Whether a record of a retry topic was delivered or dead-lettered, and only still blocks its key."""
         return (copy.topic_partition, copy.offset) in self._unmarked
 
-    async def end(self, copy: Record) -> None:
-        """Unblock the key of a record of a retry topic, which has ended or is skipped.
+    async def complete(self, copy: Record) -> None:
+        """Unblock the key of a record of a retry topic that is completed or skipped.
 
         Raises:
-            DeadLetterFailed: It is not written. `has_ended` is true until it is, so nothing is delivered twice.
+            DeadLetterFailed: The write failed. `is_completed` stays true until it succeeds, so nothing is delivered
+                twice.
         """
         delayed = delayed_of(copy)
         if self.blocked and delayed.entry is not None:
             identity = (copy.topic_partition, copy.offset)
             self._unmarked.add(identity)
-            await self.blocked.end(delayed)
+            await self.blocked.complete(delayed)
             self._unmarked.discard(identity)
 
     async def unblock(self, record: Record) -> None:  # whether or not it has reached a retry topic
@@ -146,7 +150,7 @@ class RetryTopics(KeyUnblocker):
     async def _delay(
         self, dead_letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float
     ) -> dict[int, HeadraceError]:
-        """Write the entries that block their keys, then records to their retry topics; return by index what failed."""
+        """Write the entries of blocked keys, then records to their retry topics; return the failures, by index."""
         records = {index: dead_letters[index].record for index in levels}
         keyed = [index for index, record in records.items() if record.key is not None]
         entries: dict[int, int] = {}
@@ -171,13 +175,13 @@ class RetryTopics(KeyUnblocker):
     async def _write_dead_letters(
         self, dead_letters: Sequence[DeadLetter], indexes: Sequence[int]
     ) -> dict[int, HeadraceError]:
-        """Write dead letters; return why some are not written, by index."""
+        """Write dead letters; return the failures, by index."""
         if self._dead_letters is None:
             first = dead_letters[indexes[0]]
             off = DeadLetterFailed(
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
-                f"({first.reply.error}) and dead letters are off: repair the destination, or turn "
-                "dead_letter.enabled on, and start again"
+                f"({first.reply.error}), and dead letters are off; repair the destination, or set "
+                "dead_letter.enabled to true, and restart"
             )
             return dict.fromkeys(indexes, off)
         try:
@@ -193,34 +197,37 @@ class RetryTopicDestination(KeyUnblocker):
 
     def __init__(self, inner: Destination, topics: RetryTopics, epoch_of: EpochOf = no_epoch) -> None:
         """Prepare; `epoch_of` returns the live epochs of the records' original partitions."""
-        self._inner, self._epoch_of = inner, epoch_of
+        self._inner = inner
+        self._epoch_of = epoch_of
         self._topics = topics
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        """Deliver; a record that has ended while its copy was still in the retry topic is not delivered again."""
+        """Deliver; a record that was completed while its copy was still in the retry topic is not delivered again."""
         return [await self._deliver(delivery, record) for record in delivery.records]
 
     async def unblock(self, record: Record) -> None:
-        await self._topics.end(record)
+        await self._topics.complete(record)
 
     async def _deliver(self, delivery: Delivery, copy: Record) -> Reply:
-        topics, delayed = self._topics, delayed_of(copy)
-        origin, reply = delayed.origin, HANDED_OFF
+        topics = self._topics
+        delayed = delayed_of(copy)
+        origin = delayed.origin
+        reply = HANDED_OFF
         if topics.blocked and delayed.entry is not None and not await topics.blocked.is_waiting(delivery, delayed):
             return HANDED_OFF
-        if not topics.has_ended(copy):
+        if not topics.is_completed(copy):
             partition = origin.topic_partition
             one = delivery._replace(
                 group=topics.group, partition=partition, epoch=self._epoch_of(partition), records=[origin]
             )
             reply = (await self._inner.deliver(one))[0]
         if not reply.error or action_of(reply, topics.retry) == "skip":
-            await topics.end(copy)
+            await topics.complete(copy)
         return reply
 
 
 def delayed_of(record: Record) -> DelayedRecord:
-    """Decode a record of a retry topic; one that Headrace did not write is its own origin."""
+    """Decode a record of a retry topic; a record that Headrace did not write is its own origin."""
     headers = record.headers
     own, added = headers[: -len(_NAMES)], headers[-len(_NAMES) :]
     if tuple(name for name, _ in added) != _NAMES:

@@ -1,7 +1,7 @@
 """Begins deliveries in turns, makes their attempts, and writes dead letters.
 
-Partitions take turns, and a busy one leaves slots for those that have nothing in flight. Workers are tasks: one is
-created when there is something to begin and no other is free, and ends when there is nothing to do.
+Partitions take turns, and a busy one leaves slots for idle ones. Workers are tasks: one is created when there is
+something to begin and no other is free, and ends when there is nothing to do.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from headrace.delivery.lane import Lane
 from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.outcomes import (
     ACK,
-    HELD,
+    AWAITING_ACK,
     NOT_BEGUN,
     DeadLetter,
     DeadLetterWriter,
@@ -35,11 +35,11 @@ from headrace.runtime.failpoints import reach
 log = logging.getLogger(__name__)
 
 _RESERVED = 4
-"""One in so many slots is reserved for partitions with nothing in flight."""
+"""One slot in this many is reserved for idle partitions."""
 _SLOW_SECONDS = 5.0
 _BROKEN_OFF = 3
-"""At so many closed connections a delivery is taken apart."""
-_ENDED = (Outcome.DELIVERED, Outcome.HELD, Outcome.HANDED_OFF, Outcome.SKIPPED)
+"""After this many closed connections a delivery is split."""
+_COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
 
 class Deliverer:
@@ -53,14 +53,14 @@ class Deliverer:
         *,
         epoch_of: EpochOf | None,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
-        on_ended: Callable[[Lane, RecordBatch, Outcome, Sequence[Reply]], None],
+        on_completed: Callable[[Lane, RecordBatch, Outcome, Sequence[Reply]], None],
         replay: str = "",
         live: bool = True,
     ) -> None:
         """Prepare; without `dead_letters` they are off, and without `epoch_of` deliveries have the epoch of the lane.
 
-        `replay` is the id of the replay job, empty for deliveries of the group. With `live` one slot of the limit is
-        reserved for this pump.
+        `replay` is the id of the replay job, empty for deliveries of the group. With `live` one slot is reserved for
+        this pump.
         """
         # Settings
         self._context = context
@@ -68,7 +68,7 @@ class Deliverer:
         self._dead_letters = dead_letters
         self._epoch_of = epoch_of
         self._spawn = spawn
-        self._on_ended = on_ended
+        self._on_completed = on_completed
         self._replay = replay
 
         # Whose turn it is
@@ -81,7 +81,7 @@ class Deliverer:
         self._busy = 0
         """Lanes with something in flight."""
         self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
-        """Each worker's lane, and the id of its attempt; 0 while it began with dead letters."""
+        """Each worker's lane, and the id of its attempt; 0 if it began with dead letters."""
         self._limit.join(self, live=live)
 
     @property
@@ -94,7 +94,7 @@ class Deliverer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin what may begin now, in this pump or in others that share the limit."""
+        """Begin what may begin now, in this pump and in others that share the limit."""
         self._limit.begin()
 
     def close(self) -> None:
@@ -109,8 +109,8 @@ class Deliverer:
         return bool(self._turns)
 
     @property
-    def has_open(self) -> bool:
-        return any(lane.tracker.has_open for lane in self._context.lanes.values())
+    def has_records(self) -> bool:
+        return any(lane.tracker.has_in_flight for lane in self._context.lanes.values())
 
     def begin_one(self) -> bool:
         lane = self._next()
@@ -132,11 +132,11 @@ class Deliverer:
         turns, context = self._turns, self._context
         if not turns:
             return None
-        # Is a slot free? A worker that began with dead letters has none of the limit, and is counted here.
+        # Is a slot free? A worker that began with dead letters takes no slot of the limit; it is counted here.
         free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)
         if free <= 0 or not context.breaker.admits or not context.rate.admits:
             return None
-        # Take the first lane that can begin. The last slots are for lanes that have nothing in flight.
+        # Take the first lane that can begin. The last slots are for idle lanes.
         reserved = min(self._limit.concurrency // _RESERVED, len(context.lanes) - self._busy)
         for _ in range(len(turns)):
             lane = turns.popitem(last=False)[0]
@@ -165,7 +165,7 @@ class Deliverer:
         worker = asyncio.current_task()
         assert worker
         if attempt_id and self._context.breaker.stops(attempt_id):
-            lane.give_back(work)
+            lane.requeue(work)
             return  # `_worker_ended` does the rest
         while True:
             dead_letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
@@ -191,19 +191,19 @@ class Deliverer:
             lane.in_flight.leave(worker)
             self._busy -= not lane.in_flight
             if attempt_id:
-                self._limit.give_back(self)
+                self._limit.release(self)
                 self._context.breaker.leave(attempt_id)
         return lane
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        # A worker that was cancelled, stopped before it began, or failed by a defect has not left yet.
+        # A worker that was cancelled, was stopped before it began, or failed by a defect has not left yet.
         if lane := self._leave(worker):
             self.offer(lane)
 
     # One attempt -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, lane: Lane, batch: Batch, attempt_id: int) -> DeadLetterBatch | None:
-        """Deliver a batch; return the dead letters that are to be written.
+        """Deliver a batch; return the dead letters to write.
 
         A destination that is down uses up no attempt.
         """
@@ -219,7 +219,7 @@ class Deliverer:
             else:
                 replies = await self._destination.deliver(delivery)
         except DeadLetterFailed as failure:
-            # Kafka did not take it, which proves nothing about the destination.
+            # Kafka did not take it, which says nothing about the destination.
             if not lane.is_fenced:
                 lane.try_later(batch._replace(refusals=batch.refusals + 1), failure.description)
             return None
@@ -227,7 +227,9 @@ class Deliverer:
             reach("delivery.refused")
             if error.broken_off:
                 return self._broken_off(lane, batch, attempt_id, error)
-            batch = batch._replace(broken_off=0, suspected=0)  # or one that only hangs now would always be sent alone
+            batch = batch._replace(
+                broken_off=0, suspected=0
+            )  # or a batch that only hangs now would always be sent alone
             self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
             return None
         reach("delivery.after")
@@ -238,24 +240,24 @@ class Deliverer:
             batch, replies = self._begun_of(lane, batch, replies)
             records = batch.records
         count = len(records)
-        for success, outcome in ((ACK, Outcome.DELIVERED), (HELD, Outcome.HELD)):
+        for success, outcome in ((ACK, Outcome.DELIVERED), (AWAITING_ACK, Outcome.AWAITING_ACK)):
             if replies.count(success) == count:
                 if count:
                     context.breaker.answered(attempt_id, count)
                     lane.progressed()
-                    self._end(lane, records, outcome)
+                    self._complete(lane, records, outcome)
                 return None
         return self._settle(lane, batch, attempt_id, replies)
 
     async def _deliver_alone(self, lane: Lane, attempt_id: int, delivery: Delivery) -> Sequence[Reply]:
-        """Deliver a record while nothing else is in flight: then no other record can have broken it off."""
+        """Deliver a record while nothing else is in flight: then no other record can have closed the connection."""
         async with self._limit.alone():
             if lane.condition.is_ending or self._context.breaker.stops(attempt_id):
                 return [NOT_BEGUN]
             return await self._destination.deliver(delivery)
 
     def _begun_of(self, lane: Lane, batch: Batch, replies: Sequence[Reply]) -> tuple[Batch, Sequence[Reply]]:
-        """Return what was begun of a batch; the rest waits for that, or is fetched again by the partition's next owner.
+        """Return what was begun of a batch; the rest waits for that, or the partition's next owner fetches it again.
 
         If nothing was begun although the partition stays, the destination has refused the batch.
         """
@@ -275,18 +277,20 @@ class Deliverer:
         if lane.is_fenced:
             return False
         if self._context.breaker.refused(attempt_id, why, wait_seconds):
-            lane.give_back(batch)
+            lane.requeue(batch)
             return True
         lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
         return False
 
     def _broken_off(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
-        """Take apart a delivery at which the destination closes the connection again and again.
+        """Split a delivery at which the destination repeatedly closes the connection.
 
-        A record alone has failed if others were taken meanwhile, or the destination had just answered something else;
-        otherwise it may be down for all.
+        A record alone has failed if others were taken meanwhile, or if the destination has just answered another
+        request. Otherwise the destination may be down for all.
         """
-        breaker, records, why = self._context.breaker, batch.records, error.description
+        breaker = self._context.breaker
+        records = batch.records
+        why = error.description
         was_alone = _is_suspect(batch)
         batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or breaker.newest)
         others_are_taken = breaker.has_taken_since(batch.suspected)
@@ -300,18 +304,22 @@ class Deliverer:
         elif others_are_taken or error.is_alive:
             return self._settle(lane, batch, attempt_id, [Reply("ConnectionClosed", why)])
         else:
-            (topic, number), offset, skip = lane.partition, records.offsets[0], breaker.name.replace(" ", " skip ", 1)
-            always = f"always at {lane.partition} offset {offset}"
+            topic, number = lane.partition
+            offset = records.offsets[0]
+            skip = breaker.name.replace(" ", " skip ", 1)
             how = f'headrace {skip} {offset} --partition {number} --topic {topic} --reason "..."'
-            self._refused(lane, batch, attempt_id, f"{why}, {always}; to skip it: {how}")
+            text = f"{why}, always at {lane.partition} offset {offset}; to skip it: {how}"
+            self._refused(lane, batch, attempt_id, text)
         return None
 
     def _settle(self, lane: Lane, batch: Batch, attempt_id: int, replies: Sequence[Reply]) -> DeadLetterBatch | None:
-        """Do with each record what the policy decides; return the dead letters that are to be written."""
-        context, now, why = self._context, self._context.clock.time(), last_error(replies)
+        """Apply the policy to each record; return the dead letters to write."""
+        context = self._context
+        now = context.clock.time()
+        why = last_error(replies)
         first = batch.first_failed_at or now
         judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
-        # Say which fail, which are tried again together, and which in two halves.
+        # Which fail, which are tried again together, and which in two halves?
         failed = judged.get(Outcome.DEAD_LETTER, ())
         again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
         split = _records(judged.get(Outcome.SPLIT, ()))
@@ -321,18 +329,19 @@ class Deliverer:
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:
                 kept.sort(key=lambda record: record.offset)
-                lane.give_back(batch._replace(records=RecordBatch.of(kept)))
-            failed, again = [one for one in failed if one[1].permanent], []
+                lane.requeue(batch._replace(records=RecordBatch.of(kept)))
+            failed = [one for one in failed if one[1].permanent]
+            again = []
         elif Outcome.UNAVAILABLE not in judged:
             lane.progressed()
-        # End what has ended.
-        for outcome in _ENDED:
-            if ended := judged.get(outcome):
-                replies_of = [reply for _, reply in ended] if outcome is Outcome.SKIPPED else ()
-                self._end(lane, RecordBatch.of(_records(ended)), outcome, replies_of)
+        # Complete what succeeded or is skipped.
+        for outcome in _COMPLETED:
+            if completed := judged.get(outcome):
+                replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
+                self._complete(lane, RecordBatch.of(_records(completed)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
             log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why)
-        # Deliver again what is left, after a pause.
+        # Deliver the rest again, after a pause.
         if again:
             reach("retry.before")
             context.counts.redeliveries += len(again)
@@ -351,8 +360,9 @@ class Deliverer:
 
     def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:
         """Report replies to the breaker; return whether the destination is to blame for the failures."""
-        breaker, why = self._context.breaker, last_error(replies)
-        succeeded = sum(len(judged.get(how, ())) for how in (Outcome.DELIVERED, Outcome.HELD, Outcome.SKIPPED))
+        breaker = self._context.breaker
+        why = last_error(replies)
+        succeeded = sum(len(judged.get(how, ())) for how in (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.SKIPPED))
         if unavailable := judged.get(Outcome.UNAVAILABLE):
             if succeeded:
                 breaker.answered(attempt_id, succeeded)
@@ -366,26 +376,27 @@ class Deliverer:
         failures = _failures(batch, judged, replies) if is_first else []
         return not breaker.answered(attempt_id, succeeded, failures, why)
 
-    def _end(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
-        self._context.counts.ended[Outcome.DELIVERED if how is Outcome.HELD else how] += len(records)
-        self._on_ended(lane, records, how, replies)
+    def _complete(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:
+        self._context.counts.completed[Outcome.DELIVERED if how is Outcome.AWAITING_ACK else how] += len(records)
+        self._on_completed(lane, records, how, replies)
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
     async def _write_dead_letters(self, lane: Lane, batch: DeadLetterBatch) -> None:
-        """Write dead letters; a record whose dead letter is not acknowledged has not ended, and its lane backs off."""
-        dead_letters, writer = batch.dead_letters, self._dead_letters
+        """Write dead letters; a record is completed by the acknowledgement, and without it the lane backs off."""
+        dead_letters = batch.dead_letters
+        writer = self._dead_letters
         if self._context.retry.last_retry:
-            for record, _, attempts, reply, *_ in dead_letters:  # each is named, because nothing else holds it
-                failed = f"offset {record.offset} failed {attempts} times ({reply.error})"
-                log.warning("%s: %s and is given up, because retry.last_retry is on", lane.label, failed)
-            return self._end_all(lane, dead_letters, Outcome.GIVEN_UP)
+            for record, _, attempts, reply, *_ in dead_letters:  # each is named, because no topic has it
+                dropped = f"dropped offset {record.offset} after {attempts} attempts ({reply.error})"
+                log.warning("%s: %s; retry.last_retry is on", lane.label, dropped)
+            return self._complete_all(lane, dead_letters, Outcome.GIVEN_UP)
         if writer is None:
             first = dead_letters[0]
             return lane.stop(
                 batch,
-                f"offset {first.record.offset} failed {first.attempts} times ({first.reply.error}) and dead letters "
-                "are off: repair the destination, or turn dead_letter.enabled on, and start again",
+                f"offset {first.record.offset} failed {first.attempts} times ({first.reply.error}), and dead letters "
+                "are off; repair the destination, or set dead_letter.enabled to true, and restart",
             )
         reach("dead_letter.before")
         result = await self._write(lane, writer, dead_letters)
@@ -403,25 +414,25 @@ class Deliverer:
             lane.progressed()
             dead = [each for at, each in enumerate(dead_letters) if at not in delayed and at not in missing]
             self._log_written(lane, dead, [dead_letters[at] for at in delayed])
-            self._end_all(lane, dead, Outcome.DEAD_LETTER)
-            self._end_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)
+            self._complete_all(lane, dead, Outcome.DEAD_LETTER)
+            self._complete_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)
         if failure:
             if lane.condition.reason != failure.description:
-                log.warning("%s waits, so that no record is lost: %s", lane.label, failure.description)
+                log.warning("%s is waiting, so that no record is lost: %s", lane.label, failure.description)
             lane.back_off(DeadLetterBatch([dead_letters[at] for at in missing]), failure.description)
         return None
 
     async def _write(
         self, lane: Lane, writer: DeadLetterWriter, dead_letters: Sequence[DeadLetter]
     ) -> DeadLetterFailed | Collection[int]:
-        """Write dead letters, and log if that takes long: Kafka may hold a write for minutes before it fails.
+        """Write dead letters, and log if that takes long: a write may take minutes before it fails.
 
-        Returns the indexes of those that a retry topic took, or why the write failed.
+        Returns the indexes of those in a retry topic, or why the write failed.
         """
         why = f"dead letters={len(dead_letters)} from offset {dead_letters[0].record.offset} on are not acknowledged"
         if not lane.condition.in_trouble:
             lane.delay(why)
-        alarm = self._context.later(_SLOW_SECONDS, lambda: log.warning("%s waits, %s yet", lane.label, why))
+        alarm = self._context.later(_SLOW_SECONDS, lambda: log.warning("%s is waiting: %s yet", lane.label, why))
         try:
             return await writer.write(dead_letters) or ()
         except DeadLetterFailed as failure:
@@ -434,16 +445,16 @@ class Deliverer:
         first = min([*dead, *delayed], key=lambda dead_letter: dead_letter.record.offset)
         level = logging.WARNING if dead else logging.INFO
         offset, error = first.record.offset, first.reply.error
-        log.log(level, "%s: %s, the first is offset %d: %s", lane.label, what, offset, error)
+        log.log(level, "%s: %s, first offset %d: %s", lane.label, what, offset, error)
 
-    def _end_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
+    def _complete_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
         if dead_letters:
             replies = [dead_letter.reply for dead_letter in dead_letters]
-            self._end(lane, DeadLetterBatch(dead_letters).records, how, replies)
+            self._complete(lane, DeadLetterBatch(dead_letters).records, how, replies)
 
 
 def _is_suspect(batch: Batch) -> bool:
-    """Whether it is one record, at which the destination has closed the connection again and again."""
+    """Whether it is one record at which the destination has repeatedly closed the connection."""
     return batch.broken_off >= _BROKEN_OFF and len(batch.records) == 1
 
 

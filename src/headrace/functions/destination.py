@@ -13,7 +13,7 @@ from headrace.config.topic_names import kind_by_name
 from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.outcomes import (
     ACK,
-    HELD,
+    AWAITING_ACK,
     NOT_BEGUN,
     REPLAY,
     Delivery,
@@ -225,7 +225,7 @@ class FunctionDestination(PartitionListener):
         self, records: RecordBatch, results: Sequence[protocol.AnyResult], mode: str = "disable", request: str = ""
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
-        replies = [HELD if mode == "explicitOnly" else ACK] * len(records)
+        replies = [AWAITING_ACK if mode == "explicitOnly" else ACK] * len(records)
         outgoing, owners = list[OutgoingRecord](), list[int]()
         topic = self._trigger.output_topic
         if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
@@ -241,7 +241,7 @@ class FunctionDestination(PartitionListener):
             if result.error:
                 replies[index] = _reply(result)
             elif result.held and mode == "enable":
-                replies[index] = HELD
+                replies[index] = AWAITING_ACK
             if result.stack:
                 self._failures.add(records[index], result, request)
             if internal and (refused := [output.topic for output in result.outputs if output.topic in internal]):

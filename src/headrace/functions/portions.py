@@ -70,14 +70,14 @@ def cut(ended: Committed, before: Committed | None, end: int) -> Committed:
     What was committed `before`, in a map also above this offset, stays so.
     """
     now, earlier = decode(ended.metadata, ended.offset), before and decode(before.metadata, before.offset)
-    open_offsets = [offset for offset in now.open if offset < end] if now else []
+    in_flight = [offset for offset in now.in_flight if offset < end] if now else []
     behind = end
     if earlier and earlier.end > end:
-        open_offsets += [offset for offset in earlier.open if offset >= end]
+        in_flight += [offset for offset in earlier.in_flight if offset >= end]
         behind = earlier.end
-    open_offsets.sort()
-    while open_offsets and open_offsets[-1] == behind - 1:
-        behind = open_offsets.pop()
-    if not open_offsets:
+    in_flight.sort()
+    while in_flight and in_flight[-1] == behind - 1:
+        behind = in_flight.pop()
+    if not in_flight:
         return Committed(behind)
-    return Committed(open_offsets[0], encode(open_offsets[0], behind, open_offsets))
+    return Committed(in_flight[0], encode(in_flight[0], behind, in_flight))

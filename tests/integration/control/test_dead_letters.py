@@ -154,7 +154,7 @@ def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Any, topic: 
     first = ("--partition", "0", "--offsets")
     assert "it holds 0 to 2" in site.cli(*redrive, *first, "3", code=1).stderr
     assert "neither a time" in site.cli(*redrive, "--since", "soon", code=2).stderr
-    assert "is no dead letter" in site.cli("dlq", "drop", name, "--reason", "x", code=1).stderr
+    assert "is not a dead letter" in site.cli("dlq", "drop", name, "--reason", "x", code=1).stderr
     assert "does not exist" in site.cli("dlq", "redrive", f"{name}.gone", code=1).stderr
     assert len(site.records(name)) == 3
     assert left(site, dlq) == 3

@@ -129,7 +129,7 @@ class Scenario:
         """Seek wherever the partition is, until that is acknowledged."""
         begin, deadline = time.time(), Deadline(CLOCK, 120)
         while not any(
-            [await member.pump.moves.seek(place, offset) for member in members if place in member.pump.lanes]
+            [await member.pump.seeks.seek(place, offset) for member in members if place in member.pump.lanes]
         ):
             assert not deadline.passed, "nobody could seek"
             await asyncio.sleep(0.05)
@@ -219,7 +219,7 @@ async def test_a_record_that_hangs_is_skipped(scenario: Scenario, ordering: Orde
             begin = time.time()
             if offset == 42:
                 await until(lambda: 42 in hangs(member, place), "the record to hang")
-            assert await member.pump.moves.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
+            assert await member.pump.seeks.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
             scenario.operations[place].append(Skip(begin, time.time(), offset))
         await scenario.write(10)
         await scenario.done()

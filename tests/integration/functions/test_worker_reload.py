@@ -10,7 +10,7 @@ import pytest
 from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.outcomes import HELD
+from headrace.delivery.outcomes import AWAITING_ACK
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
@@ -159,11 +159,11 @@ async def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
     async with running(folder) as function:
         await function.ready()
         found = acknowledged(function)
-        assert await function.deliver(b"a") == [HELD]
+        assert await function.deliver(b"a") == [AWAITING_ACK]
         pid = function.pid()
         function.service.reload(load_function(folder))
         await function.until(lambda: function.service._slots[0].up and function.pid() != pid)
         assert found == [(PARTITION, 0)]
         assert (tmp_path / "flushed").exists()
-        assert await function.deliver(b"b") == [HELD]
+        assert await function.deliver(b"b") == [AWAITING_ACK]
     assert "Fatal error" not in caplog.text

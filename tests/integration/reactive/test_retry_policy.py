@@ -116,7 +116,7 @@ def test_a_record_as_large_as_its_topic_allows_lands(
         assert {"offset", "status", "excerpt", "reason", "StackTrace"} <= history(letter).keys()
     else:
         assert letter.headers == [("own", b"\xff")]
-        said = f"{name}.dlq does not take records of that size: raise max.message.bytes there"
+        said = f"{name}.dlq rejects records of that size; raise its max.message.bytes"
         site.wait_until(lambda: said in process.output, "the log")
 
 

@@ -31,16 +31,6 @@ class Answering(Harness):
         return self.response(delivery)
 
 
-def status(code: int, *bad: int) -> Response:
-    """Answer all with a status when a bad record is there."""
-
-    def answer(delivery: Delivery) -> Sequence[Reply]:
-        spoiled = any(record.offset in bad for record in delivery.records)
-        return [Reply(f"HTTP {code}", "text", code) if spoiled else ACK] * len(delivery.records)
-
-    return answer
-
-
 def stopping(failures: dict[int, int], begun: list[int]) -> Response:
     """Begin no record after one that fails before its last attempt; `failures` are attempts by offset."""
 
@@ -56,22 +46,9 @@ def stopping(failures: dict[int, int], begun: list[int]) -> Response:
     return answer
 
 
-@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-async def test_one_bad_record_costs_its_hundred_neighbours_nothing(ordering: str) -> None:
-    """Two deliveries for each time the hundred can be halved; then its attempts are its own."""
-    async with running(Answering(status(500, 70), ordering=ordering)) as harness:
-        harness.feed(*range(100))
-        await harness.clock.advance(300)
-        assert (harness.letters, harness.commits[P0], harness.pump.numbers()["delivered"]) == ([70], Committed(100), 99)
-        assert [d.attempt for d in harness.deliveries if d.records[0].offset == 70][-3:] == [1, 2, 3]
-        assert len(harness.deliveries) <= 1 + 2 * 7 + 2
-
-
 @given(st.integers(1, 40), st.integers(1, 50), st.dictionaries(st.integers(0, 39), st.integers(1, 4), max_size=6))
-def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
-    records: int, size: int, failures: dict[int, int]
-) -> None:
-    """So each record is called again and again until it has ended, before the next one is called at all."""
+def test_records_after_a_failure_wait_until_it_is_completed(records: int, size: int, failures: dict[int, int]) -> None:
+    """Each record is called until it is completed; only then the next one is called."""
     begun: list[int] = []
 
     async def test() -> None:
@@ -87,7 +64,7 @@ def test_what_is_not_begun_after_a_failure_waits_until_that_has_ended(
     asyncio.run(test())
 
 
-async def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
+async def test_records_that_were_not_begun_use_none_of_the_rate() -> None:
     """Ten failures in a hundred records a second take their ten pauses, and not ten seconds."""
     response = stopping(dict.fromkeys(range(0, 100, 10), 1), [])
     async with running(Answering(response, retry={"first_delay_seconds": 0.01})) as harness:
@@ -97,27 +74,17 @@ async def test_what_is_not_begun_uses_up_none_of_the_rate() -> None:
         assert harness.commits[P0] == Committed(100)
 
 
-async def test_halves_of_other_orders_do_not_wait_for_each_other() -> None:
-    """Only the bad record waits for its retries."""
-    async with running(Answering(status(500, 1), max_records=4, ordering="none")) as harness:
-        harness.feed(0, 1, 2, 3)
-        await harness.clock.advance(60)
-        assert (
-            harness.delivered.index([2, 3]) < [n for n, offsets in enumerate(harness.delivered) if offsets == [1]][-1]
-        )
-
-
 @pytest.mark.parametrize(
     ("retry", "reply", "said"),
     [
         ({"statuses": {"409": "skip"}}, Reply("HTTP 409", "", 409), "skipped=1 by policy: HTTP 409"),
-        ({"last_retry": True}, RETRY, "offset 1 failed 3 times (E) and is given up, because retry.last_retry is on"),
+        ({"last_retry": True}, RETRY, "dropped offset 1 after 3 attempts (E); retry.last_retry is on"),
     ],
 )
-async def test_what_ends_without_a_letter_is_said(
+async def test_records_completed_without_a_dead_letter_are_logged(
     retry: dict[str, Any], reply: Reply, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing else holds it then; the log names the record and the policy."""
+    """No topic has the record then, so the log names it and the policy."""
     caplog.set_level("INFO")
     async with running(Harness(max_records=1, retry=retry)) as harness:
         harness.responses = {1: reply}
@@ -144,25 +111,10 @@ async def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attem
         assert [letter.attempts for letter in written] == [4]
 
 
-async def test_letters_that_take_long_are_said_before_they_fail(caplog: pytest.LogCaptureFixture) -> None:
-    """Kafka may hold a write for minutes; the log and readiness say what the partition waits for within seconds."""
-    async with running(Harness(attempts=1)) as harness:
-        harness.responses = {0: RETRY}
-        harness.writing.clear()
-        harness.feed(0)
-        await harness.clock.advance(4)
-        assert (harness.pump.readiness().ready, caplog.messages) == (True, [])
-        await harness.clock.advance(2)
-        why = "dead letters=1 from offset 0 on are not acknowledged"
-        assert harness.pump.readiness().reason == f"t-0 is stalled: {why}"
-        assert caplog.messages == [f"group g, t-0 waits, {why} yet"]
-        harness.writing.set()
-        await harness.clock.advance(1)
-        assert (harness.letters, harness.commits[P0], harness.pump.readiness().ready) == ([0], Committed(1), True)
-
-
-async def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Not with every try; and what was written beside it is not written again."""
+async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is not logged with every retry, and dead letters that were written are not written again."""
     async with running(Harness(attempts=1, max_records=3)) as harness:
         harness.responses = dict.fromkeys(range(3), RETRY)
         failing = [[0, 2]]
@@ -178,7 +130,10 @@ async def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCa
         await harness.clock.settle()
         await harness.clock.advance(60)
         said = [message for message in caplog.messages if "no room" in message]
-        assert said == ["group g, t-0 waits, so that no record is lost: no room", "group g, t-0 is stalled: no room"]
+        assert said == [
+            "group g, t-0 is waiting, so that no record is lost: no room",
+            "group g, t-0 is stalled: no room",
+        ]
         assert harness.commits[P0].offset == 1
         harness.write = whole  # type: ignore[method-assign]
         await harness.clock.advance(10)

@@ -157,7 +157,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.breaker.limit.take(self)
         ticket = self.breaker.begin()
         assert self.breaker.answered(ticket, 1)
-        self.breaker.limit.give_back(self)
+        self.breaker.limit.release(self)
         self.breaker.leave(ticket)
         assert self.closed
 
@@ -165,7 +165,7 @@ class BreakerMachine(RuleBasedStateMachine):
         return sorted(self.under_way)[which % len(self.under_way)]
 
     def _leave(self, ticket: int) -> None:
-        self.breaker.limit.give_back(self)
+        self.breaker.limit.release(self)
         self.breaker.leave(ticket)
         # A probe that became an ordinary delivery, because the breaker closed, is none any more.
         del self.under_way[ticket]

@@ -16,7 +16,7 @@ from headrace.records import Header, OutgoingRecord, Produced, Record
 OWN: list[Header] = [("a", b"\x00\xff"), ("a", None)]
 
 
-def letter(offset: int = 7, value: bytes = b"v", reason: str = "no such order\nat line 3") -> DeadLetter:
+def dead_letter(offset: int = 7, value: bytes = b"v", reason: str = "no such order\nat line 3") -> DeadLetter:
     record = Record("t", 2, offset, 5, b"\xfe", value, lambda: OWN)
     return DeadLetter(record, "g", 3, Reply("HTTP 500", reason, 500), 1.0, 2.0)
 
@@ -49,14 +49,14 @@ class Topic:
     async def ensure(self, name: str, source: str) -> None:
         self.made.append(name)
 
-    def write(self, *letters: DeadLetter) -> None:
-        asyncio.run(DeadLetterTopic("{topic}.dlq", self.produce, self.ensure).write(letters))
+    def write(self, *dead_letters: DeadLetter) -> None:
+        asyncio.run(DeadLetterTopic("{topic}.dlq", self.produce, self.ensure).write(dead_letters))
 
 
-def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
+def test_a_dead_letter_has_the_record_and_its_history() -> None:
     """Key, value and own headers byte for byte, then the history."""
     topic = Topic()
-    topic.write(letter())
+    topic.write(dead_letter())
     (written,) = topic.written
     assert (written.topic, written.key, written.value) == ("t.dlq", b"\xfe", b"v")
     headers = list(written.headers or ())
@@ -81,9 +81,9 @@ def test_a_letter_says_what_happened_beside_what_the_record_had() -> None:
     assert (origin.text("status"), origin.text("excerpt")) == ("500", "no such order\nat line 3")
 
 
-def test_a_letter_is_restored_as_the_record_it_was() -> None:
-    """Place, time, key, value and own headers are the first ones, and it is counted; what is no letter is refused."""
-    first = letter()
+def test_a_dead_letter_is_restored_as_its_record() -> None:
+    """Offset, time, key, value and own headers are those of the record; another record is rejected."""
+    first = dead_letter()
     stored = Record("t.dlq", 0, 99, 8, first.record.key, first.record.value, lambda: headers_of(first), 3)
     again = restored(stored)
     assert (again.topic_partition, again.offset, again.timestamp_ms) == (first.record.topic_partition, 7, 5)
@@ -92,30 +92,32 @@ def test_a_letter_is_restored_as_the_record_it_was() -> None:
     assert again.headers[len(OWN) :] == [("headrace.redrive.count", b"1"), ("headrace.redrive.of", b"t:2:7")]
     back = Record("t.dlq", 0, 100, 8, None, None, lambda: headers_of(first._replace(record=again)))
     assert restored(back).headers[len(OWN) :] == [("headrace.redrive.count", b"2"), ("headrace.redrive.of", b"t:2:7")]
-    with pytest.raises(InvalidRequest, match="no dead letter"):
+    with pytest.raises(InvalidRequest, match="not a dead letter"):
         restored(again)
 
 
-def test_a_stack_stands_beside_its_reason() -> None:
+def test_reason_and_stack_have_their_own_headers() -> None:
     """The reason in its own header, the whole stack in `StackTrace`."""
-    failed = letter()._replace(reply=Reply("ValueError", "ValueError: boom", stack="Traceback\n x"))
+    failed = dead_letter()._replace(reply=Reply("ValueError", "ValueError: boom", stack="Traceback\n x"))
     headers = dict(headers_of(failed))
     assert (headers["headrace.dlq.reason"], headers["StackTrace"]) == (b"ValueError: boom", b"Traceback\n x")
 
 
-def test_what_is_cut_stays_text() -> None:
-    """A character is not cut in two, and one that UTF-8 cannot hold does not stop the letter."""
-    headers = dict(headers_of(letter(reason="\udcff" + "\u20ac" * 5000)))
+def test_a_header_is_cut_between_characters() -> None:
+    """A character that UTF-8 cannot encode does not prevent the dead letter."""
+    headers = dict(headers_of(dead_letter(reason="\udcff" + "\u20ac" * 5000)))
     assert headers["headrace.dlq.excerpt"] == b"?" + "\u20ac".encode() * 341
     assert len(headers["StackTrace"] or b"") == 1 + 3 * 2730
 
 
-@pytest.mark.parametrize(("room", "left"), table(__file__, "ours_give_way_when_a_letter_is_too_large"))
-def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The stack first, then the reason, then the excerpt, then all of ours; the log then holds the history."""
+@pytest.mark.parametrize(("size_bytes", "left"), table(__file__, "ours_give_way_when_a_letter_is_too_large"))
+def test_ours_give_way_when_a_letter_is_too_large(
+    size_bytes: int, left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Omitted are the stack, the reason, the excerpt, then all headers of Headrace; the log then has the history."""
     value = b"x" * 100_000
-    topic = Topic(len(value) + room)
-    topic.write(letter(value=value, reason="r" * 9000))
+    topic = Topic(len(value) + size_bytes)
+    topic.write(dead_letter(value=value, reason="r" * 9000))
     (written,) = topic.written
     assert (written.key, written.value, list(written.headers or ())[:2]) == (b"\xfe", value, OWN)
     names = [name.removeprefix("headrace.dlq.") for name, _ in list(written.headers or ())[2:]]
@@ -128,17 +130,17 @@ def test_ours_give_way_when_a_letter_is_too_large(room: int, left: list[str], ca
         )
 
 
-async def test_a_failure_names_those_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
-    """So that the others are not written again; and the topic is looked for anew, it may be gone."""
+async def test_a_failure_names_the_dead_letters_that_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    """The others are not written again; and the topic is checked again, because it may be gone."""
     topic = Topic(50_000)
     topic.down = {b"b"}
     writer = DeadLetterTopic("{topic}.dlq", topic.produce, topic.ensure)
 
-    with pytest.raises(DeadLetterFailed, match=r"1 of 3 dead letters of t are not written to t\.dlq: down") as one:
-        await writer.write([letter(1), letter(2, b"b"), letter(3)])
+    with pytest.raises(DeadLetterFailed, match=r"failed to write 1 of 3 dead letters of t to t\.dlq: down") as one:
+        await writer.write([dead_letter(1), dead_letter(2, b"b"), dead_letter(3)])
     assert one.value.parameters["missing"] == [1]
     with pytest.raises(DeadLetterFailed, match="too large") as two:
-        await writer.write([letter(1, b"x" * 60_000), letter(2)])
+        await writer.write([dead_letter(1, b"x" * 60_000), dead_letter(2)])
     assert two.value.parameters["missing"] == [0]
     assert topic.made == ["t.dlq"] * 2
     assert [(record.value or b"")[:1] for record in topic.written] == [b"v"] * 3

@@ -38,7 +38,7 @@ def _no_time_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.delivery.seeks_and_skips.DRAIN_SECONDS", 0)
 
 
-class World(Harness):
+class Model(Harness):
     """Kafka, a destination and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, max_in_flight: int) -> None:
@@ -148,7 +148,7 @@ class World(Harness):
 
     def skip(self, partition: TopicPartition, offset: int) -> asyncio.Task[str]:
         """Request a skip before anything else happens."""
-        return asyncio.ensure_future(self.pump.moves.skip(partition, offset, "it is wrong"))
+        return asyncio.ensure_future(self.pump.seeks.skip(partition, offset, "it is wrong"))
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ class World(Harness):
 
 
 class DeliveryMachine(RuleBasedStateMachine):
-    """Drives a world."""
+    """Drives a model."""
 
     @initialize(
         ordering=st.sampled_from(["partition", "key", "key", "none"]),
@@ -191,59 +191,59 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.runner.run(self._open(ordering, max_records, max_in_flight))
 
     async def _open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
-        self.world = World(ordering, max_records, max_in_flight)
-        await self.world.pump.start()
+        self.model = Model(ordering, max_records, max_in_flight)
+        await self.model.pump.start()
         for partition in PARTITIONS:
-            self.world.assign(partition)
+            self.model.assign(partition)
 
     @rule(partition=st.sampled_from(PARTITIONS), count=st.integers(1, 8), seed=SEEDS)
     def arrive(self, partition: TopicPartition, count: int, seed: int) -> None:
-        chance, log = Random(seed), self.world.logs[partition]
+        chance, log = Random(seed), self.model.logs[partition]
         for _ in range(count):
             offset = (log[-1].offset + 1 if log else 0) + chance.choice([0, 0, 0, 2])
             key = chance.choice([b"a", b"b", b"c", None])
             log.append(Record(*partition, offset, 0, key or b"%d" % offset, None))
-            bad = sum(plan > 9 for plan in self.world.plans.values())
-            self.world.plans[partition, offset] = chance.choice(PLANS if bad < MOST_BAD else PLANS[:-1])
-        self._do(lambda: self.world.fetch(partition))
+            bad = sum(plan > 9 for plan in self.model.plans.values())
+            self.model.plans[partition, offset] = chance.choice(PLANS if bad < MOST_BAD else PLANS[:-1])
+        self._do(lambda: self.model.fetch(partition))
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 3]))
     def pass_time(self, seconds: float) -> None:
-        self.runner.run(self.world.clock.advance(seconds))
+        self.runner.run(self.model.clock.advance(seconds))
 
     @rule(down=st.booleans(), letters_down=st.booleans())
     def change(self, down: bool, letters_down: bool) -> None:
-        self.world.down, self.world.letters_down = down, letters_down
+        self.model.down, self.model.letters_down = down, letters_down
 
     @rule(hang=st.booleans())
     def hang(self, hang: bool) -> None:
-        self._do(self.world.free.clear if hang else self.world.free.set)
+        self._do(self.model.free.clear if hang else self.model.free.set)
 
     @rule(partition=st.sampled_from(PARTITIONS), end_in_time=st.booleans())
     def revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
         self.runner.run(self._revoke(partition, end_in_time))
 
     async def _revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
-        world = self.world
+        model = self.model
         if end_in_time:
-            world.free.set()
-        deadline = Deadline(world.clock, 60 if end_in_time else 0)
-        before = world.pump.counts.in_flight_at_revoke
-        world.commit(await world.pump.on_revoked([partition], deadline))
-        if end_in_time and world.pump.counts.in_flight_at_revoke > before:
-            world.wrong.append("what could end in time was abandoned")
-        world.assign(partition)
-        world.fetch(partition)
-        await world.clock.settle()
+            model.free.set()
+        deadline = Deadline(model.clock, 60 if end_in_time else 0)
+        before = model.pump.counts.in_flight_at_revoke
+        model.commit(await model.pump.on_revoked([partition], deadline))
+        if end_in_time and model.pump.counts.in_flight_at_revoke > before:
+            model.wrong.append("what could end in time was abandoned")
+        model.assign(partition)
+        model.fetch(partition)
+        await model.clock.settle()
 
     @rule(partition=st.sampled_from([*PARTITIONS, None]), held=st.booleans())
     def hold(self, partition: TopicPartition | None, held: bool) -> None:
-        world, places = self.world, [partition] if partition else None
+        model, places = self.model, [partition] if partition else None
         if partition:
-            (world.held_partitions.add if held else world.held_partitions.discard)(partition)
+            (model.held_partitions.add if held else model.held_partitions.discard)(partition)
         else:
-            world.is_held = held
-        pump = world.pump
+            model.is_held = held
+        pump = model.pump
         self._do(lambda: pump.pause(places, "held") if held else pump.resume(places))
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 20), ends=st.booleans(), is_lost=st.booleans())
@@ -251,38 +251,38 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.runner.run(self._seek(partition, place, ends, is_lost))
 
     async def _seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
-        world = self.world
+        model = self.model
         if ends:
-            world.free.set()
-        world.seeking = True
-        log, before = world.logs[partition], world.sought
-        seek = asyncio.create_task(world.pump.moves.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
+            model.free.set()
+        model.seeking = True
+        log, before = model.logs[partition], model.sought
+        seek = asyncio.create_task(model.pump.seeks.seek(partition, min(place, log[-1].offset + 1 if log else 0)))
         if is_lost:
             await asyncio.sleep(0)
-            world.pump.on_lost([partition])
-            world.assign(partition)
-        if await seek != (world.sought > before):
-            world.wrong.append("a seek says what is not so")
-        world.seeking = False
-        world.fetch(partition)
-        await world.clock.settle()
+            model.pump.on_lost([partition])
+            model.assign(partition)
+        if await seek != (model.sought > before):
+            model.wrong.append("a seek says what is not so")
+        model.seeking = False
+        model.fetch(partition)
+        await model.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 30))
     def skip(self, partition: TopicPartition, place: int) -> None:
         self.runner.run(self._skip(partition, place))
 
     async def _skip(self, partition: TopicPartition, place: int) -> None:
-        world = self.world
-        is_new = place not in world.unwanted[partition]
-        world.unwanted[partition].add(place)
-        task = world.skip(partition, place)
-        await world.clock.settle()
+        model = self.model
+        is_new = place not in model.unwanted[partition]
+        model.unwanted[partition].add(place)
+        task = model.skip(partition, place)
+        await model.clock.settle()
         if task.done() and task.result() == "ended already":
             if is_new:
-                world.unwanted[partition].discard(place)
-            exists = any(record.offset == place for record in world.logs[partition])
-            if exists and place not in world.over(partition):
-                world.wrong.append(f"{place} has not ended")
+                model.unwanted[partition].discard(place)
+            exists = any(record.offset == place for record in model.logs[partition])
+            if exists and place not in model.over(partition):
+                model.wrong.append(f"{place} has not ended")
 
     @rule(
         rate=st.sampled_from([None, 3, 1000]),
@@ -291,55 +291,55 @@ class DeliveryMachine(RuleBasedStateMachine):
         max_in_flight=st.sampled_from([1, 2, 5]),
     )
     def settings(self, rate: float | None, max_records: int, linger_seconds: float, max_in_flight: int) -> None:
-        self.world.most = max_in_flight
+        self.model.most = max_in_flight
         wanted = SettingsInForce(rate, max_records, 1000, linger_seconds, max_in_flight)
-        self._do(lambda: self.world.pump.change(wanted))
+        self._do(lambda: self.model.pump.change(wanted))
 
     @rule(partition=st.sampled_from(PARTITIONS))
     def lose(self, partition: TopicPartition) -> None:
         def lose() -> None:
-            self.world.pump.on_lost([partition])
-            self.world.assign(partition)
-            self.world.fetch(partition)
+            self.model.pump.on_lost([partition])
+            self.model.assign(partition)
+            self.model.fetch(partition)
 
         self._do(lose)
 
     @invariant()
     def nothing_went_wrong(self) -> None:
-        if world := getattr(self, "world", None):
-            assert world.pump.breaker.limit.in_flight == world.under_way
-            assert world.wrong == []
-            assert world.pump.death is None
+        if model := getattr(self, "model", None):
+            assert model.pump.breaker.limit.in_flight == model.under_way
+            assert model.wrong == []
+            assert model.pump.death is None
 
     def teardown(self) -> None:
         """Once everything works again, every record ends, and the commit is behind the last."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "model"):
             return
         try:
             self.runner.run(self._heal())
             self.nothing_went_wrong()
-            for partition, log in self.world.logs.items():
-                assert self.world.over(partition) >= {record.offset for record in log}
+            for partition, log in self.model.logs.items():
+                assert self.model.over(partition) >= {record.offset for record in log}
                 if log:
-                    assert self.world.committed[partition] == Committed(log[-1].offset + 1)
+                    assert self.model.committed[partition] == Committed(log[-1].offset + 1)
         finally:
             self.runner.close()
 
     async def _heal(self) -> None:
-        self.world.down = self.world.letters_down = False
-        self.world.free.set()
-        self.world.pump.resume(None)
-        self.world.pump.resume(PARTITIONS)
-        self.world.held_partitions, self.world.is_held = set(), False
-        self.world.pump.change(msgspec.structs.replace(self.world.pump.settings, rate_records=None))
-        await self.world.clock.advance(400)
-        assert not [status.why for status in self.world.pump.status().partitions.values() if status.why]
-        await self.world.pump.stop()
+        self.model.down = self.model.letters_down = False
+        self.model.free.set()
+        self.model.pump.resume(None)
+        self.model.pump.resume(PARTITIONS)
+        self.model.held_partitions, self.model.is_held = set(), False
+        self.model.pump.change(msgspec.structs.replace(self.model.pump.settings, rate_records=None))
+        await self.model.clock.advance(400)
+        assert not [status.why for status in self.model.pump.status().partitions.values() if status.why]
+        await self.model.pump.stop()
 
     def _do(self, call: object) -> None:
         async def act() -> None:
             call()  # type: ignore[operator]
-            await self.world.clock.settle()
+            await self.model.clock.settle()
 
         self.runner.run(act())
 

@@ -14,7 +14,7 @@ from headrace.delivery import lane as lanes
 from headrace.delivery import tracker as trackers
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.offset_map import decode
-from headrace.delivery.outcomes import ACK, HELD, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, AWAITING_ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
@@ -76,7 +76,7 @@ class Partition:
     def answered(self, offset: int, reply: Reply) -> None:
         """Take the reply to one of its records."""
         if not reply.error:
-            ends = not reply.held or offset in self.named | self.covered
+            ends = not reply.awaiting_ack or offset in self.named | self.covered
             (self.over if ends else self.held).add(offset)
         self.covered.discard(offset)
 
@@ -110,11 +110,11 @@ class AckModel(Harness):
         except asyncio.CancelledError:
             if not self.stubborn:
                 raise
-            return [HELD] * len(offsets)  # too late: nobody may take it
+            return [AWAITING_ACK] * len(offsets)  # too late: nobody may take it
         finally:
             if part.assignment == assignment:
                 part.in_flight.remove(offsets)
-        replies = [part.plans[offset].pop(0) if part.plans.get(offset) else HELD for offset in offsets]
+        replies = [part.plans[offset].pop(0) if part.plans.get(offset) else AWAITING_ACK for offset in offsets]
         if part.assignment == assignment:
             for offset, reply in zip(offsets, replies, strict=True):
                 part.answered(offset, reply)
@@ -209,9 +209,9 @@ class AckModel(Harness):
         """Compare what is open, what waits, and what has begun, with what was promised."""
         for at, lane in self.pump.lanes.items():
             part = self.parts[at]
-            assert lane.acks.held == part.held
-            assert {r.offset for r in part.log if lane.tracker.is_open(r.offset)} == part.open
-            assert lane.tracker.open_records == len(part.open)
+            assert lane.acks.awaiting_ack == part.held
+            assert {r.offset for r in part.log if lane.tracker.is_in_flight(r.offset)} == part.open
+            assert lane.tracker.in_flight_records == len(part.open)
             if self.free.is_set() and part.begun <= part.held | part.over and not self.pump.breaker.waits_for:
                 near = {offset for offset in part.open if offset < min(part.open) + SPAN}
                 assert part.begun >= near, f"{near - part.begun} of {at} do not begin"
@@ -250,9 +250,9 @@ class AckModel(Harness):
             await self.clock.advance(1)
             await self.clock.settle()
             for at, lane in self.pump.lanes.items():
-                for offset in sorted(lane.acks.held):
+                for offset in sorted(lane.acks.awaiting_ack):
                     self.acknowledge(at, offset)
-            if not any(lane.tracker.has_open for lane in self.pump.lanes.values()):
+            if not any(lane.tracker.has_in_flight for lane in self.pump.lanes.values()):
                 break
         await self.give_up([*self.parts], 1)
         for at, part in self.parts.items():

@@ -16,7 +16,6 @@ from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
-from headrace.runtime import Deadline
 from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 # Hold ----------------------------------------------------------------------------------------------------------------
@@ -24,11 +23,11 @@ from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 RETRIES = PumpHooks(delayed=DelayedRecord)
 
 
-async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_topics() -> None:
-    """It stays through assignments, beside holds of single partitions, and is no reason not to be ready."""
+async def test_a_pause_of_all_applies_to_later_assignments_and_retry_topics() -> None:
+    """It survives assignments, keeps pauses of single partitions, and does not affect readiness."""
     async with running(Harness()) as harness:
-        retry_topics = Pump(
-            "topics",
+        retry_pump = Pump(
+            "retry",
             "g.retry",
             harness,
             harness,
@@ -37,14 +36,14 @@ async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_to
             shares_with=harness.pump,
             hooks=RETRIES,
         )
-        retry_topics.on_assigned({P0: 1}, {})
+        retry_pump.on_assigned({P0: 1}, {})
         harness.pump.pause(None, "nothing is known yet")
         harness.pump.pause([P1], "it is paused")
         harness.pump.on_lost([P0, P1])
         harness.pump.on_assigned({P0: 3, P1: 4}, {})
         harness.feed(0)
         harness.feed(0, partition=P1)
-        retry_topics.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
+        retry_pump.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
         await harness.clock.advance(60)
         assert harness.delivered == []
         assert harness.pump.readiness().ready
@@ -52,11 +51,11 @@ async def test_a_hold_of_the_whole_holds_what_is_assigned_later_and_the_retry_to
         await harness.clock.advance(1)
         assert harness.delivered == [[0], [0]]
         assert (harness.why(), harness.why(P1)) == ("", "it is paused")
-        await retry_topics.stop()
+        await retry_pump.stop()
 
 
-async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
-    """A record in its pause is not tried, and a letter that could not be written is not written, until the end."""
+async def test_a_pause_stops_retries_and_dead_letters() -> None:
+    """Neither a retry nor a dead letter that failed before is attempted before the end of the pause."""
     async with running(Harness()) as harness:
         harness.letters_down, harness.responses[0] = True, BURY
         harness.responses[5] = RETRY
@@ -76,14 +75,14 @@ async def test_a_hold_keeps_retries_and_dead_letters_too() -> None:
 
 
 async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() -> None:
-    """Nothing new begins meanwhile; the new offset is committed without a map, and what was taken comes again."""
+    """Nothing new begins meanwhile; the new offset is committed without a map."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(10, 11, 12, 13)
         await harness.clock.settle()
-        seek = asyncio.create_task(harness.pump.moves.seek(P0, 5))
+        seek = asyncio.create_task(harness.pump.seeks.seek(P0, 5))
         await harness.clock.settle()
-        assert harness.why() == "a seek to offset 5 waits for what is in flight"
+        assert harness.why() == "a seek to offset 5 waits for deliveries in flight"
         harness.free.set()
         assert await seek
         assert (harness.delivered, harness.seeks) == ([[10, 11]], [(P0, 1, 5)])
@@ -94,13 +93,13 @@ async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() ->
         assert harness.commits[P0] == Committed(7)
 
 
-async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_gone() -> None:
-    """Two at once both happen, the last one last; and who gives up leaves no partition that goes on nowhere."""
+async def test_seeks_of_a_partition_run_in_turn_even_if_their_callers_are_cancelled() -> None:
+    """Both happen, in their order; a cancelled caller leaves no stalled partition."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(0)
         await harness.clock.settle()
-        first, second = (asyncio.create_task(harness.pump.moves.seek(P0, offset)) for offset in (5, 6))
+        first, second = (asyncio.create_task(harness.pump.seeks.seek(P0, offset)) for offset in (5, 6))
         await harness.clock.settle()
         first.cancel()
         harness.free.set()
@@ -109,31 +108,31 @@ async def test_seeks_of_a_partition_follow_one_another_though_their_callers_are_
         assert harness.why() == ""
 
 
-async def test_a_group_whose_offsets_are_kept_elsewhere_is_not_sought() -> None:
-    """The refusal changes nothing: the partition goes on."""
+async def test_a_group_whose_offsets_the_backend_stores_cannot_seek() -> None:
+    """The rejected seek changes nothing: the partition continues."""
     async with running(Harness()) as harness:
         harness.keeps_offsets_elsewhere = True
         with pytest.raises(OffsetsKeptElsewhere):
-            await harness.pump.moves.seek(P0, 5)
+            await harness.pump.seeks.seek(P0, 5)
         harness.feed(0)
         await harness.clock.settle()
         assert harness.delivered == [[0]]
 
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
-async def test_what_is_no_offset_is_not_sought(offset: int) -> None:
-    """Whoever wrote it wherever: the client would end of it, and with it whoever has the partition next."""
+async def test_an_invalid_offset_is_rejected(offset: int) -> None:
+    """It would end the client, and the client of each next owner of the partition."""
     async with running(Harness()) as harness:
-        with pytest.raises(InvalidRequest, match="no offset"):
-            await harness.pump.moves.seek(P0, offset)
+        with pytest.raises(InvalidRequest, match="not a valid offset"):
+            await harness.pump.seeks.seek(P0, offset)
         assert (harness.seeks, harness.why()) == ([], "")
 
 
 # Change --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_back() -> None:
-    """Ten a second over all partitions, in portions of a second at most; without it all goes at once."""
+async def test_a_rate_holds_for_any_delivery_size_and_can_be_removed() -> None:
+    """Ten a second over all partitions, and at most ten per delivery; without a rate all are delivered at once."""
     async with running(Harness()) as harness:
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=100))
         harness.feed(*range(500))
@@ -149,11 +148,11 @@ async def test_a_rate_is_kept_whatever_the_size_of_deliveries_and_can_be_taken_b
 
 
 async def test_a_rate_is_kept_together_with_the_retry_topics() -> None:
-    """Ten a second of both, and neither waits for ever while the other has something."""
+    """Ten a second for both, and neither starves the other."""
     async with running(Harness()) as harness:
         one = DeliveryConfig(batch=BatchConfig(max_records=1))
-        retry_topics = Pump(
-            "topics",
+        retry_pump = Pump(
+            "retry",
             "g.retry",
             harness,
             harness,
@@ -162,19 +161,19 @@ async def test_a_rate_is_kept_together_with_the_retry_topics() -> None:
             shares_with=harness.pump,
             hooks=RETRIES,
         )
-        retry_topics.on_assigned({P0: 1}, {})
+        retry_pump.on_assigned({P0: 1}, {})
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=1))
         harness.feed(*range(1000))
-        retry_topics.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
+        retry_pump.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
         await harness.clock.advance(60)
-        own, others = harness.pump.numbers()["delivered"], retry_topics.numbers()["delivered"]
+        own, others = harness.pump.numbers()["delivered"], retry_pump.numbers()["delivered"]
         assert 580 <= own + others <= 620
         assert min(own, others) > 100
-        await retry_topics.stop()
+        await retry_pump.stop()
 
 
-async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on() -> None:
-    """Records and bytes; also how long a delivery waits to fill up, though records wait already."""
+async def test_a_changed_size_applies_to_new_deliveries() -> None:
+    """Records, bytes, and how long a delivery waits for more, even if records already wait."""
     async with running(Harness()) as harness:
         harness.feed(*range(4))
         await harness.clock.settle()
@@ -192,21 +191,8 @@ async def test_the_size_of_deliveries_changes_for_those_that_begin_from_then_on(
         assert harness.delivered[3:] == [[7], [8]]
 
 
-async def test_what_is_changed_at_once_holds_at_once() -> None:
-    """A rate that is taken back begins no more deliveries than the bound that comes with it allows."""
-    async with running(Harness(ordering="none", max_records=1)) as harness:
-        harness.pump.on_lost([P1])
-        harness.free.clear()
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=1, max_in_flight=2))
-        harness.feed(0, 1, 2)
-        await harness.clock.settle()
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=None, max_in_flight=1))
-        await harness.clock.settle()
-        assert harness.delivered == [[0]]
-
-
-async def test_more_or_fewer_deliveries_are_under_way() -> None:
-    """Fewer: what is under way ends, and nothing begins before there is room. More: at once."""
+async def test_max_in_flight_can_be_raised_and_lowered() -> None:
+    """Fewer: deliveries in flight finish, and nothing begins before a slot is free. More: at once."""
     async with running(Harness(ordering="none", max_records=1, max_in_flight=4)) as harness:
         harness.pump.on_lost([P1])
         harness.free.clear()
@@ -227,14 +213,14 @@ async def test_more_or_fewer_deliveries_are_under_way() -> None:
         harness.feed(0, partition=P1)
         await harness.clock.settle()
         assert harness.pump.breaker.limit.in_flight == 1
-        assert harness.why(P1) == "all 1 deliveries that may be in flight at a time are those of other partitions"
+        assert harness.why(P1) == "limit reached: all 1 deliveries in flight are of other partitions"
 
 
 # Status --------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_says_where_a_partition_stands() -> None:
-    """Position, what is committed, what is open and in flight, and the first record with its age and attempts."""
+async def test_the_status_of_a_partition() -> None:
+    """Position, committed offset, records, and the first record with its age and attempts."""
     async with running(Harness()) as harness:
         harness.responses[2] = RETRY
         harness.feed(0, 1, 2, 3, 4)
@@ -242,20 +228,20 @@ async def test_the_status_says_where_a_partition_stands() -> None:
         stands = harness.pump.status().partitions[P0]
         assert stands[:5] == (1, 5, 2, 2, 0)
         assert stands.head == (2, 1002, 1, 1_000_000.0)
-        assert stands.why == "offset 2 failed 1 of 3 times, a retry is due at 13:46:40 UTC"
+        assert stands.why == "offset 2 failed 1 of 3 times; will retry at 13:46:40 UTC"
         assert harness.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
         assert harness.pump.status().breaker == ("closed", None, "")
 
 
-async def test_the_status_blames_whoever_is_to_blame() -> None:
-    """A slow handler, a backend that is down, letters that are not acknowledged, what the consumer says."""
+async def test_the_status_names_the_cause_of_a_stall() -> None:
+    """A slow handler, a backend that is down, or a problem that the consumer reports."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(0)
         await harness.clock.advance(4)
         assert harness.why() == ""
         await harness.clock.advance(3)
-        assert harness.why().startswith("the handler is slow: offset 0 is in flight for 7 s, attempt 1")
+        assert harness.why().startswith("the handler is slow: no response for offset 0 after 7 s, attempt 1")
         harness.down = True
         harness.free.set()
         await harness.clock.settle()
@@ -273,10 +259,8 @@ async def test_the_status_blames_whoever_is_to_blame() -> None:
         assert harness.why() == "paused"
 
 
-async def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a lane in order nothing but its first record is read, however much is open."""
+async def test_the_status_of_many_partitions_reads_only_their_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many records are in flight."""
     seen = 0
 
     def counted(*fields: Any) -> Record:
@@ -295,24 +279,8 @@ async def test_the_status_of_many_partitions_looks_at_no_record_behind_the_first
         assert seen == 1000
 
 
-async def test_a_revoke_in_the_middle_of_a_seek_ends_both() -> None:
-    """The revoke drains and commits what has ended; the seek says that the partition is not ours."""
-    async with running(Harness()) as harness:
-        harness.free.clear()
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        seek = asyncio.create_task(harness.pump.moves.seek(P0, 9))
-        await harness.clock.settle()
-        revoke = asyncio.create_task(harness.pump.on_revoked([P0], Deadline(harness.clock, 60)))
-        await harness.clock.settle()
-        harness.free.set()
-        assert await revoke == {P0: Committed(2)}
-        assert not await seek
-        assert not await harness.pump.moves.seek(P0, 9)
-
-
-async def test_a_log_that_starts_behind_the_committed_offset_is_committed_before_a_record_has_ended() -> None:
-    """A topic created anew is committed at 0, and may start higher; a crash would have to take that for a gap."""
+async def test_the_start_of_a_log_is_committed_before_a_record_is_completed() -> None:
+    """A topic that was created again is committed at 0 and may start higher, which would be a gap after a crash."""
     async with running(Harness()) as harness:
         harness.pump.on_lost([P0])
         harness.pump.on_assigned({P0: 3}, {P0: Committed(0)})

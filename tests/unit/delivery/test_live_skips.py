@@ -9,81 +9,45 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import ACK, Delivery, Outcome, Reply
-from headrace.errors import DeadLetterFailed, DestinationUnavailable
+from headrace.delivery.outcomes import Outcome, Reply
+from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing.pump_harness import BURY, P0, P1, Harness, running
 
 
 async def skip(harness: Harness, *offsets: int) -> list[str]:
-    """Skip records of the first partition, and let the source hand over what it holds again."""
+    """Skip records of the first partition, and hand over its records again after a seek."""
     epoch = harness.epoch
-    said = await asyncio.gather(*[harness.pump.moves.skip(P0, offset, "it is wrong") for offset in offsets])
+    said = await asyncio.gather(*[harness.pump.seeks.skip(P0, offset, "it is wrong") for offset in offsets])
     if harness.epoch > epoch:
         harness.feed_again()
     await harness.clock.settle()
     return list(said)
 
 
-async def test_a_late_response_means_nothing() -> None:
-    """A destination that ignores the cancellation brings results of a delivery that is fenced."""
-    async with running(Harness()) as harness:
-
-        async def stubborn(delivery: Delivery) -> Sequence[Reply]:
-            harness.deliveries.append(delivery)
-            try:
-                await harness.free.wait()
-            except asyncio.CancelledError:
-                if len(harness.deliveries) % 2:
-                    raise DestinationUnavailable("cancelled") from None
-            return [ACK] * len(delivery.records)
-
-        harness.deliver = stubborn  # type: ignore[method-assign]
-        for first in (0, 10):
-            harness.free.clear()
-            harness.feed(first, first + 1)
-            await harness.clock.settle()
-            await skip(harness, first)
-            harness.free.set()
-            await harness.clock.advance(30)
-        assert harness.commits[P0] == Committed(12)
-
-
-async def test_records_that_are_skipped_together_are_skipped_one_after_the_other() -> None:
-    """Those that come while the first is skipped wait until their record is there again."""
-    async with running(Harness()) as harness:
-        harness.pump.pause([P0], "paused")
-        harness.feed(0, 1, 2, 3)
-        assert await skip(harness, 1, 2) == ["skipped", "will be skipped"]
-        harness.feed_again()
-        harness.pump.resume([P0])
-        await harness.clock.advance(1)
-        assert (harness.delivered, harness.commits[P0]) == ([[0, 3]], Committed(4))
-
-
-async def test_a_skip_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
-    """What has ended, or lies in a hole, has ended already; the log and the audit have the reason."""
+async def test_the_result_of_a_skip(caplog: pytest.LogCaptureFixture) -> None:
+    """A completed record or a hole needs no skip; the log and the audit have the reason."""
     ended: list[tuple[int, Outcome, str]] = []
 
-    def on_ended(records: Sequence[Record], size: int, how: Outcome, replies: Sequence[Reply], replay: str) -> None:
+    def on_completed(records: Sequence[Record], size: int, how: Outcome, replies: Sequence[Reply], replay: str) -> None:
         ended.extend((record.offset, how, reply.error) for record, reply in zip(records, replies, strict=False))
 
-    async with running(Harness(hooks={"on_ended": on_ended})) as harness:
+    async with running(Harness(hooks={"on_completed": on_completed})) as harness:
         harness.feed(5, 9)
         await harness.clock.advance(1)
         assert await skip(harness, 4, 5, 7) == ["ended already"] * 3
-        assert await harness.pump.moves.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
-        assert await harness.pump.moves.skip(P1, 1, "why not") == "will be skipped"
+        assert await harness.pump.seeks.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
+        assert await harness.pump.seeks.skip(P1, 1, "why not") == "will be skipped"
         harness.feed(1, partition=P1)
         await harness.clock.settle()
-        assert "t-1: offset 1 is skipped by hand: why not" in caplog.text
+        assert "t-1: skipped offset 1 by hand: why not" in caplog.text
         assert ended == [(1, Outcome.SKIPPED_BY_HAND, "why not")]
 
 
 @pytest.mark.parametrize("letters", [{}, {"without_letters": True}], ids=["not written", "off"])
 async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -> None:
-    """At once, whatever is left of the pause; the others are delivered again."""
+    """At once, without waiting for the pause; the others are delivered again."""
     async with running(Harness(**letters)) as harness:
         harness.letters_down, harness.responses = True, {0: BURY, 1: BURY}
         harness.feed(0, 1, 2)
@@ -98,8 +62,8 @@ async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: 
         assert harness.pump.readiness().ready
 
 
-async def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() -> None:
-    """Repeated until it is written; what is committed never passes the record before that, nor does a crash."""
+async def test_a_blocked_key_is_unblocked_before_the_skipped_record_is_completed() -> None:
+    """The write is retried; until it succeeds the committed offset does not pass the record."""
     unblocked: list[int] = []
     down = True
 
@@ -124,8 +88,8 @@ async def test_a_blocked_key_is_unblocked_before_a_skipped_record_has_ended() ->
 
 
 @pytest.mark.parametrize("way", ["lost", "revoked"])
-async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> None:
-    """What was skipped then has not ended here: nothing is committed of it, and the pump continues."""
+async def test_a_partition_is_revoked_while_a_skip_unblocks_its_key(way: str) -> None:
+    """The record is not completed here: nothing of it is committed, and the pump continues."""
     written = asyncio.Event()
 
     async def unblock(_: Record) -> None:
@@ -134,7 +98,7 @@ async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> No
     async with running(Harness(hooks={"blocked_keys": SimpleNamespace(unblock=unblock)})) as harness:
         harness.pump.pause([P0], "paused")
         harness.feed(0)
-        skipped = asyncio.ensure_future(harness.pump.moves.skip(P0, 0, "it is wrong"))
+        skipped = asyncio.ensure_future(harness.pump.seeks.skip(P0, 0, "it is wrong"))
         await harness.clock.settle()
         if way == "lost":
             harness.pump.on_lost([P0])
@@ -145,15 +109,15 @@ async def test_a_key_is_unblocked_when_its_partition_is_given_up(way: str) -> No
         assert (await skipped, harness.pump.numbers()["skipped_by_hand"], harness.commits) == ("not assigned", 0, {})
 
 
-async def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> None:
-    """What is drained then is gone; the skip waits for the record to come again."""
+async def test_a_skip_during_a_seek_applies_after_it() -> None:
+    """The lane is drained; the skip waits until the record is read again."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(0, 1)
         await harness.clock.settle()
-        seek = asyncio.create_task(harness.pump.moves.seek(P0, 1))
+        seek = asyncio.create_task(harness.pump.seeks.seek(P0, 1))
         await harness.clock.settle()
-        assert [await harness.pump.moves.skip(P0, offset, "it is wrong") for offset in (1, 3)] == [
+        assert [await harness.pump.seeks.skip(P0, offset, "it is wrong") for offset in (1, 3)] == [
             "will be skipped"
         ] * 2
         harness.feed(2, 3)
@@ -167,8 +131,8 @@ async def test_a_skip_while_a_partition_is_sought_counts_where_it_begins() -> No
         assert harness.pump.numbers()["skipped_by_hand"] == 2
 
 
-async def test_a_skip_goes_with_its_assignment() -> None:
-    """Another process may have skipped it, or the group was moved back; the control table repeats the command."""
+async def test_a_skip_ends_with_its_assignment() -> None:
+    """Another process may have skipped it; the control table repeats the command."""
     async with running(Harness()) as harness:
         assert await skip(harness, 1) == ["will be skipped"]
         harness.pump.on_lost([P0])
@@ -178,8 +142,8 @@ async def test_a_skip_goes_with_its_assignment() -> None:
         assert harness.delivered == [[0, 1]]
 
 
-async def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() -> None:
-    """After a hole of the log, while the first record hangs; what is committed stays writable all the while."""
+async def test_a_skip_beyond_the_offset_map_waits() -> None:
+    """The first record hangs before a hole in the log; the commit always fits."""
     async with running(Harness(ordering="none")) as harness:
         harness.free.clear()
         harness.feed(0, 10, 30_000, 30_001, 60_000)
@@ -195,13 +159,13 @@ async def test_a_skip_too_far_ahead_for_an_offset_map_waits_until_it_is_not() ->
         assert (harness.pump.numbers()["skipped_by_hand"], harness.commits[P0]) == (2, Committed(60_001))
 
 
-async def test_a_seek_ends_the_skips_that_wait() -> None:
-    """They were meant for what would have come; a record that is to come again must not be skipped once more."""
+async def test_a_seek_cancels_pending_skips() -> None:
+    """They were for the records after the old position."""
     async with running(Harness()) as harness:
         assert await skip(harness, 3) == ["will be skipped"]
         harness.feed(0, 1)
         await harness.clock.settle()
-        assert await harness.pump.moves.seek(P0, 0)
+        assert await harness.pump.seeks.seek(P0, 0)
         harness.feed_again()
         harness.feed(2, 3)
         await harness.clock.settle()
@@ -209,8 +173,8 @@ async def test_a_seek_ends_the_skips_that_wait() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(turns: int) -> None:
-    """The cancellation that meets the end of the wait counts; else the skip would go on, to a write of minutes."""
+async def test_a_pump_stops_at_the_moment_when_the_wait_of_a_skip_ends(turns: int) -> None:
+    """A cancellation at that moment is not lost; otherwise the skip would continue with a write of minutes."""
 
     async def unblock(_: Record) -> None:
         await asyncio.Event().wait()
@@ -220,7 +184,7 @@ async def test_a_pump_stops_though_what_a_skip_waits_for_ends_at_that_moment(tur
         harness.feed(0, 1)
         await harness.clock.settle()
         harness.feed(2)
-        skipped = asyncio.ensure_future(harness.pump.moves.skip(P0, 2, "it is wrong"))
+        skipped = asyncio.ensure_future(harness.pump.seeks.skip(P0, 2, "it is wrong"))
         await harness.clock.settle()
         harness.free.set()
         for _ in range(turns):

@@ -1,4 +1,4 @@
-"""`on_ended` of a pump gets everything that has ended, once, and nothing else."""
+"""`on_completed` of a pump gets everything that has ended, once, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SCRIPTS = st.lists(
 )
 
 
-class Told(Harness):
-    """Each record has its script, and is taken behind its end; a retry topic takes each fifth letter."""
+class Reports(Harness):
+    """Each record has a script of replies, then succeeds; a retry topic takes each fifth dead letter."""
 
     def __init__(self, scripts: Sequence[Sequence[Reply | None]], ordering: str, **retry: Any) -> None:
         policy = {"max_delay_seconds": 2, "statuses": {"404": "skip", "500": "retry"}, **retry}
-        hooks = {"on_ended": self.on_ended, "replay": "job"}
+        hooks = {"on_completed": self.on_completed, "replay": "job"}
         super().__init__(ordering=ordering, max_records=4, retry=policy, hooks=hooks)
         self.scripts = [list(script) for script in scripts]
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.sizes = self.elsewhere = 0
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
@@ -42,13 +42,13 @@ class Told(Harness):
     async def write(self, letters: Sequence[DeadLetter]) -> Any:
         return [place for place, letter in enumerate(letters) if letter.record.offset % 5 == 0]
 
-    def on_ended(
+    def on_completed(
         self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
         assert replay == "job"
         assert len(replies) == (0 if how == "delivered" else len(records))
         self.sizes += size_bytes
-        self.told += [(record.offset, how) for record in records]
+        self.reported += [(record.offset, how) for record in records]
 
     async def play(self) -> None:
         async with running(self):
@@ -56,22 +56,22 @@ class Told(Harness):
                 self.feed(offset, key=b"%d" % (offset % 3))
             for _ in range(60):
                 await self.clock.advance(60)
-            assert self.pump.lanes[P0].tracker.open_records == 0
+            assert self.pump.lanes[P0].tracker.in_flight_records == 0
 
 
 @given(SCRIPTS, st.sampled_from(["partition", "key", "none"]), st.booleans())
-def test_each_end_is_told_once(scripts: list[list[Reply | None]], ordering: str, last_retry: bool) -> None:
-    """Whatever the destination says; what waits in a retry topic or was no delivery is told by others."""
-    harness = Told(scripts, ordering, last_retry=last_retry)
+def test_each_completion_is_reported_once(scripts: list[list[Reply | None]], ordering: str, last_retry: bool) -> None:
+    """Records in a retry topic, and those that were handed off, are reported elsewhere."""
+    harness = Reports(scripts, ordering, last_retry=last_retry)
     asyncio.run(harness.play())
     counts = harness.pump.numbers()
-    hows = [how for _, how in harness.told]
-    assert len({offset for offset, _ in harness.told}) == len(harness.told)
-    assert harness.sizes == len(harness.told)
+    hows = [how for _, how in harness.reported]
+    assert len({offset for offset, _ in harness.reported}) == len(harness.reported)
+    assert harness.sizes == len(harness.reported)
     assert {how: hows.count(how) for how in ("dead letter", "skipped", "given up")} == {
         "dead letter": counts["dead_letters"],
         "skipped": counts["skipped"],
         "given up": counts["given_up"],
     }
     assert (hows.count("delivered"), harness.elsewhere) == (counts["delivered"], counts["handed_off"])
-    assert len(harness.told) == len(scripts) - counts["delayed"] - harness.elsewhere
+    assert len(harness.reported) == len(scripts) - counts["delayed"] - harness.elsewhere

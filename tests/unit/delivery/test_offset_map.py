@@ -19,7 +19,7 @@ LIMIT_CHARACTERS = 4096
 @example(base=2**62, span=SPAN_OFFSETS, share=0.5, seed=1)
 @example(base=0, span=1, share=0, seed=1)
 def test_every_map_comes_back_and_fits(base: int, span: int, share: float, seed: int) -> None:
-    """Whatever pattern is open, the text has at most 4,096 characters and says the same when read."""
+    """In any pattern the text has at most 4,096 characters, and is read as it was written."""
     chance = random.Random(seed)
     open_offsets = [base + n for n in range(span - 1) if chance.random() < share]
     text = encode(base, base + span, open_offsets)
@@ -33,8 +33,8 @@ def test_one_stuck_record_costs_a_few_bytes_at_any_span() -> None:
     assert len(encode(10, 10 + SPAN_OFFSETS, range(10, 10 + SPAN_OFFSETS - 1))) < 100
 
 
-def test_a_span_that_might_not_fit_is_a_defect() -> None:
-    """Nobody may dispatch so far ahead; an empty map is no map."""
+def test_a_span_that_may_not_fit_is_a_defect() -> None:
+    """Nothing is delivered so far ahead, and an empty map is invalid."""
     with pytest.raises(ValueError, match="spans"):
         encode(0, SPAN_OFFSETS + 1, [0])
     with pytest.raises(ValueError, match="spans"):
@@ -42,20 +42,20 @@ def test_a_span_that_might_not_fit_is_a_defect() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "somebody else's note", "SFIB", "é", base64.b64encode(b"HR\x01" * 9).decode()])
-def test_what_is_no_map_is_not_believed(text: str) -> None:
+def test_other_metadata_is_not_a_map(text: str) -> None:
     """Other tools may leave any metadata."""
     assert decode(text, 7) is None
 
 
-def test_a_map_of_another_offset_is_not_believed() -> None:
-    """An administrator's reset, even one that keeps the metadata, ends the map."""
+def test_a_map_of_another_offset_is_ignored() -> None:
+    """A reset by an administrator invalidates the map, even if it keeps the metadata."""
     text = encode(7, 20, [7, 9])
     assert decode(text, 7) is not None
     assert decode(text, 8) is None
 
 
 @given(place=st.integers(0, 10_000), flip=st.integers(1, 255), codec=st.sampled_from([1, 7, 3000]))
-def test_a_damaged_map_is_not_believed(place: int, flip: int, codec: int) -> None:
+def test_a_damaged_map_is_ignored(place: int, flip: int, codec: int) -> None:
     """A changed byte anywhere is found by the checksum."""
     chance = random.Random(codec)
     data = bytearray(base64.b64decode(encode(7, 5000, [7, *sorted(chance.sample(range(8, 4999), codec))])))
@@ -63,7 +63,7 @@ def test_a_damaged_map_is_not_believed(place: int, flip: int, codec: int) -> Non
     assert decode(base64.b64encode(data).decode(), 7) is None
 
 
-def test_what_has_ended_is_between_the_committed_offset_and_the_end() -> None:
-    """Holes count as ended; what lies outside has not."""
+def test_a_map_covers_the_offsets_from_the_committed_one_to_its_end() -> None:
+    """Holes count as completed; offsets outside do not."""
     found = OffsetMap(5, 9, frozenset([5, 7]))
     assert [offset for offset in range(3, 12) if found.has(offset)] == [6, 8]

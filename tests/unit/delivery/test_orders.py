@@ -15,48 +15,19 @@ from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import P0, P1, RETRY, Harness, running
-
-
-async def test_a_slow_key_holds_only_itself() -> None:
-    """The others go on as far as they come, and only what has ended is committed."""
-    async with running(Harness(ordering="key", max_records=1)) as harness:
-        harness.hold(0)
-        harness.feed_keys("abacb")
-        await harness.clock.advance(1)
-        assert sorted(harness.delivered) == [[0], [1], [3], [4]]
-        assert harness.commits[P0].offset == 0
-        harness.held.pop(0).set()
-        await harness.clock.advance(1)
-        assert (harness.delivered[-1], harness.commits[P0]) == ([2], Committed(5))
+from headrace.testing.pump_harness import P0, P1, Harness, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:
-    """They are no records of one key."""
+    """They have no common key."""
     async with running(Harness(ordering="key", max_records=10)) as harness:
         harness.feed_keys("...")
         await harness.clock.advance(1)
         assert harness.delivered == [[0, 1, 2]]
 
 
-async def test_without_order_nothing_waits() -> None:
-    """A partition fills every place, and a record that fails is passed by all others but not by the commit."""
-    async with running(Harness(ordering="none", max_in_flight=3, max_records=1)) as harness:
-        harness.responses[0] = RETRY
-        harness.hold(1, 2, 3)
-        harness.feed_keys("aaaaaa")
-        await harness.clock.settle()
-        assert harness.under_way == 3
-        harness.held[2].set()
-        await harness.clock.settle()
-        assert harness.delivered == [[0], [3], [1], [2], [4], [5]]
-        harness.responses.clear()
-        await harness.clock.advance(20)
-        assert (harness.delivered[6:], harness.commits[P0].offset) == ([[0]], 1)
-
-
-async def test_a_busy_partition_leaves_places_to_the_others() -> None:
-    """A quarter of the places is for partitions with nothing under way; alone or among busy ones none is kept."""
+async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
+    """A quarter of the slots is for idle partitions; without idle partitions none is reserved."""
     async with running(Harness(ordering="none", max_in_flight=8, max_records=1)) as harness:
         harness.free.clear()
         harness.feed_keys("a" * 20)
@@ -72,7 +43,7 @@ async def test_a_busy_partition_leaves_places_to_the_others() -> None:
 
 
 async def test_partitions_take_turns() -> None:
-    """Of two partitions with much to do none waits for the end of the other."""
+    """Of two busy partitions, neither waits until the other has no records."""
     async with running(Harness(ordering="key", max_in_flight=1, max_records=1)) as harness:
         for partition in (P0, P1):
             harness.feed_keys("abcd", partition=partition)
@@ -80,8 +51,8 @@ async def test_partitions_take_turns() -> None:
         assert [d.partition.partition for d in harness.deliveries][:6] == [0, 0, 1, 0, 1, 0]
 
 
-async def test_nothing_is_begun_too_far_ahead_of_an_unfinished_record() -> None:
-    """So the offset map always fits; its head is named, its retries go on, and with it everything goes on."""
+async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:
+    """So the offset map always fits; the first record is named, and once it is completed the partition continues."""
     async with running(Harness(ordering="none", max_records=1000)) as harness:
         harness.hold(0)
         harness.feed_keys(".")
@@ -91,7 +62,7 @@ async def test_nothing_is_begun_too_far_ahead_of_an_unfinished_record() -> None:
             await harness.clock.advance(1)
         assert max(offsets[-1] for offsets in harness.delivered) == SPAN_OFFSETS - 1
         await harness.clock.advance(10)
-        assert "offset 0 has not ended" in harness.pump.readiness().reason
+        assert "offset 0 is not completed" in harness.pump.readiness().reason
         assert len(harness.commits[P0].metadata) < 100
         harness.held.pop(0).set()
         await harness.clock.advance(1)
@@ -99,8 +70,8 @@ async def test_nothing_is_begun_too_far_ahead_of_an_unfinished_record() -> None:
         assert harness.commits[P0] == Committed(SPAN_OFFSETS + 1001)
 
 
-async def test_what_a_new_owner_gets_of_what_had_ended_is_counted() -> None:
-    """The map is read on assignment; what it has ended is given back, not delivered."""
+async def test_records_completed_by_an_earlier_owner_are_counted() -> None:
+    """The map is read on assignment; completed records are not delivered."""
     async with running(Harness(ordering="key", max_records=1)) as harness:
         harness.hold(0, 3)
         harness.feed_keys("abcdefg")
@@ -115,7 +86,7 @@ async def test_what_a_new_owner_gets_of_what_had_ended_is_counted() -> None:
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
 async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
-    """Until it is full, or the time is over, which begins anew with each delivery."""
+    """Until it is full or timed out; the time starts again with each delivery."""
     async with running(Harness(ordering=ordering, max_records=3, linger_seconds=2)) as harness:
         harness.feed_keys("a")
         await harness.clock.advance(1.5)
@@ -127,26 +98,8 @@ async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
         assert harness.delivered[1:] == [[3]]
 
 
-async def test_in_order_of_partitions_what_a_mixed_result_leaves_is_delivered_one_after_the_other() -> None:
-    """One record failed and others by one response: several batches are left, and one is in flight at a time."""
-    async with running(Harness(ordering="partition", max_records=3)) as harness:
-        together = Reply("HTTP 500", "", 500)
-        harness.responses = {0: RETRY, 1: together, 2: together}
-        harness.feed_keys("abc")
-        await harness.clock.settle()
-        harness.responses.clear()
-        harness.free.clear()
-        for _ in range(10):
-            await harness.clock.advance(5)
-            harness.free.set()
-            await harness.clock.settle()
-            harness.free.clear()
-        assert (harness.commits[P0], harness.most_under_way) == (Committed(3), 1)
-        harness.free.set()
-
-
-class Crowd:
-    """A pump, and others beside it that deliver to the same destination."""
+class SharedLimit:
+    """A pump, and others that share its destination and limit."""
 
     def __init__(self, max_in_flight: int, beside: int) -> None:
         self.harness = Harness(ordering="none", max_in_flight=max_in_flight, max_records=1)
@@ -199,49 +152,49 @@ class Crowd:
 
 
 async def test_one_slot_is_reserved_for_live_delivery() -> None:
-    """Whatever is replayed, a record that comes is delivered at once; what is busy leaves its share to the others."""
-    crowd = Crowd(4, 2)
-    live, *others = crowd.places
-    await crowd.start()
-    crowd.feed(1, 2)
-    await crowd.harness.clock.advance(9.5)
-    assert sorted(crowd.in_flight[place] for place in others) == [1, 2]
-    crowd.feed(0)
-    await crowd.harness.clock.settle()
-    assert crowd.in_flight[live] == 1
-    await crowd.harness.clock.advance(30)
-    assert 30 <= crowd.delivered[live] <= 60
-    await crowd.pumps[1].stop()
-    await crowd.pumps[2].stop()
-    await crowd.harness.clock.advance(1)
-    assert crowd.in_flight[live] == 4
-    await crowd.stop()
+    """During replays a new record is delivered at once, and a busy pump leaves the others their share."""
+    shared = SharedLimit(4, 2)
+    live, *others = shared.places
+    await shared.start()
+    shared.feed(1, 2)
+    await shared.harness.clock.advance(9.5)
+    assert sorted(shared.in_flight[place] for place in others) == [1, 2]
+    shared.feed(0)
+    await shared.harness.clock.settle()
+    assert shared.in_flight[live] == 1
+    await shared.harness.clock.advance(30)
+    assert 30 <= shared.delivered[live] <= 60
+    await shared.pumps[1].stop()
+    await shared.pumps[2].stop()
+    await shared.harness.clock.advance(1)
+    assert shared.in_flight[live] == 4
+    await shared.stop()
 
 
-async def test_a_call_beside_the_pump_waits_for_a_slot_of_its_own() -> None:
-    """So a redelivery of dead letters stays within the bound; one that is cancelled leaves no slot taken."""
-    crowd = Crowd(2, 0)
-    limit = crowd.harness.pump.breaker.limit
+async def test_a_call_outside_the_pump_waits_for_a_slot() -> None:
+    """So a redelivery of dead letters stays within the limit; a cancelled call releases its slot."""
+    shared = SharedLimit(2, 0)
+    limit = shared.harness.pump.breaker.limit
     slots, held = SharedSlots(limit), 0
 
     async def call() -> None:
         nonlocal held
         async with slots.slot():
             held += 1
-            assert crowd.in_flight.total() + held <= 2
-            await crowd.harness.clock.sleep(1)
+            assert shared.in_flight.total() + held <= 2
+            await shared.harness.clock.sleep(1)
             held -= 1
 
-    await crowd.start()
-    crowd.feed(0)
+    await shared.start()
+    shared.feed(0)
     calls = [asyncio.ensure_future(call()) for _ in range(5)]
     calls[3].cancel()
-    await crowd.harness.clock.advance(0.5)
+    await shared.harness.clock.advance(0.5)
     next(each for each in calls if not each.done()).cancel()
-    await crowd.harness.clock.advance(30)
+    await shared.harness.clock.advance(30)
     assert all(each.done() for each in calls)
-    assert crowd.in_flight.total() == limit.in_flight == 2
-    await crowd.stop()
+    assert shared.in_flight.total() == limit.in_flight == 2
+    await shared.stop()
 
 
 def test_no_slot_stays_reserved_for_a_live_pump_that_has_left() -> None:
@@ -256,11 +209,11 @@ def test_no_slot_stays_reserved_for_a_live_pump_that_has_left() -> None:
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 async def test_max_in_flight_holds_for_all_pumps_of_a_consumer_together(max_in_flight: int) -> None:
-    """Retry topics, replays and redrives come on top of nothing, and all of them get on."""
-    crowd = Crowd(max_in_flight, 3)
-    await crowd.start()
-    crowd.feed(0, 1, 2, 3)
-    await crowd.harness.clock.advance(60)
-    assert crowd.most == max_in_flight
-    assert min(crowd.delivered[place] for place in crowd.places) >= 10
-    await crowd.stop()
+    """Retry topics, replays and redrives share the limit, and all of them make progress."""
+    shared = SharedLimit(max_in_flight, 3)
+    await shared.start()
+    shared.feed(0, 1, 2, 3)
+    await shared.harness.clock.advance(60)
+    assert shared.most == max_in_flight
+    assert min(shared.delivered[place] for place in shared.places) >= 10
+    await shared.stop()

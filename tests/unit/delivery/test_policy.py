@@ -32,7 +32,7 @@ def ends(found: Judged) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(("codes", "end"), table(__file__, "statuses_that_no_line_names"))
 def test_statuses_that_no_line_names(codes: list[int], end: str) -> None:
-    """What blames the record ends it, what may pass is retried, what blames the backend waits."""
+    """A fault of the record completes it, a temporary failure is retried, a fault of the backend waits."""
     for code in codes:
         assert ends(judged(status(code))) == {end: [0]}, code
 
@@ -50,8 +50,8 @@ def test_statuses_that_no_line_names(codes: list[int], end: str) -> None:
         ({500: "unavailable"}, 500, "unavailable"),
     ],
 )
-def test_a_line_for_a_status_wins_over_one_for_its_class(statuses: dict[Any, str], code: int, end: str) -> None:
-    """And a line for a class means no status that blames the backend unless it is named itself."""
+def test_a_status_wins_over_its_class(statuses: dict[Any, str], code: int, end: str) -> None:
+    """And a class does not include statuses that blame the backend."""
     assert ends(judged(status(code), statuses=statuses)) == {end: [0]}
 
 
@@ -62,8 +62,8 @@ def test_classes_of_errors(error: str, end: str) -> None:
     assert ends(judged(Reply(error), errors=errors)) == {end: [0]}
 
 
-def test_what_cannot_be_decoded_is_a_letter_unless_a_line_names_it() -> None:
-    """A verdict for good needs no attempts."""
+def test_a_record_that_cannot_be_decoded_is_a_dead_letter_unless_the_policy_names_it() -> None:
+    """A permanent failure needs no attempts."""
     bad = Reply("DecodeError", permanent=True)
     assert ends(judged(bad)) == {"dead letter": [0]}
     assert ends(judged(bad, errors={"DecodeError": "skip"})) == {"skipped": [0]}
@@ -71,15 +71,15 @@ def test_what_cannot_be_decoded_is_a_letter_unless_a_line_names_it() -> None:
 
 @pytest.mark.parametrize("code", [400, 409, 500])
 def test_one_response_for_several_records_blames_none_of_them(code: int) -> None:
-    """Only alone is a record to blame, whatever the status means; what was not in the request is judged by itself."""
+    """A record is to blame only if it was sent alone; one that was not in the request is judged by itself."""
     bad = Reply("DecodeError", permanent=True)
     found = judged(status(code), bad, status(code), attempt=5, statuses={409: "skip"})
     assert ends(found) == {"split": [0, 2], "dead letter": [1]}
     assert ends(judged(status(500), bad)) == {"retry": [0], "dead letter": [1]}
 
 
-def test_a_deadline_ends_what_has_attempts_left() -> None:
-    """It counts from the first failure, and the letter says so."""
+def test_a_deadline_ends_remaining_attempts() -> None:
+    """It counts from the first failure, and the dead letter has that reason."""
     assert ends(judged(FAILED, attempt=2, age_seconds=9.0, deadline_seconds=10)) == {"retry": [0]}
     ((_, reply),) = judged(FAILED, attempt=2, age_seconds=10.0, deadline_seconds=10)[Outcome.DEAD_LETTER]
     assert reply.reason == "10.0 s after its first failure, past retry.deadline_seconds (10): why"
@@ -104,13 +104,13 @@ def test_with_the_meaning_of_light_4j_exactly_the_percentage_rolls_back(failed: 
     assert Outcome.ROLL_BACK not in judged(FAILED, FAILED, ACK, ACK, rollback_threshold_percent=50)
 
 
-def test_a_roll_back_leaves_out_what_has_ended_without_a_delivery() -> None:
-    """A record that waits in a retry topic by now is not delivered from here too, and does not count."""
+def test_a_roll_back_leaves_out_records_that_were_handed_off() -> None:
+    """A record that waits in a retry topic is not delivered here, and does not count."""
     found = judged(ACK, HANDED_OFF, FAILED, FAILED, HANDED_OFF, FAILED, rollback_threshold_percent=50)
     assert ends(found) == {"roll back": [0, 2, 3, 5], "handed_off": [1, 4]}
 
 
-def test_what_fails_for_good_or_blames_the_backend_rolls_nothing_back() -> None:
+def test_permanent_failures_and_those_of_the_backend_roll_nothing_back() -> None:
     """Repeating the others would not help it."""
     bad, infra = Reply("DecodeError", permanent=True), Reply("Down")
     found = judged(bad, bad, bad, ACK, rollback_threshold_percent=30)
@@ -131,7 +131,7 @@ def test_what_fails_for_good_or_blames_the_backend_rolls_nothing_back() -> None:
         ({"errors": {"": "skip"}}, "at least 1 character"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(given: dict[str, Any], says: str) -> None:
+def test_an_invalid_policy_is_rejected(given: dict[str, Any], says: str) -> None:
     """When the file is read, in words."""
     with pytest.raises(ValidationError, match=says):
         RetryConfig.model_validate(given)

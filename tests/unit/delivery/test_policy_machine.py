@@ -29,7 +29,7 @@ PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]
 LETTERS, SKIPS = {"poison", "refused", "fails", "bad"}, {"conflict", "gone"}
 
 
-class World(Harness):
+class Model(Harness):
     """A source, a backend and a dead letter topic, in memory."""
 
     def __init__(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
@@ -130,7 +130,7 @@ class World(Harness):
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Drives a world."""
+    """Drives a model."""
 
     @initialize(
         ordering=st.sampled_from(["partition", "key", "none"]),
@@ -143,39 +143,39 @@ class PolicyMachine(RuleBasedStateMachine):
         self.runner.run(self._open(ordering, max_records, percent, last_retry))
 
     async def _open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
-        self.world = World(ordering, max_records, percent, last_retry)
-        await self.world.pump.start()
-        self.world.pump.on_assigned({P0: 1}, {})
+        self.model = Model(ordering, max_records, percent, last_retry)
+        await self.model.pump.start()
+        self.model.pump.on_assigned({P0: 1}, {})
 
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 9))
     def arrive(self, seed: int, count: int) -> None:
         self.runner.run(self._arrive(Random(seed), count))
 
     async def _arrive(self, chance: Random, count: int) -> None:
-        world, first = self.world, len(self.world.log)
+        model, first = self.model, len(self.model.log)
         news = [Record("t", 0, first + n, 0, chance.choice([b"a", b"b", b"c", b"d"]), None) for n in range(count)]
-        world.log += news
-        world.plans.update({record.offset: chance.choice(PLANS) for record in news})
-        world.pump.on_records(P0, 1, news)
-        await world.clock.settle()
+        model.log += news
+        model.plans.update({record.offset: chance.choice(PLANS) for record in news})
+        model.pump.on_records(P0, 1, news)
+        await model.clock.settle()
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 3, 20]))
     def pass_time(self, seconds: float) -> None:
-        self.runner.run(self.world.clock.advance(seconds))
+        self.runner.run(self.model.clock.advance(seconds))
 
     @rule(down=st.booleans(), sick=st.booleans(), unwritten=st.sampled_from(["", "half", "all"]))
     def change(self, down: bool, sick: bool, unwritten: str) -> None:
-        self.world.down, self.world.sick, self.world.unwritten = down, sick, unwritten
+        self.model.down, self.model.sick, self.model.unwritten = down, sick, unwritten
 
     @invariant()
     def nothing_went_wrong(self) -> None:
-        if world := getattr(self, "world", None):
-            assert world.wrong == []
-            assert world.pump.death is None
+        if model := getattr(self, "model", None):
+            assert model.wrong == []
+            assert model.pump.death is None
 
     def teardown(self) -> None:
         """Once everything works again, every record ends, once, and as its plan says."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "model"):
             return
         try:
             self.runner.run(self._heal())
@@ -185,22 +185,22 @@ class PolicyMachine(RuleBasedStateMachine):
             self.runner.close()
 
     async def _heal(self) -> None:
-        self.world.down = self.world.sick = False
-        self.world.unwritten = ""
-        await self.world.clock.advance(40 * len(self.world.log) + 60)
-        await self.world.pump.stop()
+        self.model.down = self.model.sick = False
+        self.model.unwritten = ""
+        await self.model.clock.advance(40 * len(self.model.log) + 60)
+        await self.model.pump.stop()
 
     def _check_ends(self) -> None:
-        world, counts = self.world, self.world.pump.numbers()
-        plans = Counter(world.plans.values())
+        model, counts = self.model, self.model.pump.numbers()
+        plans = Counter(model.plans.values())
         failed, skipped = sum(plans[plan] for plan in LETTERS), sum(plans[plan] for plan in SKIPS)
-        last = world.last_retry
+        last = model.last_retry
         assert (counts["dead_letters"], counts["given_up"]) == ((0, failed) if last else (failed, 0))
         assert counts["skipped"] == skipped
-        assert counts["delivered"] == len(world.log) - failed - skipped == len(world.handled)
-        assert sorted(world.letters) == ([] if last else [o for o, plan in world.plans.items() if plan in LETTERS])
-        assert world.committed == world.released == len(world.log)
-        assert all(count <= ATTEMPTS + world.excused[offset] for offset, count in world.blamed.items())
+        assert counts["delivered"] == len(model.log) - failed - skipped == len(model.handled)
+        assert sorted(model.letters) == ([] if last else [o for o, plan in model.plans.items() if plan in LETTERS])
+        assert model.committed == model.released == len(model.log)
+        assert all(count <= ATTEMPTS + model.excused[offset] for offset, count in model.blamed.items())
 
 
 TestPolicyMachine = PolicyMachine.TestCase

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import HELD, PartitionListener
+from headrace.delivery.outcomes import AWAITING_ACK, PartitionListener
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
@@ -16,31 +16,20 @@ from headrace.testing import ManualClock
 from headrace.testing.pump_harness import BURY, P0, P1, Harness, running
 
 
-async def test_what_is_open_is_a_gauge_and_what_came_is_counted() -> None:
-    """Records count as open from the source's hand until they have ended; the gauge goes with the pump."""
+async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() -> None:
+    """A record is in flight from its receipt until it is completed."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(0, 1, 2)
         harness.feed(9, partition=P1)
-        assert (harness.pump.counts.taken, harness.pump.numbers()["open"]) == (4, 4)
+        assert (harness.pump.counts.taken, harness.pump.numbers()["in_flight"]) == (4, 4)
         harness.free.set()
         await harness.clock.advance(1)
-        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["open"], harness.released) == (4, 0, 4)
+        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["in_flight"], harness.released) == (4, 0, 4)
 
 
-async def test_without_dead_letters_a_failed_record_stops_its_partition_only() -> None:
-    """Nothing is passed over, and the other partition goes on."""
-    async with running(Harness(without_letters=True)) as harness:
-        harness.responses[0] = BURY
-        harness.feed(0)
-        harness.feed(1, partition=P1)
-        await harness.clock.advance(30)
-        assert (harness.commits.get(P0, Committed(0)), harness.commits[P1]) == (Committed(0), Committed(2))
-        assert "dead letters are off" in harness.why()
-
-
-async def test_who_stands_still_is_said_without_being_asked_before(caplog: pytest.LogCaptureFixture) -> None:
-    """Readiness counts from the first refusal, not from the first look; the log says it once, and when it is over."""
+async def test_a_stalled_partition_is_reported_by_readiness_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Readiness counts from the first refusal; the log reports the stall once, and its end."""
     caplog.set_level("INFO")
     async with running(Harness()) as harness:
         harness.down = True
@@ -60,31 +49,17 @@ async def test_who_stands_still_is_said_without_being_asked_before(caplog: pytes
         assert closed == "the breaker of pump is closed again"
 
 
-async def test_dead_letters_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_dead_letters_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """How many, from where and why, without keys and values."""
     async with running(Harness()) as harness:
         harness.responses = {4: BURY, 5: BURY}
         harness.feed(4, 5)
         await harness.clock.advance(1)
-    assert caplog.messages == ["group g, t-0: dead letters=2, the first is offset 4: E"]
+    assert caplog.messages == ["group g, t-0: dead letters=2, first offset 4: E"]
 
 
-async def test_a_slow_partition_does_not_hold_the_others() -> None:
-    """Partitions are lanes of their own."""
-    async with running(Harness()) as harness:
-        harness.free.clear()
-        harness.feed(0)
-        await harness.clock.settle()
-        free, harness.free = harness.free, type(harness.free)()
-        harness.free.set()
-        harness.feed(0, partition=P1)
-        await harness.clock.advance(1)
-        assert (harness.commits.get(P0, Committed(0)), harness.commits[P1]) == (Committed(0), Committed(1))
-        free.set()
-
-
-async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
-    """A destination with state of its own writes it when nothing is in flight and the partition is still ours."""
+async def test_the_listener_is_called_before_partitions_are_released() -> None:
+    """A destination with state writes it when nothing is in flight and the partition is still assigned."""
     told: list[tuple[float, bool]] = []
 
     class Listener(PartitionListener):
@@ -103,7 +78,7 @@ async def test_what_is_drained_is_told_before_partitions_are_given_up() -> None:
         assert told[2:] == [(DRAIN_SECONDS, False)]
 
 
-async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None:
+async def test_the_listener_does_not_wait_for_a_delivery_that_hangs() -> None:
     """Other workers have the time until the deadline too, and what they acknowledge is committed."""
     given_up: list[bool] = []
 
@@ -113,7 +88,7 @@ async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None
             harness.pump.acknowledge(P0, 0, up_to=False)
 
     async with running(Harness(hooks={"partitions": Listener()})) as harness:
-        harness.responses = {0: HELD}
+        harness.responses = {0: AWAITING_ACK}
         harness.feed(0)
         await harness.clock.settle()
         harness.free.clear()
@@ -124,8 +99,8 @@ async def test_what_is_drained_does_not_wait_for_a_delivery_that_hangs() -> None
 
 
 @pytest.mark.parametrize("way", ["revoked", "stopped"])
-async def test_what_is_abandoned_is_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A destination that does not answer cannot hold a rebalance; whoever stops reads how many repeats to expect."""
+async def test_records_in_flight_at_a_revoke_are_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A destination that hangs cannot block a rebalance; the log has the number of duplicates to expect."""
     async with running(Harness()) as harness:
         harness.free.clear()
         harness.feed(0, 1, 2)
@@ -138,7 +113,7 @@ async def test_what_is_abandoned_is_counted(way: str, caplog: pytest.LogCaptureF
         assert harness.pump.counts.in_flight_at_revoke == 2
 
 
-async def test_an_assignment_without_a_revoke_before_ends_the_one_before() -> None:
+async def test_an_assignment_without_a_revoke_replaces_the_earlier_one() -> None:
     """Two lanes would deliver the records of a partition in any order."""
     async with running(Harness(max_records=1)) as harness:
         harness.hold(0)
@@ -151,7 +126,7 @@ async def test_an_assignment_without_a_revoke_before_ends_the_one_before() -> No
 
 
 async def test_records_of_an_older_assignment_are_ignored() -> None:
-    """A batch that was under way while the partition moved away and back is not delivered twice."""
+    """A batch from before a revoke is not delivered after the partition is back."""
     async with running(Harness()) as harness:
         harness.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])
         await harness.clock.advance(1)
@@ -159,7 +134,7 @@ async def test_records_of_an_older_assignment_are_ignored() -> None:
 
 
 class Slow(ManualClock):
-    """A clock that each look moves by a millisecond."""
+    """A clock that advances a millisecond with each read."""
 
     def monotonic(self) -> float:
         self._now += 0.001
@@ -167,8 +142,8 @@ class Slow(ManualClock):
 
 
 @pytest.mark.parametrize("steady", [False, True])
-async def test_commits_of_many_partitions_leave_turns_to_others(steady: bool) -> None:
-    """Each may take milliseconds: some are told at a time, and each once per round though there is always more."""
+async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) -> None:
+    """Each may take milliseconds: a few are committed at a time, and each once per round."""
     places, told = [TopicPartition("t", number) for number in range(40)], list[Mapping[TopicPartition, Any]]()
     harness = Harness(clock=Slow())
 

@@ -33,10 +33,10 @@ PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
 """How often a record fails before it is taken; 99 is for ever."""
 KEYS = [b"a", b"a", b"b", None]
 SECONDS = st.sampled_from([0.1, 1, 3, 10])
-NAMES = st.sampled_from(["source", "topics"])
+NAMES = st.sampled_from(["source", "retry"])
 
 
-class World:
+class Model:
     """Kafka, a destination and a dead letter topic, in memory, and the two processes."""
 
     def __init__(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
@@ -62,7 +62,7 @@ class World:
         """The process that does not reach the destination."""
         self.epochs = 0
         self.wrong: list[str] = []
-        self.processes = {name: Process(self, name) for name in ("source", "topics")}
+        self.processes = {name: Process(self, name) for name in ("source", "retry")}
 
     async def start(self) -> None:
         for process in self.processes.values():
@@ -120,26 +120,26 @@ class World:
 class Process:
     """One pump and what it knows; the source of its pump."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
+    def __init__(self, model: Model, name: str) -> None:
+        self.model = model
         self.name = name
         self.dead, self.died_at, self.stays_dead_seconds = False, 0.0, 0.0
         self.dies_in: tuple[int, bool] | None = None
         """After so many writes, before or after the last of them lies in the log."""
-        self.topics = [SOURCE] if name == "source" else world.topics
-        retry = world.retry
-        self.table = memory_table(BLOCKED, RAW_BYTES, self.produce, lambda: len(world.logs[BLOCKED]), loaded=False)
+        self.topics = [SOURCE] if name == "source" else model.topics
+        retry = model.retry
+        self.table = memory_table(BLOCKED, RAW_BYTES, self.produce, lambda: len(model.logs[BLOCKED]), loaded=False)
         self.blocked = BlockedKeys(self.table) if retry.keep_key_order else None
-        writer = RetryTopics(GROUP, retry, self.produce, world.clock, dead_letters=self, blocked=self.blocked)
+        writer = RetryTopics(GROUP, retry, self.produce, model.clock, dead_letters=self, blocked=self.blocked)
         if name == "source":
             destination = KeyOrder(self, self.blocked, writer.write) if self.blocked else self
         else:
             destination = RetryTopicDestination(self, writer)
             retry = retry.model_copy(update={"attempts": 4}) if retry.keep_key_order else retry
         # Its own breaker, as in a process that reads nothing but retry topics.
-        beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=world.clock, chance=Random(1))
+        beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=model.clock, chance=Random(1))
         config = DeliveryConfig(
-            ordering=world.ordering if name == "source" else "key" if self.blocked else "none",  # type: ignore[arg-type]
+            ordering=model.ordering if name == "source" else "key" if self.blocked else "none",  # type: ignore[arg-type]
             batch=BatchConfig(max_records=3 if name == "source" else 1),
             retry=retry,
             max_in_flight=3,
@@ -150,10 +150,10 @@ class Process:
             destination,  # type: ignore[arg-type]
             writer,
             delivery=config,
-            clock=world.clock,
+            clock=model.clock,
             chance=Random(1),
-            shares_with=beside if name == "topics" else None,
-            hooks=PumpHooks(delayed=delayed_of if name == "topics" else None),
+            shares_with=beside if name == "retry" else None,
+            hooks=PumpHooks(delayed=delayed_of if name == "retry" else None),
         )
         self.pump.connect(self)
         self.position: dict[str, int] = {}
@@ -168,26 +168,26 @@ class Process:
             self.assign(topic)
 
     def assign(self, topic: str) -> None:
-        self.world.epochs += 1
+        self.model.epochs += 1
         place = TopicPartition(topic, 0)
-        committed = self.world.committed.get(place)
+        committed = self.model.committed.get(place)
         self.position[topic] = committed.offset if committed else 0
-        self.pump.on_assigned({place: self.world.epochs}, {place: committed} if committed else {})
+        self.pump.on_assigned({place: self.model.epochs}, {place: committed} if committed else {})
 
     def fetch(self) -> None:
         for topic in self.topics:
-            news = self.world.logs[topic][self.position[topic] :]
+            news = self.model.logs[topic][self.position[topic] :]
             lane = self.pump.lanes.get(TopicPartition(topic, 0))
             if news and lane and not self.dead:
                 self.position[topic] += len(news)
                 self.pump.on_records(lane.partition, lane.tracker.epoch, news)
 
     async def _follow(self) -> None:
-        chance = Random(self.world.epochs)
+        chance = Random(self.model.epochs)
         while True:
-            await self.world.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
+            await self.model.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
             self.news.clear()
-            log = self.world.logs[BLOCKED]
+            log = self.model.logs[BLOCKED]
             news, self.read_up_to = log[self.read_up_to :], len(log)
             self.table.read(news, self.read_up_to)
             self.table.loaded(self.read_up_to)
@@ -196,19 +196,19 @@ class Process:
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Produced]:
         written = []
         for record in records:
-            await self._step(lambda record=record: written.append(self.world.append(record)))  # type: ignore[misc]
+            await self._step(lambda record=record: written.append(self.model.append(record)))  # type: ignore[misc]
         return written
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         await self._alive()
-        await self.world.write(letters)
+        await self.model.write(letters)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         await asyncio.sleep(0)
         await self._alive()
-        if self.world.refused == self.name:
+        if self.model.refused == self.name:
             raise DestinationUnavailable("down from here")
-        return await self.world.deliver(delivery)
+        return await self.model.deliver(delivery)
 
     async def _step(self, write: object) -> None:
         await asyncio.sleep(0)
@@ -216,7 +216,7 @@ class Process:
         left, before = self.dies_in or (0, False)
         if left:
             self.dies_in = (left - 1, before)
-            self.dead, self.died_at = left == 1, self.world.clock.time()
+            self.dead, self.died_at = left == 1, self.model.clock.time()
         if not (self.dead and before):
             write()  # type: ignore[operator]
         await self._alive()
@@ -232,19 +232,19 @@ class Process:
         self.pump.spawn(self._commit_soon(offsets), "commit soon")
 
     async def _commit_soon(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        await self.world.clock.sleep(0.5)
+        await self.model.clock.sleep(0.5)
         self.commit_now(offsets)
 
     def commit_now(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         if self.dead:
             return
         for partition, committed in offsets.items():
-            for record in self.world.logs[partition.topic][: committed.offset]:
-                if not self.world.is_safe(record):
-                    self.world.wrong.append(
+            for record in self.model.logs[partition.topic][: committed.offset]:
+                if not self.model.is_safe(record):
+                    self.model.wrong.append(
                         f"{committed.offset} of {partition} is committed, {record.offset} is nowhere"
                     )
-        self.world.committed.update(offsets)
+        self.model.committed.update(offsets)
 
 
 def _text_of(record: Record) -> tuple[object, ...]:
@@ -252,7 +252,7 @@ def _text_of(record: Record) -> tuple[object, ...]:
 
 
 class RetryTopicMachine(RuleBasedStateMachine):
-    """Drives a world."""
+    """Drives a model."""
 
     @initialize(
         how=st.sampled_from(
@@ -264,34 +264,34 @@ class RetryTopicMachine(RuleBasedStateMachine):
         self.runner.run(self._open(*how))
 
     async def _open(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
-        self.world = World(retry_topics, keep, ordering)
-        await self.world.start()
+        self.model = Model(retry_topics, keep, ordering)
+        await self.model.start()
 
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 4), seconds=SECONDS)
     def arrive(self, seed: int, count: int, seconds: float) -> None:
-        chance, world = Random(seed), self.world
+        chance, model = Random(seed), self.model
         for _ in range(count):
-            world.plans[len(world.logs[SOURCE])] = chance.choice(PLANS)
-            world.append(OutgoingRecord(SOURCE, chance.choice(KEYS), b"v", [("own", b"\x00")]))
+            model.plans[len(model.logs[SOURCE])] = chance.choice(PLANS)
+            model.append(OutgoingRecord(SOURCE, chance.choice(KEYS), b"v", [("own", b"\x00")]))
         self._pass(seconds)
 
     @rule(name=NAMES, writes=st.integers(1, 4), before=st.booleans(), for_seconds=st.sampled_from([0, 3, 6]))
     def doom(self, name: str, writes: int, before: bool, for_seconds: float) -> None:
-        self.world.processes[name].dies_in = (writes, before)
-        self.world.processes[name].stays_dead_seconds = for_seconds
+        self.model.processes[name].dies_in = (writes, before)
+        self.model.processes[name].stays_dead_seconds = for_seconds
 
     @rule(name=NAMES)
     def hand_over(self, name: str) -> None:
         self.runner.run(self._hand_over(name))
 
     async def _hand_over(self, name: str) -> None:
-        process = self.world.processes[name]
+        process = self.model.processes[name]
         places = [TopicPartition(topic, 0) for topic in process.topics]
-        revoke = asyncio.ensure_future(process.pump.on_revoked(places, Deadline(self.world.clock, 1e9)))
+        revoke = asyncio.ensure_future(process.pump.on_revoked(places, Deadline(self.model.clock, 1e9)))
         for _ in range(1000):
             if revoke.done() or process.dead:
                 break
-            await self.world.clock.advance(0.1)
+            await self.model.clock.advance(0.1)
         if revoke.done():
             process.commit_now(revoke.result())
         process.dead = True
@@ -301,56 +301,56 @@ class RetryTopicMachine(RuleBasedStateMachine):
 
     @rule(down=st.booleans(), seconds=SECONDS)
     def change(self, down: bool, seconds: float) -> None:
-        self.world.down = down
+        self.model.down = down
         self._pass(seconds)
 
     @invariant()
     def nothing_went_wrong(self) -> None:
-        if world := getattr(self, "world", None):
-            assert world.wrong == []
-            for process in world.processes.values():
+        if model := getattr(self, "model", None):
+            assert model.wrong == []
+            for process in model.processes.values():
                 assert process.pump.death is None
 
     def teardown(self) -> None:
         """Once everything works again every record ends, keys end with their last, and nothing waits."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "model"):
             return
         try:
             self.runner.run(self._heal())
             self.nothing_went_wrong()
-            world = self.world
-            assert {record.offset for record in world.ended} == {record.offset for record in world.logs[SOURCE]}
-            for topic in (SOURCE, *world.topics):
-                if log := world.logs[topic]:
-                    assert world.committed[TopicPartition(topic, 0)] == Committed(len(log))
-            if world.retry.keep_key_order:
-                self._check_keys(world)
+            model = self.model
+            assert {record.offset for record in model.ended} == {record.offset for record in model.logs[SOURCE]}
+            for topic in (SOURCE, *model.topics):
+                if log := model.logs[topic]:
+                    assert model.committed[TopicPartition(topic, 0)] == Committed(len(log))
+            if model.retry.keep_key_order:
+                self._check_keys(model)
         finally:
             self.runner.close()
 
     @staticmethod
-    def _check_keys(world: World) -> None:
+    def _check_keys(model: Model) -> None:
         for key in {*KEYS} - {None}:
-            if places := [record.offset for record in world.logs[SOURCE] if record.key == key]:
-                assert [record.offset for record in world.ended if record.key == key][-1] == places[-1]
-        waiting = {record.key: record.value for record in world.logs[BLOCKED]}
+            if places := [record.offset for record in model.logs[SOURCE] if record.key == key]:
+                assert [record.offset for record in model.ended if record.key == key][-1] == places[-1]
+        waiting = {record.key: record.value for record in model.logs[BLOCKED]}
         assert [place for place, value in waiting.items() if value is not None] == []
 
     async def _heal(self) -> None:
-        self.world.down, self.world.refused = False, ""
-        self.world.plans = dict.fromkeys(self.world.plans, 0)  # else the breaker is right to hold back dead letters
-        for process in self.world.processes.values():
+        self.model.down, self.model.refused = False, ""
+        self.model.plans = dict.fromkeys(self.model.plans, 0)  # else the breaker is right to hold back dead letters
+        for process in self.model.processes.values():
             process.dies_in = None
         for _ in range(40):
             if self._is_done():
                 break
             await self._go_on(10)
-        for process in self.world.processes.values():
+        for process in self.model.processes.values():
             await process.pump.stop()
 
     def _is_done(self) -> bool:
-        committed, logs = self.world.committed, self.world.logs
-        topics = [SOURCE, *self.world.topics]
+        committed, logs = self.model.committed, self.model.logs
+        topics = [SOURCE, *self.model.topics]
         return all(committed.get(TopicPartition(topic, 0), (0,))[0] == len(logs[topic]) for topic in topics)
 
     def _pass(self, seconds: float) -> None:
@@ -359,17 +359,17 @@ class RetryTopicMachine(RuleBasedStateMachine):
     async def _go_on(self, seconds: float) -> None:
         """Let records flow and time pass."""
         for _ in range(3):
-            for name, process in self.world.processes.items():
-                if process.dead and self.world.clock.time() >= process.died_at + process.stays_dead_seconds:
+            for name, process in self.model.processes.items():
+                if process.dead and self.model.clock.time() >= process.died_at + process.stays_dead_seconds:
                     await self._revive(name)
-                self.world.processes[name].fetch()
-            await self.world.clock.advance(seconds / 3)
+                self.model.processes[name].fetch()
+            await self.model.clock.advance(seconds / 3)
 
     async def _revive(self, name: str) -> None:
         """Have another process take the place of one that died, knowing what Kafka knows."""
-        await self.world.processes[name].pump.stop()
-        self.world.processes[name] = Process(self.world, name)
-        await self.world.processes[name].start()
+        await self.model.processes[name].pump.stop()
+        self.model.processes[name] = Process(self.model, name)
+        await self.model.processes[name].start()
 
 
 TestRetryTopicMachine = RetryTopicMachine.TestCase
@@ -381,15 +381,15 @@ class CalmRetryTopicMachine(RetryTopicMachine):
 
     doom = hand_over = None  # type: ignore[assignment]
 
-    @rule(name=st.sampled_from(["", "source", "topics"]), seconds=SECONDS)
+    @rule(name=st.sampled_from(["", "source", "retry"]), seconds=SECONDS)
     def refuse(self, name: str, seconds: float) -> None:
-        self.world.refused = name
+        self.model.refused = name
         self._pass(seconds)
 
     @invariant()
     def nothing_is_delivered_twice(self) -> None:
-        if world := getattr(self, "world", None):
-            offsets = [record.offset for record in world.ended]
+        if model := getattr(self, "model", None):
+            offsets = [record.offset for record in model.ended]
             assert len(offsets) == len({*offsets}), offsets
 
 

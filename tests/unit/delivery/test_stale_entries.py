@@ -24,15 +24,15 @@ from headrace.testing import ManualClock
 from tests.memory_table import memory_table
 
 BLOCKED = "blocked"
-SOURCE, TIER = TopicPartition("t", 0), TopicPartition("g.retry.10s", 0)
+SOURCE, RETRY_TOPIC = TopicPartition("t", 0), TopicPartition("g.retry.10s", 0)
 
 
-class World:
+class Model:
     """Kafka, which keeps the order of writes, a destination, and the pumps of a consumer and its retry topic."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.clock = ManualClock()
-        self.logs: dict[str, list[Record]] = {BLOCKED: [], TIER.topic: []}
+        self.logs: dict[str, list[Record]] = {BLOCKED: [], RETRY_TOPIC.topic: []}
         self.records = [Record(*SOURCE, offset, 0, key, b"v") for offset, key in enumerate(keys)]
         self.delivered: list[int] = []
         self.writes: list[tuple[float, bool]] = []
@@ -87,10 +87,10 @@ class World:
         return len(self.logs[BLOCKED])
 
     async def ends(self) -> dict[TopicPartition, int]:
-        return {TIER: len(self.logs[TIER.topic])}
+        return {RETRY_TOPIC: len(self.logs[RETRY_TOPIC.topic])}
 
     async def committed(self) -> dict[TopicPartition, int]:
-        return {TIER: self.retries.lanes[TIER].tracker.frontier}
+        return {RETRY_TOPIC: self.retries.lanes[RETRY_TOPIC].tracker.frontier}
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.delivered += [record.offset for record in delivery.records]
@@ -103,9 +103,9 @@ class World:
         pass
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        if partition == TIER:
+        if partition == RETRY_TOPIC:
             self.fed = to.offset
-            self.retries.on_assigned({TIER: epoch + 1}, {TIER: to})
+            self.retries.on_assigned({RETRY_TOPIC: epoch + 1}, {RETRY_TOPIC: to})
         else:
             self.assign(epoch + 1, to.offset)
         return True
@@ -118,11 +118,11 @@ class World:
 
     @contextlib.asynccontextmanager
     async def running(self, offset: int) -> AsyncIterator[None]:
-        """Read the source from an offset on, and end what is stale."""
+        """Read the source from an offset on, and remove stale entries."""
         service = StaleEntries("s", self.blocked, self.pump.lanes, self.ends, self.committed, self.clock, 30.0)
         for each in (self.pump, self.retries, service):
             await each.start()
-        self.retries.on_assigned({TIER: 1}, {})
+        self.retries.on_assigned({RETRY_TOPIC: 1}, {})
         self.assign(1, offset)
         yield
         for each in (service, self.retries, self.pump):
@@ -131,22 +131,22 @@ class World:
     async def pass_time(self, seconds: int) -> None:
         for _ in range(seconds // 5):
             await self.clock.advance(5)
-            log = self.logs[TIER.topic]
+            log = self.logs[RETRY_TOPIC.topic]
             if news := log[self.fed :]:
                 self.fed = len(log)
-                self.retries.on_records(TIER, self.retries.lanes[TIER].tracker.epoch, news)
+                self.retries.on_records(RETRY_TOPIC, self.retries.lanes[RETRY_TOPIC].tracker.epoch, news)
 
 
-async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> World:
-    """Write entries without copies, pass their records, begin to end the entries, and seek back in between."""
-    world = World(keys)
-    await world.blocked.block(world.records)
-    world.writes = [*writes]
-    async with world.running(len(keys)):
-        await world.clock.advance(90 + after)
-        world.assign(2, offset)
-        await world.pass_time(400)
-    return world
+async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]], after: float, offset: int) -> Model:
+    """Write entries without copies, commit past their records, and seek back while the entries are removed."""
+    model = Model(keys)
+    await model.blocked.block(model.records)
+    model.writes = [*writes]
+    async with model.running(len(keys)):
+        await model.clock.advance(90 + after)
+        model.assign(2, offset)
+        await model.pass_time(400)
+    return model
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,71 +160,71 @@ async def seek_back(keys: Sequence[bytes], writes: Sequence[tuple[float, bool]],
 @example(keys=[b"a"], writes=[(3.0, True)], after=0.5, back=0)
 @example(keys=[b"a", b"b"], writes=[(3.0, False), (3.0, False)], after=0.5, back=0)
 @example(keys=[b"a", b"a"], writes=[(0.0, False), (3.0, False)], after=0.5, back=0)
-def test_records_that_come_again_while_their_entries_are_ended_are_delivered(
+def test_records_read_again_while_their_entries_are_removed_are_delivered(
     keys: list[bytes], writes: list[tuple[float, bool]], after: float, back: int
 ) -> None:
-    """Whatever is under way or in doubt at the seek back: each record behind it is delivered, a key's in order."""
+    """Whatever is in flight at the seek back, each record behind it is delivered, those of a key in order."""
     back = min(back, len(keys) - 1)
-    world = asyncio.run(seek_back(keys, writes, after, back))
-    assert {*world.delivered} == {*range(back, len(keys))}
+    model = asyncio.run(seek_back(keys, writes, after, back))
+    assert {*model.delivered} == {*range(back, len(keys))}
     for key in {*keys}:
-        first = [o for o in dict.fromkeys(world.delivered) if keys[o] == key]
+        first = [o for o in dict.fromkeys(model.delivered) if keys[o] == key]
         assert first == sorted(first)
-    assert not [*world.blocked.entries()]
+    assert not [*model.blocked.entries()]
 
 
 async def test_a_key_stays_blocked_while_the_copy_of_its_record_waits() -> None:
-    """Its record is passed in its own topic, and the retry topic is not committed to its end."""
-    world = World([b"a"])
-    world.failing = {0}
-    async with world.running(0):
-        await world.pass_time(400)
-        assert [entry.offset for entry in world.blocked.entries()] == [0]
+    """Its own topic is committed past the record, and the retry topic is not committed to its end."""
+    model = Model([b"a"])
+    model.failing = {0}
+    async with model.running(0):
+        await model.pass_time(400)
+        assert [entry.offset for entry in model.blocked.entries()] == [0]
 
 
-async def test_a_key_stays_blocked_while_its_record_is_not_passed() -> None:
-    """Its entry is written, and its copy is not: the record is still to come."""
-    world = World([b"a"])
-    world.pump.pause(None, "paused")
-    await world.blocked.block(world.records)
-    async with world.running(0):
-        await world.pass_time(400)
-        assert [entry.offset for entry in world.blocked.entries()] == [0]
+async def test_a_key_stays_blocked_while_its_record_is_not_committed() -> None:
+    """Its entry is written, and its copy is not."""
+    model = Model([b"a"])
+    model.pump.pause(None, "paused")
+    await model.blocked.block(model.records)
+    async with model.running(0):
+        await model.pass_time(400)
+        assert [entry.offset for entry in model.blocked.entries()] == [0]
 
 
-async def test_a_seek_back_delivers_again_what_lies_before_a_record_that_waits() -> None:
-    """It was passed by a seek, or had ended: not delivered, it would count as ended because a later one waits."""
-    world = World([b"a", b"a", b"a", b"b"])
-    world.failing = {2}
-    async with world.running(1):
-        await world.clock.advance(50)
-        assert world.blocked.of(world.records[2])
-        world.failing.clear()
-        world.delivered.clear()
-        world.writes = [(0.0, True)]
-        seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
-        await world.clock.advance(0.5)
-        assert (world.delivered, seek.done()) == ([], False)
-        assert "blocked keys are not written" in world.pump.status().partitions[SOURCE].why
-        await world.pass_time(60)
+async def test_a_seek_back_delivers_the_records_before_one_that_waits() -> None:
+    """Otherwise it would count as completed, because a later record of its key waits."""
+    model = Model([b"a", b"a", b"a", b"b"])
+    model.failing = {2}
+    async with model.running(1):
+        await model.clock.advance(50)
+        assert model.blocked.of(model.records[2])
+        model.failing.clear()
+        model.delivered.clear()
+        model.writes = [(0.0, True)]
+        seek = asyncio.ensure_future(model.pump.seeks.seek(SOURCE, 0))
+        await model.clock.advance(0.5)
+        assert (model.delivered, seek.done()) == ([], False)
+        assert "failed to write blocked keys" in model.pump.status().partitions[SOURCE].why
+        await model.pass_time(60)
         assert await seek
-        assert sorted(world.delivered) == [0, 1, 2, 3]
-        assert [*world.blocked.entries()] == []
+        assert sorted(model.delivered) == [0, 1, 2, 3]
+        assert [*model.blocked.entries()] == []
 
 
-async def test_a_copy_of_before_a_seek_back_that_is_skipped_unblocks_no_key_of_now() -> None:
-    """The record has come again, failed again, and waits with another entry, which its new copy needs."""
-    world = World([b"a"])
-    world.failing = {0}
-    async with world.running(0):
-        await world.clock.advance(9)
-        seek = asyncio.ensure_future(world.pump.moves.seek(SOURCE, 0))
-        await world.clock.advance(9)
+async def test_a_skipped_copy_from_before_a_seek_unblocks_no_current_key() -> None:
+    """The record was read again, failed again, and waits with another entry, which its new copy needs."""
+    model = Model([b"a"])
+    model.failing = {0}
+    async with model.running(0):
+        await model.clock.advance(9)
+        seek = asyncio.ensure_future(model.pump.seeks.seek(SOURCE, 0))
+        await model.clock.advance(9)
         assert await seek
-        assert len(world.logs[TIER.topic]) == 2
-        world.failing.clear()
-        world.delivered.clear()
-        world.retries.on_records(TIER, 1, world.logs[TIER.topic])
-        skipped = asyncio.ensure_future(world.retries.moves.skip(TIER, 0, "it is old"))
-        await world.pass_time(30)
-        assert (await skipped, world.delivered) == ("skipped", [0])
+        assert len(model.logs[RETRY_TOPIC.topic]) == 2
+        model.failing.clear()
+        model.delivered.clear()
+        model.retries.on_records(RETRY_TOPIC, 1, model.logs[RETRY_TOPIC.topic])
+        skipped = asyncio.ensure_future(model.retries.seeks.skip(RETRY_TOPIC, 0, "it is old"))
+        await model.pass_time(30)
+        assert (await skipped, model.delivered) == ("skipped", [0])

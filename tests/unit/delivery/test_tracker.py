@@ -29,17 +29,17 @@ def test_another_epoch_is_ignored_and_counted() -> None:
 
 
 @pytest.mark.parametrize("offsets", [[2], [7], [2, 3]])
-def test_what_is_not_open_cannot_end(offsets: list[int]) -> None:
-    """Ending a record twice, or one that never came, is a defect and raises."""
+def test_a_record_that_is_not_in_flight_cannot_be_completed(offsets: list[int]) -> None:
+    """Completing a record twice, or one that was never received, is a defect."""
     tracker = AckTracker(1)
     tracker.delivered([2, 3])
     tracker.done([2], 1)
-    with pytest.raises(ValueError, match="not open"):
+    with pytest.raises(ValueError, match="not in flight"):
         tracker.done(offsets, 1)
 
 
 def test_offsets_must_rise() -> None:
-    """A source that goes backwards inside an epoch is a defect and raises."""
+    """A source that goes backwards within an epoch is a defect."""
     tracker = AckTracker(1)
     tracker.delivered([2, 3])
     with pytest.raises(ValueError, match="follows"):
@@ -47,7 +47,7 @@ def test_offsets_must_rise() -> None:
 
 
 def test_an_end_that_is_said_while_a_record_is_open_is_committed_when_it_has_ended() -> None:
-    """The client says it once; behind a transaction whose last record is in flight then, nothing more would come."""
+    """The client reports the end once, even while the last record of a transaction is in flight."""
     tracker = AckTracker(1)
     tracker.delivered([0, 1])
     assert not tracker.end_reached(3)
@@ -60,8 +60,8 @@ def test_an_end_that_is_said_while_a_record_is_open_is_committed_when_it_has_end
     assert offset_of(tracker) == 4
 
 
-def test_what_ended_too_far_ahead_for_a_map_comes_again() -> None:
-    """A commit is always possible: what raised here would end the process, and the next one that has the partition."""
+def test_records_completed_beyond_the_map_are_delivered_again() -> None:
+    """A commit must always fit: an error would end this process and each next owner."""
     tracker = AckTracker(1)
     tracker.delivered([5, 8, 24_004, 24_005, 30_000])
     tracker.done([8, 24_004, 24_005, 30_000], 1)
@@ -70,7 +70,7 @@ def test_what_ended_too_far_ahead_for_a_map_comes_again() -> None:
 
 
 def test_without_anything_done_above_the_frontier_there_is_no_map() -> None:
-    """Records that end in order cost no metadata."""
+    """Records that are completed in order need no metadata."""
     tracker = AckTracker(1, Committed(5))
     tracker.delivered([5, 6, 7])
     tracker.done([5, 6], 1)
@@ -78,7 +78,7 @@ def test_without_anything_done_above_the_frontier_there_is_no_map() -> None:
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """Compares the tracker with the plainest model: a set of open offsets."""
+    """Compares the tracker with a simple model: a set of offsets in flight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(part=st.floats(0, 1), twice=st.booleans())
     def restart(self, part: float, twice: bool) -> None:
-        """Somebody else takes up at the commit and sees the records again, up to any of them."""
+        """Another owner resumes at the commit and receives the records again, up to any of them."""
         committed = self.tracker.commit
         assert committed is not None
         self.end = min(self.end, committed.offset)  # what was not committed of it is said again
@@ -156,7 +156,7 @@ class TrackerMachine(RuleBasedStateMachine):
             assert commit == min(self.open)
         else:
             assert self.end <= commit <= self.next
-        assert self.tracker.open_records == len(self.open)
+        assert self.tracker.in_flight_records == len(self.open)
 
 
 TestTrackerMachine = TrackerMachine.TestCase

@@ -8,7 +8,7 @@ import pytest
 from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.outcomes import ACK, HELD, Outcome
+from headrace.delivery.outcomes import ACK, AWAITING_ACK, Outcome
 from headrace.delivery.policy import judge
 from tests.function_workers import Run, Write
 
@@ -81,8 +81,8 @@ async def test_one_response_without_acknowledgement_is_for_all_of_a_batch(write_
     """
     folder = write_function(code, trigger=batches(3, explicitAckMode="enable"), workerAllocationMode="static")
     async with running(folder) as function:
-        assert await function.deliver(b"all", b"a", b"b") == [HELD] * 3
-        assert await function.deliver(b"one", b"a", b"b") == [HELD, ACK, ACK]
+        assert await function.deliver(b"all", b"a", b"b") == [AWAITING_ACK] * 3
+        assert await function.deliver(b"one", b"a", b"b") == [AWAITING_ACK, ACK, ACK]
 
 
 async def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running: Run) -> None:

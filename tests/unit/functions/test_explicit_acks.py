@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.delivery.outcomes import ACK, HELD, NOT_BEGUN, Delivery
+from headrace.delivery.outcomes import ACK, AWAITING_ACK, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Deadline
@@ -43,11 +43,11 @@ async def test_handlers_of_every_kind_acknowledge(write_function: Write, running
     """Plain ones, asynchronous ones many at a time, and tasks in the background, also while the worker is idle."""
     async with running(write_function(code, **own())) as function:
         found = acknowledged(function)
-        assert await function.deliver(b"a", b"b", first=7) == [HELD, HELD]
+        assert await function.deliver(b"a", b"b", first=7) == [AWAITING_ACK, AWAITING_ACK]
         times = 20 if code is ASYNC else 1
         await function.until(lambda: len(found) == 2 * times)
         assert sorted(found) == [(P, 7)] * times + [(P, 8)] * times
-        assert await function.deliver(b"c", first=9) == [HELD]
+        assert await function.deliver(b"c", first=9) == [AWAITING_ACK]
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -111,8 +111,8 @@ async def test_what_a_record_waits_for_is_the_mode_and_the_header(
     """
     expected = {
         "disable": [ACK, ACK, ACK, ACK],
-        "enable": [HELD, HELD, ACK, ACK],
-        "explicitOnly": [HELD, HELD, HELD, HELD],
+        "enable": [AWAITING_ACK, AWAITING_ACK, ACK, ACK],
+        "explicitOnly": [AWAITING_ACK, AWAITING_ACK, AWAITING_ACK, AWAITING_ACK],
     }
     async with running(write_function(code, **own(mode))) as function:
         *replies, bad = await function.deliver(b"sdk", b"hand", b"no", b"a", b"bad")

@@ -239,7 +239,7 @@ async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
     world = World()
     world.consumer.committing = (P0,)
     await world.feed(P0, 1)
-    assert await world.pump.moves.skip(P0, 2, "bad") == "will be skipped"
+    assert await world.pump.seeks.skip(P0, 2, "bad") == "will be skipped"
     await world.feed(P0, 2)
     await world.clock.advance(1)
     assert world.consumer.sought == []
@@ -249,7 +249,7 @@ async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
     assert world.consumer.sought == [(P0, 3)]
     world.consumer.committing, world.consumer.most_looks = (P1,), 10_000
     await world.feed(P1, 4)
-    assert await world.pump.moves.skip(P1, 5, "bad") == "will be skipped"
+    assert await world.pump.seeks.skip(P1, 5, "bad") == "will be skipped"
     await world.feed(P1, 5)
     await world.clock.advance(60)
     assert world.consumer.rewound == [{P1: 2}], "nothing of it was committed or dropped: it begins again"

@@ -106,7 +106,7 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
         client.give(*(Message(P0, offset) for offset in range(10, 30)), truncated(P0))
         if on_gap == "stop":
             await member.until(
-                lambda: "offsets 20 to 29 (10) are no longer" in pump.moves.member.trouble(P0), "the gap"
+                lambda: "offsets 20 to 29 (10) are no longer" in pump.seeks.member.trouble(P0), "the gap"
             )
             assert client.assigned[P0] == 10
         else:

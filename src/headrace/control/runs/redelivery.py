@@ -361,9 +361,9 @@ class PartitionRedelivery:
         return [item for item, _ in over]
 
     def _report(self, records: Sequence[Record], how: Outcome, replies: Sequence[Reply] = ()) -> None:
-        if records and (on_ended := self._consumer.pump.hooks.on_ended):
+        if records and (on_completed := self._consumer.pump.hooks.on_completed):
             size_bytes = sum([record.size_bytes for record in records])
-            on_ended(records, size_bytes, how, replies, self._delivery.replay)
+            on_completed(records, size_bytes, how, replies, self._delivery.replay)
 
     def _leave(self, items: Sequence[Restored], why: str) -> list[Restored]:
         self._done.left += len(items)

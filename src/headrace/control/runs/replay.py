@@ -202,16 +202,16 @@ class ReplayJob:
             delivery=delivery.model_copy(update={"retry": retry}),
             clock=self._context.clock,
             shares_with=target.pump if target else None,
-            hooks=PumpHooks(on_ended=self._on_ended, replay=job),
+            hooks=PumpHooks(on_completed=self._on_completed, replay=job),
         )
 
-    def _on_ended(
+    def _on_completed(
         self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
         """Report records that have ended as those of the target; dead letters as the records they were."""
-        if self._target and (on_ended := self._target.pump.hooks.on_ended):
+        if self._target and (on_completed := self._target.pump.hooks.on_completed):
             records = [restored(record) for record in records] if self._restored else records
-            on_ended(records, size_bytes, how, replies, replay)
+            on_completed(records, size_bytes, how, replies, replay)
 
     def _selects(self, record: Record) -> bool:
         headers = record.headers

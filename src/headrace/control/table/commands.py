@@ -107,7 +107,7 @@ class Commands:
             OffsetsKeptElsewhere: The backend keeps the group's offsets.
             TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
         """
-        member = consumer.pump.moves.member
+        member = consumer.pump.seeks.member
         if member and member.keeps_offsets_elsewhere:
             raise OffsetsKeptElsewhere(group=consumer.group)
         partitions = await self._partitions(consumer, request)

@@ -296,9 +296,9 @@ class ConsumerControl(Reconciler):
         try:
             if command.action == "seek":
                 facts["from"] = lane.tracker.frontier
-                outcome = "sought" if await pump.moves.seek(partition, command.offset) else "not assigned"
+                outcome = "sought" if await pump.seeks.seek(partition, command.offset) else "not assigned"
             else:
-                outcome = await pump.moves.skip(partition, command.offset, str(entry.get("reason", "")))
+                outcome = await pump.seeks.skip(partition, command.offset, str(entry.get("reason", "")))
         except RequestError as error:
             outcome, facts["why"] = "refused", error.description
         if outcome == "sought":  # a seek ends the skips that wait for their record

@@ -98,8 +98,8 @@ def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
     counts = SimpleNamespace(read=lambda: {"given_up": 1, "delivered": 2})
     status = PumpStatus(partitions, BreakerStatus("open", 1_000_060.0, "it answers 503"))
     settings = SettingsInForce(None, 100, 102_400, 0.0, 64)
-    moves = SimpleNamespace(member=None)
-    return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, moves=moves)
+    seeks = SimpleNamespace(member=None)
+    return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, seeks=seeks)
 
 
 def made() -> tuple[RunningConsumer, Wheel, Cluster, ConsumerStatuses]:
@@ -203,7 +203,7 @@ def test_partitions_of_several_topics_need_the_topic() -> None:
 def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     """Nobody waits for what cannot be."""
     consumer, wheel, _, _ = made()
-    consumer.pumps[0].moves.member = SimpleNamespace(keeps_offsets_elsewhere=True)
+    consumer.pumps[0].seeks.member = SimpleNamespace(keeps_offsets_elsewhere=True)
     commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
     with pytest.raises(OffsetsKeptElsewhere):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))

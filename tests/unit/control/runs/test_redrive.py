@@ -444,7 +444,7 @@ def test_nothing_is_sent_while_it_cannot_be_saved_as_ended(fake: FakeKafka, monk
 
     monkeypatch.setattr(fake, "produce", refused)
     for _ in range(3):
-        with pytest.raises(KafkaUnauthorized, match="not written to _headrace-redriven: no right Write"):
+        with pytest.raises(KafkaUnauthorized, match="failed to write ended dead letters to _headrace-redriven: no right Write"):
             run(fake)
     assert fake.values == []
 
@@ -453,7 +453,7 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
     """Foreign records stop a redrive with partition and offset."""
     fake.letter(1)
     fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])
-    with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is no dead letter"):
+    with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is not a dead letter"):
         run(fake)
     assert fake.produced == []
 

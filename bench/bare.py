@@ -28,7 +28,7 @@ import confluent_kafka
 import msgspec
 import uvloop
 
-from headrace.sidecar.reactive.client import Client
+from headrace.sidecar.reactive.client import BackendClient
 
 PER_POST = {"post": (100, 8), "post-one": (1, 64)}
 """Records of a request, and requests in flight."""
@@ -186,7 +186,7 @@ async def post(what: str, servers: str, topic: str, records: int, port: int) -> 
     per_post, in_flight = PER_POST[what]
     capacity = asyncio.Semaphore(in_flight)
     seen, start, tasks = 0, 0.0, set()
-    client = Client(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_response_bytes=1_048_576)
+    client = BackendClient(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_response_bytes=1_048_576)
     json_type = [("Content-Type", "application/json")]
 
     async def send(body: bytes) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.errors import DestinationUnavailable
-from headrace.sidecar.reactive.client import Client
+from headrace.sidecar.reactive.client import BackendClient
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -100,7 +100,7 @@ def always(*responses: bytes, then: str = "keep") -> Any:
 
 @contextlib.contextmanager
 def client_for(url: str, *, seconds: float = AMPLE, limit: int = 1_048_576, **more: Any) -> Any:
-    client = Client(url, timeout_seconds=seconds, max_response_bytes=limit, **more)
+    client = BackendClient(url, timeout_seconds=seconds, max_response_bytes=limit, **more)
     try:
         yield client
     finally:
@@ -134,7 +134,7 @@ async def end_all(server: asyncio.Server, tasks: Iterable[Any], ends: Iterable[a
     await asyncio.sleep(0.01)
 
 
-async def why_not(client: Client, body: bytes = b"x") -> str:
+async def why_not(client: BackendClient, body: bytes = b"x") -> str:
     """Post, and return what is said of the response that does not come."""
     with pytest.raises(DestinationUnavailable) as failed:
         await client.post(body)

@@ -42,7 +42,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.runtime import RestartedServices, Service
 from headrace.runtime.tls import ClientTlsFiles
-from headrace.sidecar.reactive.client import ask_offset
+from headrace.sidecar.reactive.client import get_offset
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
@@ -144,7 +144,7 @@ class Assembly:
         dead_letters = self._dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
         offsets_of = (
-            functools.partial(ask_offset, destination.client, backend.offsets_path) if backend.offsets_path else None
+            functools.partial(get_offset, destination.client, backend.offsets_path) if backend.offsets_path else None
         )
         hooks = PumpHooks(on_completed=context.on_completed("REACTIVE_CONSUMER", reactive.group))
         pump, retry_pump, retries = self._pumps(

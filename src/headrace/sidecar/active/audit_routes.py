@@ -34,21 +34,21 @@ class AuditedResult(msgspec.Struct, rename="camel"):
 
     record: AuditedRecord | None = None
     consumer_record: AuditedRecord | None = None
-    """The same, by the name in the light-4j sidecar's document."""
+    """The same, under its name in the light-4j sidecar's document."""
     processed: bool | None = None
-    """Anything but `true` is a failure."""
+    """Any value other than `true` is a failure."""
     key: Annotated[str, Meta(max_length=10_000)] | int | float | None = None
     correlation_id: Id | None = None
     traceability_id: Id | None = None
     timestamp: Offset | None = None
-    """Milliseconds; now, if it is not given."""
+    """Milliseconds since the epoch; by default now."""
 
 
 _decode: Final = msgspec.json.Decoder(list[AuditedResult]).decode
 
 
 class AuditEndpoints:
-    """Reports in the audit how clients processed the records that they fetched."""
+    """Writes to the audit how clients processed the records that they fetched."""
 
     def __init__(self, audit: Audit | None, max_results: int) -> None:
         self._audit = audit
@@ -72,7 +72,7 @@ class AuditEndpoints:
         for topic in {one.topic for one in reported}:
             require(call.scope, (READ, WRITE), "consume", topic)
         if self._audit is None:
-            raise AuditNotTaken("audit.to is none here: set it to file or topic")
+            raise AuditNotTaken("audit.to is none; set it to file or topic")
         return self._audit.reported(reported)
 
 
@@ -83,14 +83,16 @@ def _results(body: bytes) -> list[AuditedResult]:
         text = str(cause)[:_CAUSE_CHARACTERS]  # it may quote the body
         index = _INDEX.search(text)
         raise AuditNotTaken(
-            f"the body is no array of results, nothing is audited: {text}", index=int(index[1]) if index else None
+            f"the body is not an array of results, nothing was audited: {text}", index=int(index[1]) if index else None
         ) from cause
 
 
 def _reported(index: int, result: AuditedResult) -> ClientReport:
     record = result.record or result.consumer_record
     if record is None:
-        raise AuditNotTaken(f"result {index} has no record, nothing is audited: send it as it was fetched", index=index)
+        raise AuditNotTaken(
+            f"result {index} has no record, nothing was audited; send the record as it was fetched", index=index
+        )
     headers = record.headers or {}
     return ClientReport(
         record.topic,

@@ -1,4 +1,4 @@
-"""Records of one instance that were fetched and not delivered yet."""
+"""Records of one instance that were fetched and not delivered."""
 
 import itertools
 import operator
@@ -9,23 +9,23 @@ from typing import Final
 from headrace.records import Record, TopicPartition
 
 Received = Callable[[], Awaitable[bool]]
-"""Returns whether a client has received a response that was written."""
+"""Returns whether a client has received a response."""
 _PARTITION: Final = operator.attrgetter("topic", "partition")
 
 
 async def arrived() -> bool:
-    """Return that a response which was written counts as received."""
+    """Return that a response counts as received once it is written."""
     return True
 
 
 def runs_of(records: Iterable[Record]) -> Iterator[tuple[TopicPartition, list[Record]]]:
-    """Yield neighbours of the same partition together."""
+    """Yield adjacent records of the same partition together."""
     for partition, run in itertools.groupby(records, _PARTITION):
         yield TopicPartition(*partition), list(run)
 
 
 class RecordBuffer:
-    """Keeps records per partition in the order of their offsets. Partitions take turns at the head of a read."""
+    """Holds records per partition, in the order of their offsets. Partitions take turns to come first in a read."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -36,11 +36,11 @@ class RecordBuffer:
 
     @property
     def first_offsets(self) -> dict[TopicPartition, int]:
-        """The first offset that waits in each partition."""
+        """The first buffered offset of each partition."""
         return {partition: records[0].offset for partition, records in self._partitions.items() if records}
 
     def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
-        """Append records that follow those of the same partition."""
+        """Append records behind those of the same partition."""
         self._partitions.setdefault(partition, deque()).extend(records)
         self.records += len(records)
         self.size_bytes += sum([record.size_bytes for record in records])
@@ -53,7 +53,7 @@ class RecordBuffer:
             self.size_bytes -= sum([record.size_bytes for record in dropped])
 
     def take(self, max_bytes: int, max_records: int) -> list[Record]:
-        """Remove and return the next records of one partition; a first one of more than `max_bytes` comes alone."""
+        """Remove and return the next records; a first record above `max_bytes` is returned alone."""
         taken: list[Record] = []
         size = 0
         full = False
@@ -74,7 +74,7 @@ class RecordBuffer:
         return taken
 
     def put_back(self, records: Sequence[Record]) -> None:
-        """Put records that were taken in front of what is there; in the order in which they were taken."""
+        """Put back records that were taken, in the same order and before the others."""
         for record in reversed(records):
             self._partitions.setdefault(record.topic_partition, deque()).appendleft(record)
             self.size_bytes += record.size_bytes
@@ -82,7 +82,7 @@ class RecordBuffer:
 
 
 class Read:
-    """The records of one read, until its response is written or has failed."""
+    """The records of one read, until its response was written or has failed."""
 
     def __init__(
         self,
@@ -90,19 +90,19 @@ class Read:
         assignments: Mapping[TopicPartition, str],
         end: Callable[[int, Received | None], None],
     ) -> None:
-        """Take what is called once with the number of records that were sent, and what tells whether they arrived."""
+        """Take `end`: it is called once, with the number of records that were sent and how to check their arrival."""
         self.records = records
         self.assignments = assignments
-        """Name the assignment of each partition to clients."""
+        """The name of each partition's assignment, for clients."""
         self._end = end
         self._ended = False
 
     def end(self, sent: int, received: Received | None = arrived) -> None:
-        """End the read: the first records were sent, the others return to the buffer. Only one call counts.
+        """End the read: the first records were sent, the others return to the buffer. Only the first call counts.
 
         Args:
             sent: How many.
-            received: Tells later whether the client has received them; without it, the client must name them.
+            received: Returns later whether the client has received them; if None, the client must name them.
         """
         if not self._ended:
             self._ended = True

@@ -1,4 +1,4 @@
-"""`/consumers/deadLetter/active`: clients fetch dead letters, and write those that they cannot process either.
+"""`/consumers/deadLetter/active`: clients fetch dead letters, and write records that they cannot process.
 
 Source: light-4j kafka-sidecar, its handlers of these operations.
 """
@@ -47,9 +47,9 @@ class ActiveReplayQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Which dead letters to fetch."""
 
     group: str = GROUP
-    """Consumer group that keeps how far they were fetched."""
+    """Consumer group whose offsets store how far they were fetched."""
     topic: str | None = None
-    """Origin topics, with commas between; by default those of the reactive consumers."""
+    """Origin topics, separated by commas; by default those of the reactive consumers."""
     timeout: int | None = None
     """How long to wait for dead letters, in milliseconds."""
 
@@ -72,7 +72,7 @@ class FailedResult(msgspec.Struct, rename="camel"):
 
     record: FailedRecord | None = None
     consumer_record: FailedRecord | None = None
-    """The same, by the name in the light-4j sidecar's document."""
+    """The same, under its name in the light-4j sidecar's document."""
     key: str | None = None
     """Key of the dead letter."""
     stacktrace: str | None = None
@@ -95,7 +95,7 @@ class WrittenDeadLetter(msgspec.Struct, rename="camel"):
 _split: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode: Final = msgspec.json.Decoder(FailedResult).decode
 _SLICE: Final = 50
-"""Results of one turn of the loop."""
+"""Results that are handled before other work gets a turn."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,7 +111,7 @@ class ActiveDeadLetterEndpoints:
     _ensure: Callable[[str, str], Awaitable[None]] | None
     """Creates a dead letter topic."""
     _name: str = INSTANCE
-    """Of instances."""
+    """The name of instances."""
 
     def __post_init__(self) -> None:
         self._writer = DeadLetterTopic("{topic}.dlq", self._produce, self._ensure)
@@ -136,7 +136,7 @@ class ActiveDeadLetterEndpoints:
         origins = named or [topic for one in self._reactive() for topic in one.topics]
         if not origins:
             raise errors.InvalidTopicName(
-                "no reactive consumer here names a topic: name the origin topics as topic=a,b"
+                "no reactive consumer of this process names a topic; name the origin topics as topic=a,b"
             )
         topics = sorted({self._dead_letters_of(origin) for origin in origins})
         for topic in topics:
@@ -176,11 +176,14 @@ class ActiveDeadLetterEndpoints:
         try:
             texts = _split(call.body)
         except (msgspec.MsgspecError, RecursionError) as cause:
-            text = f"the body is no array of results, so nothing is written: {str(cause)[:200]}"
+            text = f"the body is not an array of results, nothing was written: {str(cause)[:200]}"
             raise errors.DeadLetterNotTaken(text) from None
         if len(texts) > _MOST_RECORDS:
-            raise errors.TooManyRecords(f"{len(texts)} results are sent, and {_MOST_RECORDS} are the most: send fewer")
-        outgoing, origins = [], set()
+            raise errors.TooManyRecords(
+                f"{len(texts)} results exceed the limit of {_MOST_RECORDS} per request; send fewer"
+            )
+        outgoing = []
+        origins = set()
         for index, each in enumerate(texts):
             if index % _SLICE == _SLICE - 1:
                 await next_slice()
@@ -188,11 +191,11 @@ class ActiveDeadLetterEndpoints:
                 result = _decode(each)
                 record = result.record or result.consumer_record
                 if record is None:
-                    raise ValueError("it has no record: send it as it was fetched")
+                    raise ValueError("it has no record; send the record as it was fetched")
                 require(call.scope, _ACCESS, "consume", check_topic(record.topic))
                 outgoing.append(await self._dead_letter(result, record))
             except (msgspec.MsgspecError, RecursionError, ValueError, errors.FormatError) as cause:
-                text = f"result {index} is not usable, so nothing is written: {str(cause)[:300]}"
+                text = f"result {index} is not valid, nothing was written: {str(cause)[:300]}"
                 raise errors.DeadLetterNotTaken(text, index=index) from cause
             origins.add(record.topic)
         for topic in origins:
@@ -209,13 +212,23 @@ class ActiveDeadLetterEndpoints:
         ]
 
     async def _dead_letter(self, result: FailedResult, record: FailedRecord) -> OutgoingRecord:
-        topic, headers, now = record.topic, _headers_of(record), time.time()
-        partition, offset, first = TopicPartition(topic, record.partition), record.offset, now
-        consumer, attempts = self._consumer_of(topic), 1
-        group, origin = consumer.group if consumer else "", origin_of(headers)
-        if origin and self._dead_letters_of(origin.partition.topic) == topic:  # it was fetched, and failed again
-            partition, offset, attempts = origin.partition, origin.offset, origin.attempts + 1
-            group, first = origin.group, parse_time(origin.text("first_failure")).timestamp()
+        topic = record.topic
+        headers = _headers_of(record)
+        now = time.time()
+        consumer = self._consumer_of(topic)
+        origin = origin_of(headers)
+        if origin and self._dead_letters_of(origin.partition.topic) == topic:  # a dead letter that failed again
+            partition = origin.partition
+            offset = origin.offset
+            attempts = origin.attempts + 1
+            group = origin.group
+            first = parse_time(origin.text("first_failure")).timestamp()
+        else:
+            partition = TopicPartition(topic, record.partition)
+            offset = record.offset
+            attempts = 1
+            group = consumer.group if consumer else ""
+            first = now
         own = {name: value for name, value in headers if not is_reserved(name) and name != STACK_TRACE}
         ids = {"X-Correlation-Id": result.correlation_id, "X-Traceability-Id": result.traceability_id}
         own |= {name: text.encode() for name, text in ids.items() if text is not None}
@@ -226,7 +239,7 @@ class ActiveDeadLetterEndpoints:
         return OutgoingRecord(self._dead_letters_of(topic), key, await self._value(record, partition.topic), history)
 
     async def _value(self, record: FailedRecord, origin: str) -> bytes | None:
-        """Return the bytes that a value had, in the format in which the client fetched it."""
+        """Return the stored bytes of a value, encoded in the format in which the client fetched it."""
         if record.raw_value is not None:
             return base64.b64decode(record.raw_value, validate=True)
         if record.value is msgspec.UNSET or bytes(record.value) == b"null":
@@ -254,7 +267,8 @@ class ActiveDeadLetterEndpoints:
         return formats.key_format, formats.value_format
 
     async def _instance(self, group: str, origin: str, scope: Scope) -> ActiveInstance:
-        owner, settings = owner_of(scope), self._settings
+        owner = owner_of(scope)
+        settings = self._settings
         with contextlib.suppress(errors.InstanceNotFound):
             return self._instances.use(group, self._name, owner)
         key_format, value_format = self._formats_of(origin)

@@ -1,12 +1,12 @@
 """One instance: a member of a group, or a reader of assigned partitions, on behalf of a client.
 
-A record is sent when the response of a read was written completely. Before, it returns to the buffer. It is delivered
-when its client has received it, or has named it; else it is read again. Only delivered records are committed: by
+A record is sent when the response of a read was written completely. If that fails, it returns to the buffer. It is
+delivered when its client has received or named it; else it is read again. Only delivered records are committed: by
 `commit`, or with auto commit when the next read confirms them.
 
-What is delivered is decided in three steps. `Read.end` counts what was sent, and takes the function that tells the rest
-later. In the process with the client's connection that is `Arrival.received` of `http/arrival.py`, which looks at the
-connection. Behind another process it is the confirmation that `http/forwarding.py` passes on.
+`Read.end` counts what was sent, and takes a function that later returns whether it was received. In the process with
+the client's connection that is `Arrival.received` of `http/arrival.py`, which checks the connection. Behind another
+process it is the confirmation that `http/forwarding.py` passes on.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _JOIN_SECONDS: Final = 10.0
 _NOWHERE: Final[Offsets] = {}
 
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
-"""Takes records that the client of an instance has received, at least one."""
+"""Takes the records that the client of an instance has received; at least one."""
 
 
 class ActiveInstance(Service, Listener):
@@ -49,11 +49,11 @@ class ActiveInstance(Service, Listener):
         self._clock = clock
         self._on_delivered = on_delivered
         self.last_used = clock.monotonic()
-        """Of its client, in seconds of the monotonic clock."""
+        """When its client last used it, in seconds of the monotonic clock."""
         self._arrived = asyncio.Event()
-        """Set when a read may have something to answer."""
+        """Set when a read may have something to return."""
         self.membership = InstanceMembership(self.name, spec, admin, clock, self, self._arrived)
-        """What it reads, and its consumer."""
+        """Its topics or partitions, and its consumer."""
         # Of the assigned partitions
         self._buffer = RecordBuffer()
         self._positions = PartitionPositions()
@@ -61,7 +61,7 @@ class ActiveInstance(Service, Listener):
         self.turn = ReadTurn(self.name)
         """Whose turn it is to read."""
         self._received: Received | None = None
-        """Tells whether the client has received the last response that was written; None if only it can say so."""
+        """Returns whether the client has received the last response; None if only the client can tell."""
         self._settling = asyncio.Lock()
 
     @property
@@ -77,7 +77,7 @@ class ActiveInstance(Service, Listener):
 
     @property
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """The next offset to deliver of its partitions, where it is known: of the others nothing was fetched."""
+        """The next offset to deliver of each partition; partitions of which nothing was fetched are left out."""
         return {**self._buffer.first_offsets, **{partition: at for partition, (at, _) in self.positions.items()}}
 
     @property
@@ -90,11 +90,11 @@ class ActiveInstance(Service, Listener):
             self.keep(lambda: self._commit_confirmed(seconds), "auto commit")
 
     def end_reads(self) -> None:
-        """Answer a waiting read with what is there, and end a stream. Nothing is read any more."""
+        """Let a waiting read return what is there, and end a stream; later reads return nothing."""
         self.membership.end()
 
     async def drain(self, deadline: Deadline) -> None:
-        """Answer a waiting read with what is there, commit what was confirmed, and leave the group."""
+        """Let a waiting read return what is there, commit what was confirmed, and leave the group."""
         self.membership.end()
         await self.membership.close(deadline)
         self._drop(list(self._positions))
@@ -104,21 +104,21 @@ class ActiveInstance(Service, Listener):
         await super().stop()
 
     async def unsubscribe(self) -> None:
-        """Read nothing, and leave the group."""
+        """Stop reading, and leave the group."""
         await self.membership.unsubscribe(Deadline(self._clock, COMMAND_SECONDS))
         self._drop(list(self._positions))
 
     async def read(self, *, max_bytes: int, max_records: int, wait_seconds: float, stream: object = None) -> Read:
-        """Return the next records: as soon as the least bytes are there, or when the wait ends.
+        """Return the next records as soon as the minimum of bytes is there, or when the wait ends.
 
         Raises:
-            InstanceBusy: Another read is not answered yet.
+            InstanceBusy: Another read is in progress.
             InstanceState: It has neither a subscription nor an assignment.
-            OffsetNotCommitted, PositionOutOfRange: Partitions wait for a seek. Said at once and once, and later when
-                nothing else waits.
-            TopicRecreated: A topic begins again. Said once.
-            TopicNotFound: A topic does not exist; nothing else waits.
-            KafkaError, ReadFailed: Kafka refuses the group or a partition, or does not answer; nothing else waits.
+            OffsetNotCommitted, PositionOutOfRange: Partitions wait for a seek. Raised once at once, and later by
+                reads that find no records.
+            TopicRecreated: A topic was deleted and created again. Raised once.
+            TopicNotFound: A topic does not exist, and there are no records.
+            KafkaError, ReadFailed: Kafka refuses the group or a partition, or does not respond; there are no records.
         """
         # 1. One read at a time.
         if stream is None:
@@ -126,24 +126,25 @@ class ActiveInstance(Service, Listener):
         self.turn.check(stream)
         if self.membership.reads is None:
             raise errors.InstanceState(
-                f"instance {self.name} reads nothing: subscribe it to topics, or assign partitions"
+                f"instance {self.name} reads nothing; subscribe it to topics, or assign partitions"
             )
         self.turn.begin()
         try:
-            # 2. What the last read has sent was delivered, or is read again; auto commit takes what was delivered.
+            # 2. What the last read sent was delivered, or is read again; auto commit takes what was delivered.
             await self._settle()
             if stream is None:
                 await self._send_again()
             if self.spec.auto_commit_seconds:
                 self._positions.confirm()
-            # 3. Wait for the least bytes, and then a moment for more.
-            until, linger = asyncio.get_running_loop().time() + wait_seconds, self.spec.linger_seconds
+            # 3. Wait for the minimum of bytes, and then a moment for more.
+            until = asyncio.get_running_loop().time() + wait_seconds
+            linger = self.spec.linger_seconds
             most = min(max_bytes, self.spec.buffer_bytes // 2)
             await self._wait(min(self.spec.min_bytes, most), max_records, until)
             if linger and self._buffer.records:
                 until = min(until, asyncio.get_running_loop().time() + linger)
                 await self._wait(most, max_records, until)
-            # 4. What is wrong comes first when it is new, and else when there are no records.
+            # 4. A new problem is raised first; an old one only if there are no records.
             if self.membership.has_new_problems or not self._buffer.records:
                 self.membership.raise_problem(self._positions)
             records = self._buffer.take(max_bytes, max_records)
@@ -155,7 +156,7 @@ class ActiveInstance(Service, Listener):
             raise
 
     async def _wait(self, size_bytes: int, records: int, until: float) -> None:
-        """Wait for bytes or records until a time of the loop, or until there is something else to answer."""
+        """Wait for bytes or records until a time of the loop, or until a problem or the end of the instance."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while not self.membership.is_closed and not self.membership.has_new_problems:
@@ -172,21 +173,23 @@ class ActiveInstance(Service, Listener):
         count: int,
         received: Received | None,
     ) -> None:
-        """Count the first records as sent, and put the others back, where the assignment still lasts."""
+        """Count the first records as sent, and put the others back if their assignment still lasts."""
         self.turn.end()
         self.last_used = self._clock.monotonic()
         if count:
             self._received = received
             self._on_delivered(self, records[:count])
         # 1. What was not sent returns, unless its partition was revoked or sought meanwhile.
-        positions, consumer = self._positions, self.membership.consumer
+        positions = self._positions
+        consumer = self.membership.consumer
         current = {partition for partition, one in before.items() if positions.get(partition) is one}
         self._buffer.put_back([record for record in records[count:] if record.topic_partition in current])
         for partition, run in runs_of(records[:count]):
-            first, end, now = run[0].offset, run[-1].offset + 1, positions.get(partition)
+            end = run[-1].offset + 1
+            now = positions.get(partition)
             if partition in current and consumer:
-                # 2. What was sent may arrive, and its bytes may be fetched again.
-                before[partition].count_sent(first, end)
+                # 2. What was sent may arrive; its bytes leave the buffer, so the consumer may fetch more.
+                before[partition].count_sent(run[0].offset, end)
                 positions.revoked.pop(partition, None)
                 consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
             elif now is None or now.assignment != before[partition].assignment:
@@ -195,7 +198,7 @@ class ActiveInstance(Service, Listener):
         self._forget_revoked()
 
     async def _settle(self) -> None:
-        """Count the last response as delivered if its client has received it, else read its records again."""
+        """Count the last response as delivered if its client has received it; else read its records again."""
         async with self._settling:
             if received := self._received:
                 if await received():
@@ -205,7 +208,7 @@ class ActiveInstance(Service, Listener):
                 self._received = None
 
     async def _send_again(self, targets: Offsets = _NOWHERE) -> None:
-        """Read again what may not have arrived, and other partitions at these offsets."""
+        """Read again what may not have arrived, and read other partitions from these offsets."""
         offsets = self._positions.in_doubt | {p: at for p, at in targets.items() if p in self._positions}
         before = dict(self._positions)
         while offsets and (gone := {*await self._move(offsets)}):
@@ -216,12 +219,13 @@ class ActiveInstance(Service, Listener):
         """Commit what a client names, or what was delivered, and return it.
 
         Raises:
-            CommitRefused: Partitions are not assigned to this instance any more, or anew, or the offset would go back.
-            InstanceState: None is named, and what was sent last went out on a stream.
+            CommitRefused: Partitions were revoked, or revoked and assigned again, or the offset would go back.
+            InstanceState: None is named, and the last records were sent on a stream.
             KafkaTimeout: No acknowledgement arrived. The commit is repeated while the partitions are assigned.
         """
-        # 1. Of what is named or delivered, a part may be refused; the rest is committed.
-        positions, consumer = self._positions, self.membership.consumer
+        # 1. A part may be refused; the rest is committed.
+        positions = self._positions
+        consumer = self.membership.consumer
         if processed is None:
             await self._settle()
             processed = positions.to_commit()
@@ -229,16 +233,18 @@ class ActiveInstance(Service, Listener):
         offsets = newest([one for one in processed if one not in refused])
         before = dict(positions)
         if offsets and consumer:
-            # 2. Partitions may be revoked while Kafka is waited for. A promise is kept by the revoke.
+            # 2. Partitions may be revoked meanwhile; the revoke commits what an asynchronous commit has promised.
             gone = set[TopicPartition]()
             if wait:
-                async with in_time(", so the outcome is unknown; it is repeated while they are assigned here"):
+                async with in_time(
+                    "the outcome is unknown, and the commit is repeated while the partitions are assigned here"
+                ):
                     gone.update(await consumer.commit_now(offsets))
             else:
                 for partition, at in offsets.items():
                     positions[partition].promised = at
                 self.spawn(self._commit_later(consumer, offsets), "commit")
-            # 3. What was committed was delivered, too.
+            # 3. What was committed counts as delivered.
             refused |= {one: GONE for one in processed if one.partition in gone and one not in refused}
             offsets = {p: at for p, at in offsets.items() if p not in gone}
             positions.take(offsets, before)
@@ -247,7 +253,7 @@ class ActiveInstance(Service, Listener):
         return offsets
 
     async def _commit_later(self, consumer: Consumer, offsets: CommitOffsets) -> None:
-        """Commit offsets of a request that is answered already."""
+        """Commit offsets of a request that already has its response."""
         with contextlib.suppress(errors.HeadraceError):  # the consumer has ended
             await consumer.commit_now(offsets)
             for partition, at in offsets.items():
@@ -256,41 +262,42 @@ class ActiveInstance(Service, Listener):
                     position.promised = None
 
     async def for_transaction(self, processed: Sequence[Processed]) -> tuple[GroupOffsets, Callable[[], None]]:
-        """Return offsets for a transaction, and what to call when it is committed.
+        """Return offsets for a transaction, and a function to call when it is committed.
 
         Raises:
-            InstanceState: It is no member of a group, commits by itself, or an offset was not delivered since the last
-                commit.
-            CommitRefused: A partition is not assigned to this instance any more, or anew.
+            InstanceState: It is not a member of a group, has auto commit, or an offset was not delivered since the
+                last commit.
+            CommitRefused: A partition was revoked, or revoked and assigned again.
             KafkaUnavailable: Earlier commits are not acknowledged, so the transaction did not begin.
         """
         consumer = self.membership.consumer
         if consumer is None or self.membership.by_hand:
-            raise errors.InstanceState(f"instance {self.name} is no member of its group: subscribe it to topics")
+            raise errors.InstanceState(f"instance {self.name} is not a member of its group; subscribe it to topics")
         if self.spec.auto_commit_seconds:
-            raise errors.InstanceState(f"instance {self.name} commits by itself: create it without auto commit")
+            raise errors.InstanceState(f"instance {self.name} has auto commit; create it without")
         self._positions.require(processed)
         self._positions.require_delivered(processed)
-        offsets, before = newest(processed), dict(self._positions)
+        offsets = newest(processed)
+        before = dict(self._positions)
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 found = await consumer.for_transaction(offsets)
         except TimeoutError as cause:
-            raise errors.KafkaUnavailable("earlier commits are not acknowledged, so nothing was written") from cause
+            raise errors.KafkaUnavailable("earlier commits are not acknowledged yet; nothing was written") from cause
         if found is None:
             raise self._positions.refuse(dict.fromkeys(processed, GONE))
         return found, lambda: self._positions.take(offsets, before)
 
     async def seek(self, offsets: Offsets, named: Sequence[Processed] = ()) -> None:
-        """Read partitions from other offsets on; what was delivered and not committed stays uncommitted.
+        """Read partitions from other offsets; what was delivered and not committed stays uncommitted.
 
         Args:
-            offsets: Where to.
-            named: Those of which the client names the assignment.
+            offsets: The next offset of each partition.
+            named: Those for which the client names the assignment.
 
         Raises:
-            CommitRefused: One that is named is of an earlier assignment, so none has moved.
-            InstanceState: A partition is not assigned to this instance, so none has moved.
+            CommitRefused: One of `named` is of an earlier assignment; no position has changed.
+            InstanceState: A partition is not assigned to this instance; no position has changed.
         """
         self._positions.require(named)
         if gone := await self._move(offsets):
@@ -300,15 +307,15 @@ class ActiveInstance(Service, Listener):
             self._positions[partition].seek_back(offsets[partition])
 
     async def _move(self, offsets: Offsets) -> Sequence[TopicPartition]:
-        """Read partitions from other offsets on, or return those that are not assigned, and move none."""
+        """Read partitions from other offsets; if some are not assigned, return these and change nothing."""
         consumer = self.membership.consumer
         if consumer is None:
             return list(offsets)
-        async with in_time(": seek again"):
+        async with in_time("seek again"):
             return await consumer.move(offsets)
 
     async def resume(self, received: Sequence[Processed]) -> None:
-        """Begin a stream behind what its client has received of the one before; the rest of that is sent again.
+        """Begin a stream behind what its client has received of the previous one; the rest is sent again.
 
         Raises:
             CommitRefused: Some of it is of an earlier assignment. The other partitions are resumed.
@@ -323,7 +330,7 @@ class ActiveInstance(Service, Listener):
             raise self._positions.refuse(refused)
 
     async def wait_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """Return when partitions are assigned, or after some seconds: a group takes a moment to assign them."""
+        """Wait some seconds until partitions are assigned: a group takes a moment to assign them."""
         reads = self.membership.reads
         if reads is None:
             return
@@ -338,13 +345,17 @@ class ActiveInstance(Service, Listener):
         self.membership.require_rights()
 
     async def _commit_confirmed(self, seconds: float) -> None:
-        sent: dict[TopicPartition, tuple[int, int]] = {}  # what an earlier epoch sent may have been dropped
+        sent: dict[TopicPartition, tuple[int, int]] = {}  # with the epoch: an earlier one may have been dropped
         while True:
             await self._clock.sleep(seconds)
             confirmed = {
-                p: (one.epoch, one.confirmed) for p, one in self._positions.items() if one.confirmed is not None
+                partition: (one.epoch, one.confirmed)
+                for partition, one in self._positions.items()
+                if one.confirmed is not None
             }
-            changed = {p: Committed(one[1]) for p, one in confirmed.items() if sent.get(p) != one}
+            changed = {
+                p: Committed(offset) for p, (epoch, offset) in confirmed.items() if sent.get(p) != (epoch, offset)
+            }
             if changed and (consumer := self.membership.consumer):
                 consumer.commit(changed)
             sent = confirmed
@@ -357,7 +368,7 @@ class ActiveInstance(Service, Listener):
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         position = self._positions.get(partition)
         if position and position.epoch == epoch:
-            self._buffer.add(partition, [*records])  # each is made once, and not whenever it is read
+            self._buffer.add(partition, [*records])  # a list, so that each record is made only once
             self._arrived.set()
 
     async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:
@@ -377,6 +388,6 @@ class ActiveInstance(Service, Listener):
         self._forget_revoked()
 
     def _forget_revoked(self) -> None:
-        """Forget what was revoked if no commit may name it: partitions by hand, or auto commit."""
+        """Forget what was revoked if no commit may name it: with assigned partitions, or with auto commit."""
         if self.membership.by_hand or self.spec.auto_commit_seconds:
             self._positions.revoked.clear()

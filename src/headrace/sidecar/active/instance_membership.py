@@ -1,4 +1,4 @@
-"""What an instance reads: as a member of its group, or partitions that are assigned by hand."""
+"""What an instance reads: topics as a member of its group, or partitions that its client assigns."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -17,12 +17,12 @@ _MAX_RECORDS: Final = 20_000
 
 
 class InstanceMembership:
-    """The consumer of one instance, and the watch of its topics. Its consumer starts with its first topics."""
+    """The consumer of one instance, which starts with its first topics, and the watch of its topics."""
 
     def __init__(
         self, name: str, spec: InstanceSpec, admin: Admin, clock: Clock, listener: Listener, arrived: asyncio.Event
     ) -> None:
-        """Take what is set when a read has something to answer, and who hears of the assignments."""
+        """Take the event that wakes a read, and the listener for records and assignments."""
         # For the life of the instance
         self._name = name
         self._spec = spec
@@ -31,11 +31,11 @@ class InstanceMembership:
         self._listener = listener
         self._arrived = arrived
         self._changes = asyncio.Lock()
-        """Held while what it reads is replaced."""
+        """Locked while its topics are replaced."""
         self._has_ended = False
         # Until the topics are replaced
         self.reads: Topics | None = None
-        """What it reads; None before a subscription or assignment."""
+        """Its topics or partitions; None before a subscription or assignment."""
         self._watch: Subscription | None = None
         # Until the group is left
         self.consumer: Consumer | None = None
@@ -43,7 +43,7 @@ class InstanceMembership:
 
     @property
     def by_hand(self) -> bool:
-        """Whether its client has assigned partitions, or nothing."""
+        """Whether its client assigns partitions, or has not chosen yet."""
         return self.reads is None or self.reads.partitions is not None
 
     @property
@@ -55,36 +55,36 @@ class InstanceMembership:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it ends, or its consumer has left the group or has died, so that no records come."""
+        """Whether no more records arrive: it ends, or its consumer has left the group or has died."""
         return self._has_ended or self.consumer is None or self.consumer.death is not None
 
     @property
     def has_new_problems(self) -> bool:
-        """Whether a read has something to say besides records."""
+        """Whether a read must report a problem first."""
         return self._problems.are_new(self.consumer)
 
     def end(self) -> None:
-        """Open no consumer any more."""
+        """Open no further consumer, and wake a read."""
         self._has_ended = True
         self._arrived.set()
 
     async def subscribe(self, topics: Topics) -> None:
-        """Replace what it reads.
+        """Replace its topics or partitions.
 
         Raises:
             InstanceState: It has an assignment and this is a subscription, or the reverse.
             InstanceNotFound: It was closed meanwhile.
         """
         async with self._changes:
-            # 1. A member of a group has no assignment by hand, and the reverse.
+            # 1. A member of a group cannot assign partitions, and the reverse.
             if self.reads and (self.reads.partitions is None) != (topics.partitions is None):
                 has = "a subscription" if self.reads.partitions is None else "an assignment"
-                raise InstanceState(
-                    f"instance {self._name} has {has}: delete its subscriptions before it gets the other"
-                )
-            # 2. The watch of the topics before ends first, and the instance may be closed meanwhile.
+                raise InstanceState(f"instance {self._name} has {has}; delete its subscriptions first")
+            # 2. The previous watch stops first; the instance may be closed meanwhile.
             consumer = self.consumer or await self._open()
-            watch, self._watch, self.reads = self._watch, None, topics
+            watch = self._watch
+            self._watch = None
+            self.reads = topics
             if watch:
                 await watch.stop()
             if self.consumer is not consumer:
@@ -102,14 +102,17 @@ class InstanceMembership:
             await self._watch.start()
 
     async def unsubscribe(self, deadline: Deadline) -> None:
-        """Read nothing, and leave the group."""
+        """Stop reading, and leave the group."""
         async with self._changes:
             self.reads = None
             await self.close(deadline)
 
     async def close(self, deadline: Deadline) -> None:
         """Leave the group."""
-        watch, consumer, self._watch, self.consumer = self._watch, self.consumer, None, None
+        watch = self._watch
+        consumer = self.consumer
+        self._watch = None
+        self.consumer = None
         self._arrived.set()
         if watch:
             await watch.stop()
@@ -121,7 +124,7 @@ class InstanceMembership:
         """Return the committed offsets of the group; partitions without one are left out."""
         async with self._changes:
             consumer = self.consumer or await self._open()
-        async with in_time(": ask again"):
+        async with in_time("try again"):
             return await consumer.committed(partitions)
 
     async def _open(self) -> Consumer:
@@ -149,12 +152,12 @@ class InstanceMembership:
         self._arrived.set()
 
     def raise_problem(self, assigned: Collection[TopicPartition]) -> None:
-        """Raise why a read has no records, if there is a reason: what is new, else what lasts."""
+        """Raise the reason why a read has no records, if there is one: a new problem, else one that lasts."""
         consumer = self.consumer
         if consumer is None:
             return
         if consumer.death:
-            raise ReadFailed(f"instance {self._name} has ended: {consumer.death}; create it again")
+            raise ReadFailed(f"instance {self._name} has failed: {consumer.death}; create it again")
         if error := self._problems.take(consumer, self._watch, assigned):
             raise error
         self._admin.reachability.check(float("inf") if assigned else 0, "nothing was read")

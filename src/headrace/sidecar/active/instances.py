@@ -30,13 +30,13 @@ _LOOK_SECONDS: Final = 1.0
 _LEAST_BUFFER_BYTES: Final = 65_536
 _BUFFER_PARTS: Final = 32
 Claim = Callable[[str, str, str, Callable[[], None]], Awaitable[None]]
-"""Makes an instance known to other processes: group, name, principal, and what closes it if they say so."""
+"""Registers an instance with other processes: group, name, principal, and what closes it if they declare it gone."""
 Release = Callable[[str, str], Awaitable[None]]
-"""Says that an instance is closed: group and name."""
+"""Reports that an instance is closed: group and name."""
 
 
 class ActiveInstances(Service):
-    """Creates and keeps instances. An instance belongs to the principal that created it."""
+    """Creates and holds instances. An instance belongs to the principal that created it."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class ActiveInstances(Service):
         self._instances: dict[tuple[str, str], ActiveInstance] = {}
         self._draining = False
         self._refused = 0
-        """Creations beyond a limit."""
+        """Creations that a limit rejected."""
         self._response_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
-        """What is read of them."""
+        """Counts what is read of them."""
         self.own_groups: Callable[[], Collection[str]] = tuple
         """Returns the groups of consumers, functions and pipelines of this process, which no instance may join."""
         self._claim: Claim | None = None
@@ -75,7 +75,7 @@ class ActiveInstances(Service):
         self.keep(self._close_idle, "idle instances")
 
     def end_reads(self) -> None:
-        """Create no more instances, and end reads and streams: the process waits for their responses."""
+        """Reject new instances, and end reads and streams: the process waits for their responses."""
         self._draining = True
         for one in self._instances.values():
             one.end_reads()
@@ -89,13 +89,13 @@ class ActiveInstances(Service):
         await super().stop()
 
     async def create(self, spec: InstanceSpec, *, is_named: bool = True) -> ActiveInstance:
-        """Create an instance; it reads nothing yet. Sent again with the same key, return the first one.
+        """Create an instance, which has nothing to read yet; with the key of an earlier one, return that one.
 
         Raises:
             IdempotencyKeyReused: The key was used with other settings before.
             InstanceState: The group is that of a consumer of this process.
             InstanceExists: The group has one of this name.
-            TooManyRequests: There are as many as may be: of this principal, or in all.
+            TooManyRequests: A limit is reached, for this principal or in total.
             Draining: The process is stopping.
         """
         key = spec.group, spec.name
@@ -107,7 +107,7 @@ class ActiveInstances(Service):
         if spec.key and (known := self._find_key(spec, is_named)):
             return known
         if key in self._instances:
-            raise InstanceExists(f"group {spec.group} has an instance {spec.name}: choose another name, or delete it")
+            raise InstanceExists(f"group {spec.group} has an instance {spec.name}; choose another name, or delete it")
         try:
             spec = spec._replace(buffer_bytes=self._share(spec))
         except TooManyRequests:
@@ -138,18 +138,19 @@ class ActiveInstances(Service):
         return None
 
     def _share(self, spec: InstanceSpec) -> int:
-        """Return the buffer of one more instance: a part of what the others leave, so that more can follow."""
-        settings, own = self._settings, [one for one in self._instances.values() if one.spec.owner == spec.owner]
+        """Return the buffer of a new instance: a part of what the others leave, so that more can follow."""
+        settings = self._settings
+        own = [one for one in self._instances.values() if one.spec.owner == spec.owner]
         if len(self._instances) >= settings.max_instances:
             limit = f"active_consumers.max_instances, {settings.max_instances}"
-            raise TooManyRequests(f"this process has as many instances as it may ({limit}): delete those of no use")
+            raise TooManyRequests(f"instance limit of the process reached ({limit}); delete unused instances")
         if spec.owner and len(own) >= settings.max_instances_per_principal:
-            most = settings.max_instances_per_principal
-            raise TooManyRequests(f"{spec.owner} has as many instances as it may ({most}): delete those of no use")
+            limit = f"active_consumers.max_instances_per_principal, {settings.max_instances_per_principal}"
+            raise TooManyRequests(f"instance limit of {spec.owner} reached ({limit}); delete unused instances")
         left = settings.total_bytes - sum(one.spec.buffer_bytes for one in self._instances.values())
         if left < _LEAST_BUFFER_BYTES:
             limit = f"active_consumers.total_bytes, {settings.total_bytes}"
-            raise TooManyRequests(f"the buffers of all instances have as many bytes as they may ({limit}): delete some")
+            raise TooManyRequests(f"limit of all instance buffers reached ({limit}); delete unused instances")
         return min(spec.buffer_bytes, max(left // _BUFFER_PARTS, _LEAST_BUFFER_BYTES))
 
     @contextlib.contextmanager
@@ -157,11 +158,11 @@ class ActiveInstances(Service):
         """Count the bytes of a response while it is written.
 
         Raises:
-            TooManyRequests: Clients that read slowly have as many bytes as all may have.
+            TooManyRequests: Too many bytes are waiting for slow clients.
         """
         if self._response_bytes and self._response_bytes + size_bytes > self._settings.total_bytes:
             limit = f"active_consumers.total_bytes, {self._settings.total_bytes}"
-            raise TooManyRequests(f"answers that clients read slowly hold too many bytes ({limit}): send it again")
+            raise TooManyRequests(f"too many response bytes are waiting for slow clients ({limit}); try again later")
         self._response_bytes += size_bytes
         try:
             yield
@@ -176,13 +177,13 @@ class ActiveInstances(Service):
         """
         instance = self._instances.get((group, name))
         if instance is None or instance.spec.owner != owner:
-            text = f"group {group[:100]} has no instance {name[:100]} here: create it, and subscribe it, again"
+            text = f"group {group[:100]} has no instance {name[:100]}; create it again, and subscribe it"
             raise InstanceNotFound(text)
         instance.last_used = self._clock.monotonic()
         return instance
 
     def entries(self, spec: InstanceSpec, value_format: str | None = None) -> EntryWriter:
-        """Return what writes the entries of an instance, with another format of values if one is given."""
+        """Return the writer of an instance's entries, with another format of values if one is given."""
         keys = self._codecs.for_reading(spec.key_format)
         return EntryWriter(spec.group, keys, self._codecs.for_reading(value_format or spec.value_format))
 
@@ -205,7 +206,7 @@ class ActiveInstances(Service):
             before = self._clock.monotonic() - self._settings.idle_seconds
             idle = [one for one in self._instances.values() if one.last_used < before and not one.turn.is_taken]
             for instance in idle:
-                log.info("%s was idle for %g s and is closed", instance.name, self._settings.idle_seconds)
+                log.info("closing %s, which was idle for %g s", instance.name, self._settings.idle_seconds)
                 self._close(instance)
 
     def _close(self, instance: ActiveInstance) -> None:

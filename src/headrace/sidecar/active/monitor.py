@@ -18,7 +18,7 @@ from headrace.sidecar.active.instance import ActiveInstance
 _LAG_SECONDS: Final = 10.0
 _MOST_LAGS: Final = 1000
 _MOST_ENDS: Final = 10_000
-"""Partitions whose ends are known at most."""
+"""Most partitions whose ends are requested."""
 
 
 class InstanceStatus(msgspec.Struct, rename="camel"):
@@ -30,24 +30,24 @@ class InstanceStatus(msgspec.Struct, rename="camel"):
     """Who created it; empty without authentication."""
     topics: list[str]
     lag: int | None
-    """Sum of the lags that are known."""
+    """Sum of the known lags."""
     lags: dict[str, int | None]
-    """Assigned partitions: offsets from the next one to deliver to the end; null while that is not known."""
+    """Assigned partitions: offsets from the next one to deliver to the end; null if unknown."""
     idle_seconds: float
-    """Since its client used it."""
+    """Since its client last used it."""
     buffered_bytes: int
-    """Fetched, and not delivered."""
+    """Fetched, but not delivered."""
     last_read: float | None
-    """When records were delivered, in seconds since the epoch."""
+    """When records were last delivered, in seconds since the epoch."""
     is_reading: bool
-    """Whether a read or a stream waits."""
+    """Whether a read or a stream is in progress."""
     key_format: str
     value_format: str
     auto_commit: bool
 
 
 class ReadMonitor(Service):
-    """Counts and audits reads, and asks Kafka now and then where the partitions of all instances end."""
+    """Counts and audits reads, and periodically fetches the end offsets of all partitions that are read."""
 
     def __init__(
         self, instances: Callable[[], Sequence[ActiveInstance]], admin: Admin, audit: Audit | None, clock: Clock
@@ -81,7 +81,7 @@ class ReadMonitor(Service):
             self._audit.consumed(who, records, size, "delivered", ())
 
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """Yield group, partition and lag, as far as they are known, of 1,000 partitions at most."""
+        """Yield group, partition and lag of at most 1,000 partitions with a known lag."""
         lags = ((one.spec.group, p, lag) for one in self._instances() for p, lag in self._lags_of(one).items())
         looked_at = itertools.islice(lags, _MOST_ENDS)
         known = ((group, partition, lag) for group, partition, lag in looked_at if lag is not None)
@@ -97,7 +97,8 @@ class ReadMonitor(Service):
         return sorted(found, key=lambda one: (one.group, one.name))
 
     def _status(self, instance: ActiveInstance) -> InstanceStatus:
-        spec, lags = instance.spec, self._lags_of(instance)
+        spec = instance.spec
+        lags = self._lags_of(instance)
         known = [lag for lag in lags.values() if lag is not None]
         return InstanceStatus(
             group=spec.group,
@@ -132,7 +133,7 @@ class ReadMonitor(Service):
             await next_slice()
         try:
             self._ends = await self._admin.known_ends(partitions)
-        except HeadraceError:  # unknown, never its last value
+        except HeadraceError:  # then a lag is unknown, not the last value
             self._ends = {}
 
     async def _follow_ends(self) -> None:

@@ -1,4 +1,4 @@
-"""The partitions that an instance has: how far its client is in each, and which offsets may be taken from it."""
+"""The partitions of an instance: how far its client is in each, and which offsets its client may name."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ _NONE: Final[CommitOffsets] = {}
 
 
 class Processed(NamedTuple):
-    """What a client says it has processed of a partition."""
+    """How far a client reports to have processed a partition."""
 
     partition: TopicPartition
     at: Committed
     """The offset after its last processed record."""
     assignment: str = ""
-    """Of that record; empty if the client does not say."""
+    """The assignment in which that record was read; empty if the client does not name it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,40 +35,40 @@ class PartitionPosition:
 
     # Of the assignment: a seek keeps them, and changes the epoch.
     assignment: str
-    """Names the assignment to clients."""
+    """The name of the assignment, for clients."""
     epoch: int
-    """Of the consumer."""
+    """The consumer's number of the assignment or seek."""
     committed: int
-    """What the group has committed, or an offset before it that the client has sought."""
+    """The committed offset of the group, or a lower one that the client has sought."""
     highest_sent: int = 0
-    """Since such a seek."""
+    """The highest offset that was sent, since such a seek."""
 
     # Since the assignment or the last seek: None while there is nothing.
     start: int | None = None
-    """Of what was sent."""
+    """The first record that was sent."""
     sent: int | None = None
-    """What was sent and may not have arrived; None if nothing is in doubt."""
+    """After the records that were sent and may not have arrived; None if there are none."""
     delivered: int | None = None
-    """What has arrived."""
+    """After the records that have arrived."""
     handled: int | None = None
-    """What needs no commit any more: at first all before `start`, then what was committed or confirmed last."""
+    """What is before it needs no commit: at first `start`, then the last offset that was committed or confirmed."""
     confirmed: int | None = None
     """What auto commit commits: confirmed by the next read, or committed by the client."""
     promised: Committed | None = None
-    """What an asynchronous commit has promised, until it is acknowledged."""
+    """The offset of an asynchronous commit, until it is acknowledged."""
 
     @property
     def back(self) -> int:
-        """Where what was sent and has not arrived begins."""
+        """The first record that was sent and may not have arrived."""
         return max(self.start or 0, self.delivered or 0)
 
     @property
     def end(self) -> int:
-        """After what was sent."""
+        """After the records that were sent."""
         return max(self.back, self.sent or 0)
 
     def after_seek(self, epoch: int) -> "PartitionPosition":
-        """Return the position of the same assignment from which nothing was sent."""
+        """Return a position of the same assignment of which nothing was sent."""
         return PartitionPosition(self.assignment, epoch, self.committed, self.highest_sent)
 
     def count_sent(self, first: int, end: int) -> None:
@@ -81,34 +81,37 @@ class PartitionPosition:
         self.highest_sent = max(self.highest_sent, end)
 
     def confirm(self, at: int) -> None:
-        """Have auto commit take what is before an offset."""
-        self.handled = self.confirmed = at
+        """Let auto commit commit up to an offset."""
+        self.handled = at
+        self.confirmed = at
         self.committed = max(at, self.committed)
 
     def commit(self, at: int) -> None:
-        """Count an offset as committed: what was sent before it has arrived."""
-        self.committed = self.handled = self.confirmed = at
+        """Count an offset as committed; what was sent before it has arrived."""
+        self.committed = at
+        self.handled = at
+        self.confirmed = at
         if self.sent is not None:
             self.delivered = max(self.back, min(at, self.sent))
             self.sent = None if at >= self.sent else self.sent
 
     def seek_back(self, at: int) -> None:
-        """Allow commits behind the committed offset, of what is sent from here on."""
+        """Allow commits behind the committed offset, for records that are sent from now on."""
         if at < self.committed:
             self.committed = at
             self.highest_sent = 0
 
 
 class PartitionPositions(dict[TopicPartition, PartitionPosition]):
-    """The assigned partitions, and those that were revoked before what was delivered of them was committed."""
+    """The assigned partitions, and those that were revoked before their delivered records were committed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.revoked: dict[TopicPartition, int] = {}
-        """With the offset after what was delivered; until a commit was refused, or new records were delivered."""
+        """The offset after what was delivered; kept until a commit is refused or new records are delivered."""
 
     def assign(self, epochs: Epochs, committed: CommitOffsets) -> None:
-        """Begin assignments; of a partition that is there it is a seek."""
+        """Begin assignments; for a partition that is already assigned, it is a seek."""
         for partition, epoch in epochs.items():
             if before := self.get(partition):
                 self[partition] = before.after_seek(epoch)
@@ -118,12 +121,12 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
 
     @property
     def in_doubt(self) -> dict[TopicPartition, int]:
-        """Where those partitions must be read again of which something was sent and may not have arrived."""
+        """Where to read partitions again of which records may not have arrived."""
         return {partition: one.back for partition, one in self.items() if one.sent is not None}
 
     @property
     def uncommitted(self) -> dict[TopicPartition, int]:
-        """The offsets after what was delivered, where less is committed or confirmed."""
+        """The offset after the delivered records of each partition that has neither committed nor confirmed them."""
         return {
             partition: one.delivered
             for partition, one in self.items()
@@ -131,7 +134,7 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
         }
 
     def lose(self, partitions: Iterable[TopicPartition], *, with_commits: bool = False) -> None:
-        """End assignments; with `with_commits` also commits are lost that are not acknowledged."""
+        """End assignments; with `with_commits`, unacknowledged commits are lost, too."""
         for partition in partitions:
             before = self.pop(partition, None)
             if before and before.start is not None:
@@ -147,32 +150,32 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
                 one.sent = None
 
     def to_commit(self) -> list[Processed]:
-        """Return what a commit takes that names nothing.
+        """Return what a commit without offsets commits.
 
         Raises:
-            InstanceState: Something went out on a stream, and only the client knows whether it has arrived.
+            InstanceState: Records were sent on a stream, and only the client knows whether they have arrived.
         """
         if doubts := self.in_doubt:
             raise InstanceState(
-                f"what went out on a stream of {names_of([*doubts])} may not have arrived: commit with `offsets`, "
-                "which name the last processed record of each partition",
+                f"records that were sent on a stream of {names_of([*doubts])} may not have arrived; commit with "
+                "`offsets` that name the last processed record of each partition",
                 partitions=[partition._asdict() for partition in doubts],
             )
         return [Processed(partition, Committed(at)) for partition, at in (self.revoked | self.uncommitted).items()]
 
     def confirm(self) -> None:
-        """Have auto commit take what was delivered."""
+        """Let auto commit commit what was delivered."""
         for partition, at in self.uncommitted.items():
             self[partition].confirm(at)
 
     def take(self, offsets: CommitOffsets, before: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Count offsets as committed, where neither a seek nor another assignment has begun since."""
+        """Count offsets as committed, except after a seek or in another assignment."""
         for partition, at in offsets.items():
             if self.get(partition) is before[partition]:
                 before[partition].commit(at.offset)
 
     def moved(self, before: Mapping[TopicPartition, PartitionPosition], targets: Offsets) -> None:
-        """Keep what was known of partitions that are read again; until `targets` all is delivered."""
+        """Keep the state of partitions that are read again; everything before `targets` counts as delivered."""
         for partition, old in before.items():
             now = self.get(partition)
             if now and now.assignment == old.assignment:
@@ -182,7 +185,7 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
                 now.confirmed = old.confirmed
 
     def require(self, processed: Iterable[Processed]) -> None:
-        """Raise CommitRefused if not all of it may be taken."""
+        """Raise CommitRefused if any of it is refused."""
         if refusals := self.refusals(processed):
             raise self.refuse(refusals)
 
@@ -192,15 +195,16 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
             position = self[partition]
             first, end = position.committed, position.highest_sent
             if not first < at.offset <= end:
-                which = f"{first} to {end - 1} were" if first < end else "none was"
+                which = f"{first} to {end - 1}" if first < end else "none"
                 raise InstanceState(
-                    f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek: {which}"
+                    f"offset {at.offset - 1} of {partition} was not delivered since its last commit or seek; "
+                    f"delivered: {which}"
                 )
 
     def refusals(self, processed: Iterable[Processed], *, commits: bool = False) -> dict[Processed, str]:
-        """Return what may not be taken from a client, and why; with `commits` no committed offset goes back either.
+        """Return what must be refused, and why; with `commits`, also an offset behind the committed one.
 
-        Commits, transactions, seeks and resumptions are all judged here, and nowhere else.
+        Commits, transactions, seeks and resumed streams are all checked here.
         """
         found = {}
         for one in processed:
@@ -216,7 +220,7 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
         return found
 
     def refuse(self, refusals: Mapping[Processed, str], committed: CommitOffsets = _NONE) -> CommitRefused:
-        """Return the error that says what is refused, which is said once of a partition that was revoked."""
+        """Return the error for refused offsets; a revoked partition is reported only once."""
         reasons: dict[str, dict[TopicPartition, None]] = {}
         for one, reason in refusals.items():
             reasons.setdefault(reason, {})[one.partition] = None
@@ -224,7 +228,7 @@ class PartitionPositions(dict[TopicPartition, PartitionPosition]):
         text = "; ".join(f"{reason}: {names_of([*partitions])}" for reason, partitions in reasons.items())
         claims = dict.fromkeys((one.partition, one.assignment) for one in refusals)
         return CommitRefused(
-            f"refused, {text}; records that are not committed are delivered again to the member that has them",
+            f"refused, {text}; uncommitted records are delivered again to the member that has their partition",
             refused=[{**p._asdict(), **({"assignment": name} if name else {})} for p, name in claims],
             committed=[{**p._asdict(), "offset": at.offset} for p, at in committed.items()],
         )

@@ -1,6 +1,6 @@
 """Records as the JSON entries of a read.
 
-A record that cannot be decoded becomes an entry with its coordinates, its raw bytes and the error. So it never blocks
+A record that cannot be decoded becomes an entry with its coordinates, its raw bytes and the error. So it does not block
 the records behind it.
 """
 
@@ -21,7 +21,7 @@ _NONE: Final[Mapping[TopicPartition, str]] = {}
 
 
 class EntryWriter:
-    """Writes the entries of one instance's reads, or without a group those of a read by offset."""
+    """Writes the entries of one instance's reads; without a group, those of reads by offset."""
 
     def __init__(self, group: str, keys: Reader, values: Reader) -> None:
         self._group = group
@@ -32,7 +32,7 @@ class EntryWriter:
         """Return one entry of JSON text per record, with the assignment of its partition.
 
         Raises:
-            RegistryUnavailable: A schema that they name is not known here, and the registry does not answer.
+            RegistryUnavailable: A schema that they name is not cached, and the registry does not respond.
         """
         await self._keys.prepare(record.key for record in records)
         await self._values.prepare(record.value for record in records)
@@ -60,14 +60,15 @@ class EntryWriter:
         return write_records(self._group, partition, rows, assignment=assignment)
 
     def _undecodable(self, record: Record, assignment: str) -> str:
-        """Return the entry of a record whose key or value, or both, cannot be decoded; the other one is decoded."""
+        """Return the entry of a record whose key or value cannot be decoded, or both; a good one is decoded."""
         entry: dict[str, object] = {
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
             "timestamp": record.timestamp_ms,
         }
-        decoded, problems = "", []
+        decoded = ""
+        problems = []
         for name, reader, data in (("key", self._keys, record.key), ("value", self._values, record.value)):
             try:
                 text = reader.texts([data])[0]
@@ -86,5 +87,5 @@ class EntryWriter:
 
 
 def fitting(entries: list[str]) -> list[str]:
-    """Return the first entries, as many as a response may have and at least one."""
+    """Return the first entries that fit into a response, at least one."""
     return entries[: max(1, bisect.bisect(list(itertools.accumulate(map(len, entries))), _MOST_RESPONSE_BYTES))]

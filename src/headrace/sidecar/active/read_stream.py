@@ -1,4 +1,4 @@
-"""The records of an instance without an end: server-sent events, or a line of JSON each.
+"""The records of an instance as an endless stream: server-sent events, or one line of JSON per record.
 
 Source: WHATWG HTML, server-sent events.
 """
@@ -25,7 +25,7 @@ _HEAD: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 _HEARTBEAT_SECONDS: Final = 15.0
 _MOST_RECORDS: Final = 500
 _MOST_ID_BYTES: Final = MAX_HEAD_BYTES * 3 // 4
-"""Of an event's id, because clients send it back in the head of a request."""
+"""Limit of an event id, because clients send it back in the head of a request."""
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
 _Positions = dict[str, dict[int, tuple[int, str]]]
@@ -44,15 +44,15 @@ _decode_positions = msgspec.json.Decoder(dict[str, dict[_Partition, _Offset | _S
 
 
 def received_of(event_id: str) -> list[Processed]:
-    """Return what a client has received that names the id of an event. An id may have offsets without assignments.
+    """Return what the client of an event id has received. An id may have offsets without assignments.
 
     Raises:
-        InvalidRequest: It is not an id of a stream of records.
+        InvalidRequest: It is not the id of an event with records.
     """
     try:
         found = _decode_positions(event_id)
     except (msgspec.MsgspecError, UnicodeError) as cause:
-        raise InvalidRequest(f"Last-Event-ID or ack is not the id of an event of this stream: {cause}") from cause
+        raise InvalidRequest(f"Last-Event-ID or ack is not a valid event id: {cause}") from cause
     return [
         Processed(TopicPartition(topic, number), Committed(position.offset), position.assignment)
         for topic, offsets in found.items()
@@ -72,25 +72,25 @@ async def stream_records(
     received: Sequence[Processed] = (),
     at_most_once: bool = False,
 ) -> None:
-    """Send records as they arrive and the client takes them, until it closes the connection.
+    """Send records as they arrive, as fast as the client reads, until it closes the connection.
 
     Args:
         instance: No other read of it is served meanwhile.
         scope, send: Of the request.
         events: Whether to send server-sent events instead of lines.
         until: When the caller's credentials expire.
-        received: What the client has received of the stream before.
-        at_most_once: Whether what was sent counts as delivered, though it may not arrive.
+        received: What the client has received of the previous stream.
+        at_most_once: Whether records count as delivered once they are sent.
 
     Raises:
         CommitRefused: What the client has received is of an earlier assignment.
-        InstanceBusy, InstanceState: The instance is read already, reads nothing, commits by itself what may not arrive,
-            or too many partitions for an id.
+        InstanceBusy: Another read or stream is in progress.
+        InstanceState: The instance reads nothing, has auto commit, or reads too many partitions for an event id.
     """
     await instance.turn.wait_free()
     with instance.turn.stream() as token:
         await _begin(instance, received, at_most_once)
-        first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # it has no data, only an id
+        first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # an id without data
         scope["state"][STREAMING] = True
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -108,17 +108,17 @@ async def stream_records(
             except HeadraceError as error:
                 await send({"type": "http.response.body", "body": _error(error, events)})
                 return
-            await asyncio.sleep(0)  # a stream whose records never end must not keep the loop
+            await asyncio.sleep(0)  # a busy stream must not block the loop
         await send({"type": "http.response.body", "body": b""})
 
 
 async def _begin(instance: ActiveInstance, received: Sequence[Processed], at_most_once: bool) -> None:
     if instance.membership.reads is None:
-        raise InstanceState(f"instance {instance.name} reads nothing: subscribe it to topics, or assign partitions")
+        raise InstanceState(f"instance {instance.name} reads nothing; subscribe it to topics, or assign partitions")
     if instance.spec.auto_commit_seconds and not at_most_once:
         raise InstanceState(
-            f"instance {instance.name} commits by itself, also records of a stream that never arrive: send "
-            "delivery=at_most_once to allow that, or create it without auto commit"
+            f"instance {instance.name} has auto commit, which also commits records of a stream that never arrive; "
+            "send delivery=at_most_once to allow that, or create it without auto commit"
         )
     await instance.resume(received)
 
@@ -132,9 +132,9 @@ async def _send_read(
     events: bool,
     at_most_once: bool,
 ) -> bool:
-    """Send the records of a read, or a heartbeat; False if the client has left before they were written."""
+    """Send the records of a read, or a heartbeat; return False if the client left before they were written."""
     try:
-        # JSON may have line breaks between its tokens, and a line is an entry here.
+        # JSON may have line breaks between tokens, but here a line is an entry.
         texts = [
             text.replace("\n", " ").replace("\r", " ") for text in await entries.write(read.records, read.assignments)
         ]
@@ -158,12 +158,12 @@ def _positions(instance: ActiveInstance) -> _Positions:
 
 
 def _event_id(positions: _Positions) -> str:
-    """Return the id of an event; InstanceState if it would be too long."""
+    """Return the id of an event, or raise InstanceState if it would be too long."""
     text = _encode(positions).decode()
     if len(text) > _MOST_ID_BYTES:
         raise InstanceState(
-            f"the positions of {sum(map(len, positions.values()))} partitions are more than the {_MOST_ID_BYTES} bytes "
-            f"of an event's id: let more instances share the partitions, or accept {NDJSON}"
+            f"the positions of {sum(map(len, positions.values()))} partitions exceed the {_MOST_ID_BYTES} bytes of an "
+            f"event id; let more instances share the partitions, or accept {NDJSON}"
         )
     return text
 

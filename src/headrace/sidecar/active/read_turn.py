@@ -1,4 +1,4 @@
-"""Whose turn it is to read an instance."""
+"""Reads of an instance take turns."""
 
 import asyncio
 import contextlib
@@ -8,21 +8,21 @@ from headrace.errors import InstanceBusy
 
 
 class ReadTurn:
-    """Lets one read, or the reads of one stream, be served at a time."""
+    """Serves one read, or the reads of one stream, at a time."""
 
     def __init__(self, instance: str) -> None:
-        """Take the name of the instance, for errors."""
+        """Take the name of the instance for errors."""
         self._instance = instance
         self._is_reading = False
         self._stream: object = None
 
     @property
     def is_taken(self) -> bool:
-        """Whether a read or a stream is not answered yet."""
+        """Whether a read or a stream is in progress."""
         return self._is_reading or self._stream is not None
 
     async def wait_free(self) -> None:
-        """Wait a moment for the end of a read or stream: the server may not know yet that its client has left."""
+        """Wait a moment for a read or stream to end: the server may not have noticed that its client left."""
         for _ in range(20):
             if self.is_taken:
                 await asyncio.sleep(0.005)
@@ -32,7 +32,7 @@ class ReadTurn:
         """Reserve the instance for one stream, which passes the token to its reads.
 
         Raises:
-            InstanceBusy: A read or another stream is not answered yet.
+            InstanceBusy: A read or another stream is in progress.
         """
         self.check(None)
         token = self._stream = object()
@@ -42,10 +42,11 @@ class ReadTurn:
             self._stream = None
 
     def check(self, stream: object) -> None:
-        """Raise InstanceBusy if it is not the turn of a stream, or with None of a read."""
+        """Raise InstanceBusy if another read or stream is in progress; `stream` is None for a plain read."""
         if self._is_reading or self._stream is not stream:
-            text = f"another read of instance {self._instance} is not answered yet: one at a time"
-            raise InstanceBusy(text)
+            raise InstanceBusy(
+                f"another read of instance {self._instance} is in progress; only one at a time is served"
+            )
 
     def begin(self) -> None:
         """Begin a read."""

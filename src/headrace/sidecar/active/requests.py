@@ -1,4 +1,4 @@
-"""The bodies and queries of active consumers, under their documented names and those of light-4j's wire."""
+"""The bodies and queries of active consumers, under their documented names and those of light-4j's protocol."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -15,7 +15,7 @@ _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
 _FewTopics = msgspec.Meta(max_length=1000)
 _FewPartitions = msgspec.Meta(max_length=2000)
-"""One topic rarely has more, commits and seeks can be divided, and the loop handles so many in milliseconds."""
+"""A topic rarely has more, commits and seeks can be divided, and the loop handles this many in milliseconds."""
 
 
 def _kafka(name: str) -> Any:
@@ -25,7 +25,7 @@ def _kafka(name: str) -> Any:
 class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     """The settings of an instance; names with dots are Kafka's. Numbers and booleans may be text.
 
-    Times have a least value, because smaller ones keep the process or a broker busy for nothing.
+    Times have a minimum, because lower ones keep the process or a broker busy for nothing.
     """
 
     id: str | None = None
@@ -60,10 +60,11 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
 
     @property
     def membership(self) -> dict[str, Any]:
-        """Kafka's properties of membership and fetching that it names."""
+        """Its Kafka properties of membership and fetching."""
         found: dict[str, Any] = {}
         for field in msgspec.structs.fields(self):
-            key, value = CONSUMER_KEYS.get(field.encode_name), getattr(self, field.name)
+            key = CONSUMER_KEYS.get(field.encode_name)
+            value = getattr(self, field.name)
             of_member = key and key.setting.startswith("`consumer.") and field.name != "fetch_min_bytes"
             if key and of_member and value is not None:
                 found[key.client] = value
@@ -78,7 +79,7 @@ class Created(msgspec.Struct):
     camel_id: str = msgspec.field(name="instanceId")
     camel_uri: str = msgspec.field(name="baseUri")
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Settings that are allowed and probably a mistake."""
+    """Settings that are allowed but probably a mistake."""
 
 
 class Position(msgspec.Struct):
@@ -89,16 +90,17 @@ class Position(msgspec.Struct):
     offset: _Offset
     metadata: Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")] | None = ""
     assignment: Annotated[str, msgspec.Meta(max_length=32)] | msgspec.UnsetType = msgspec.UNSET
-    """That of the record; one of an earlier assignment is refused."""
+    """The record's assignment; an earlier one than the current is refused."""
 
     def processed(self, following: int = 1) -> Processed:
-        """Return what its client says; `following` is 0 if the offset is already that of the next record.
+        """Return how far its client is; `following` is 0 if the offset is already that of the next record.
 
         Raises:
             InvalidTopicName: It is not a valid topic name.
         """
-        partition, at = TopicPartition(check_topic(self.topic), self.partition), self.offset + following
-        return Processed(partition, Committed(at, self.metadata or ""), self.assignment or "")
+        partition = TopicPartition(check_topic(self.topic), self.partition)
+        at = Committed(self.offset + following, self.metadata or "")
+        return Processed(partition, at, self.assignment or "")
 
 
 class PartitionName(msgspec.Struct):
@@ -125,7 +127,7 @@ class Moment(msgspec.Struct):
 
 
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Offsets of the last processed records; none commits what was delivered."""
+    """Offsets of the last processed records; without any, what was delivered is committed."""
 
     offsets: Annotated[list[Position], _FewPartitions] | None = None
 
@@ -150,7 +152,7 @@ class SeekPositions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubscribeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Topics, or a pattern that whole names match."""
+    """Topics, or a pattern that matches whole names."""
 
     topics: Annotated[list[str], _FewTopics] | None = None
     topic_pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
@@ -175,7 +177,7 @@ class CommittedOffsets(msgspec.Struct):
 
 
 class ConsumedRecord(msgspec.Struct, rename="camel"):
-    """A record, as a read answers it. A tombstone has no `value`; undecodable bytes are raw, in base64."""
+    """A record in the response of a read. A tombstone has no `value`; undecodable bytes are raw, in base64."""
 
     topic: str
     partition: int
@@ -183,11 +185,11 @@ class ConsumedRecord(msgspec.Struct, rename="camel"):
     timestamp: int
     headers: dict[str, str | None]
     assignment: str | msgspec.UnsetType = msgspec.UNSET
-    """Opaque: names the assignment in which an instance read it, for commits, transactions and seeks."""
+    """Opaque name of the assignment in which an instance read it, for commits, transactions and seeks."""
     key: Any = msgspec.UNSET
     value: Any = msgspec.UNSET
     header_list: list[ExactHeader] | msgspec.UnsetType = msgspec.UNSET
-    """All headers, where `headers` cannot hold them exactly."""
+    """All headers, if `headers` cannot represent them exactly."""
     raw_key: str | msgspec.UnsetType = msgspec.UNSET
     raw_value: str | msgspec.UnsetType = msgspec.UNSET
     error_code: str | msgspec.UnsetType = msgspec.UNSET
@@ -198,13 +200,13 @@ class CommitQuery(msgspec.Struct, forbid_unknown_fields=True):
     """How to commit."""
 
     asynchronous: bool = msgspec.field(default=False, name="async")
-    """Whether to answer before the commit is acknowledged."""
+    """Whether to respond before the commit is acknowledged."""
     show: bool = msgspec.field(default=False, name="offsets")
-    """Whether to answer with the committed offsets."""
+    """Whether to return the committed offsets."""
 
 
 class ReadQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits of one read; -1 is the instance's own."""
+    """Limits of one read; -1 is that of the instance."""
 
     timeout: Annotated[int, msgspec.Meta(ge=-1, le=_MOST_WAIT_MS)] = -1
     """Longest wait, in milliseconds."""
@@ -213,6 +215,6 @@ class ReadQuery(msgspec.Struct, forbid_unknown_fields=True):
     max_records: Annotated[int, msgspec.Meta(ge=1)] = MOST_RECORDS
     format: str | None = None
     ack: str = ""
-    """Of a stream: the id of the last event that the client has received, instead of the header Last-Event-ID."""
+    """For a stream: the id of the last event that the client has received, instead of the header Last-Event-ID."""
     delivery: Literal["at_most_once"] | None = None
-    """What was sent counts as delivered, whether it arrives or not."""
+    """With `at_most_once`, records count as delivered once they are sent."""

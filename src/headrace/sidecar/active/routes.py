@@ -1,6 +1,6 @@
 """`/consumers`: active consumers, which clients create, read and commit over HTTP.
 
-Both the documented names of fields and those of the light-4j kafka-sidecar's wire are taken.
+Fields may have their documented names or those of the light-4j kafka-sidecar's protocol.
 """
 
 import functools
@@ -59,7 +59,7 @@ INSTANCE: Final = INSTANCES + "/instances/{instance}"
 _MAY_READ: Final = Rule((READ,), "group", "group")
 _MAY_JOIN: Final = Rule((READ,), "group", "group", also="consume")
 _MAY_CHANGE: Final = Rule((READ, WRITE), "group", "group")
-"""Of operations that read nothing and join no group: light-4j lists them under `kafka:w`."""
+"""For operations that neither read nor join a group: light-4j lists them under `kafka:w`."""
 _ERRORS: Final[Errors] = (
     *KAFKA,
     errors.InstanceNotFound,
@@ -74,7 +74,7 @@ _PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
 _ANY_BYTES: Final = 2**40
 _MOST_BYTES: Final = 2_097_152
 _UNNOTICED_BYTES: Final = 65_536
-"""Encrypted bytes that may wait in this process without being noticed."""
+"""Encrypted bytes that may wait in this process unnoticed."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -150,7 +150,8 @@ class ActiveEndpoints:
 
     @_changes("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", audited="close")
     async def delete(self, call: Call[None, None]) -> None:
-        instance, call.event = self._find(call.scope), _event(call)
+        instance = self._find(call.scope)
+        call.event = _event(call)
         await self._instances.delete(instance)
 
     @_changes(
@@ -165,7 +166,7 @@ class ActiveEndpoints:
     async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
         instance = self._find(call.scope)
         if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
-            raise InvalidRequest("the body names no offsets: name some, or send no body to commit what was delivered")
+            raise InvalidRequest("the body has no offsets; name some, or send no body to commit what was delivered")
         processed = None if call.body.offsets is None else [one.processed() for one in call.body.offsets]
         committed = await instance.commit(processed, wait=not call.query.asynchronous)
         return HttpResponse(_positions(committed) if call.query.show or processed is None else [])
@@ -185,8 +186,9 @@ class ActiveEndpoints:
         example={"topics": ["orders"]},
     )
     async def subscribe(self, call: Call[SubscribeRequest, None]) -> None:
-        instance, body = self._find(call.scope), call.body
+        instance = self._find(call.scope)
         principal = principal_of(call.scope)
+        body = call.body
 
         def may_read(topic: str) -> bool:
             return not topic.startswith("_") and (principal is None or principal.may((READ,), "consume", topic))
@@ -223,7 +225,8 @@ class ActiveEndpoints:
         example=_PARTITION,
     )
     async def assign(self, call: Call[Partitions, None]) -> None:
-        instance, principal = self._find(call.scope), principal_of(call.scope)
+        instance = self._find(call.scope)
+        principal = principal_of(call.scope)
         partitions = list(dict.fromkeys(call.body.all))
         for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
@@ -240,7 +243,7 @@ class ActiveEndpoints:
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
         instance = self._find(call.scope)
         reads = instance.membership.reads
-        assigned = reads.partitions if reads else None  # the client fetches them in a moment
+        assigned = reads.partitions if reads else None  # already, though its consumer assigns them only in a moment
         partitions = instance.assigned if assigned is None else sorted(assigned)
         found = Assigned([PartitionName(*partition) for partition in partitions])
         return HttpResponse([found] if self._settings.array_responses else found)
@@ -255,13 +258,14 @@ class ActiveEndpoints:
         audited="seek",
     )
     async def seek(self, call: Call[SeekPositions, None]) -> None:
-        instance, call.event = self._find(call.scope), _event(call)
+        instance = self._find(call.scope)
+        call.event = _event(call)
         named = [one.processed(0) for one in call.body.offsets]
         targets = {one.partition: one.at.offset for one in named}
         times = {
             TopicPartition(check_topic(one.topic), one.partition): _milliseconds(one) for one in call.body.timestamps
         }
-        if times:  # what does not exist is refused before the wait for an assignment
+        if times:  # a missing partition is refused before the wait for an assignment
             targets |= {**await self._admin.end_offsets(times), **await self._admin.offsets_at(times)}
         await instance.wait_assigned(list(targets))
         await instance.seek(targets, [one for one in named if one.assignment])
@@ -275,10 +279,12 @@ class ActiveEndpoints:
         audited="seek to the start",
     )
     async def first(self, call: Call[Partitions, None]) -> None:
-        instance, call.event = self._find(call.scope), _event(call)
-        is_last, partitions = call.scope["endpoint"].path.endswith("/last"), call.body.all
+        instance = self._find(call.scope)
+        call.event = _event(call)
+        is_last = call.scope["endpoint"].path.endswith("/last")
+        partitions = call.body.all
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
-        targets = await offsets_of(partitions)  # what does not exist is refused before the wait for an assignment
+        targets = await offsets_of(partitions)  # a missing partition is refused before the wait for an assignment
         await instance.wait_assigned(partitions)
         await instance.seek(targets if partitions else await offsets_of(instance.assigned))
 
@@ -313,7 +319,8 @@ class ActiveEndpoints:
         query = decode_query(scope, ReadQuery)
         instance = self._find(scope)
         entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
-        spec, headers = instance.spec, headers_of(scope)
+        spec = instance.spec
+        headers = headers_of(scope)
         accepts = headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accepts or NDJSON in accepts:
             last = headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
@@ -330,7 +337,7 @@ class ActiveEndpoints:
             await run_while(streaming, client_closed(receive))
             return
         if query.ack:
-            raise InvalidRequest("ack belongs to a stream: name offsets in a commit", parameter="ack")
+            raise InvalidRequest("ack is only for streams; name offsets in a commit", parameter="ack")
         max_bytes = max(query.max_bytes, query.max_bytes_camel)
         reading = instance.read(
             max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
@@ -359,22 +366,24 @@ async def send_read(
     *,
     at_most_once: bool = False,
 ) -> None:
-    """Answer with the records of a read. If they are not written completely, they return to the instance."""
+    """Respond with the records of a read; if they are not written completely, they return to the instance."""
     try:
         texts = fitting(await entries.write(read.records, read.assignments))
-        start, end = f"[{','.join(texts)}".encode(), b"]"
+        start = f"[{','.join(texts)}".encode()
+        end = b"]"
         size = len(start) + len(end)
         with instances.answering(size):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
             await send({"type": "http.response.start", "status": 200, "headers": head})
-            written, arrival = scope["state"].get(WRITTEN), None
-            # With TLS the last byte is only held back while more than so much before it is not sent.
+            written = scope["state"].get(WRITTEN)
+            arrival = None
+            # With TLS, the end waits only while more bytes than that are unsent; so a large response has two parts.
             for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 if written is not None and not (arrival := await written()()):
                     return
             received = arrived
-            if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process has taken it
+            if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process confirms it
                 arrival.await_close()
                 received = arrival.received
             read.end(len(texts), received)
@@ -398,7 +407,7 @@ def _why(cause: ValueError) -> str:
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise InstanceInvalid(
-            f"{name[:60]!r} is no name of an instance: use 1 to 200 letters, digits, dots, underscores and hyphens"
+            f"{name[:60]!r} is not a valid instance name; use 1 to 200 letters, digits, dots, underscores and hyphens"
         )
     return name
 

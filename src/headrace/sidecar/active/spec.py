@@ -19,14 +19,14 @@ class InstanceSpec(NamedTuple):
     value_format: str
     wait_seconds: float
     min_bytes: int
-    """A read ends as soon as so many bytes wait; less than 1 is any record."""
+    """A read ends as soon as this many bytes are there; below 1, as soon as any record is."""
     max_read_bytes: int
     auto_commit_seconds: float | None
     """How often confirmed records are committed; None without auto commit."""
     buffer_bytes: int
     policy: ReadPolicy
     linger_seconds: float = 0.0
-    """How long a read that has a record waits for more."""
+    """How long a read that has a record waits for further ones."""
     key: str = ""
     """The `Idempotency-Key` of its creation."""
 
@@ -37,7 +37,7 @@ class InstanceSpec(NamedTuple):
 
 
 def random_name(server: str) -> str:
-    """Return the name of an instance whose client gave none, with 144 random bits."""
+    """Return a name with 144 random bits, for an instance whose client gave none."""
     return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
 
 

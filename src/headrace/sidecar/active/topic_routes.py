@@ -1,4 +1,4 @@
-"""`/topics`: records of a partition for tools, read without an instance or a group."""
+"""`/topics`: records of a partition for tools, which read them without an instance or a group."""
 
 import dataclasses
 import re
@@ -33,32 +33,32 @@ class SliceQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Selects records of a partition."""
 
     offset: Annotated[int, Meta(ge=0, le=2**63 - 2)] | None = None
-    """By default that of the first record."""
+    """By default the first one of the log."""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 100
-    """Records at most."""
+    """Most records."""
     max_bytes: _Bytes = 204_800
-    """Bytes of keys and values at most; a larger first record is returned alone."""
+    """Most bytes of keys and values; a larger first record is returned alone."""
     max_bytes_camel: _Bytes | None = msgspec.field(default=None, name="maxBytes")
     format: str | None = None
-    """Of keys and values; by default those of `active_consumers`."""
+    """Format of keys and values; by default those of `active_consumers`."""
     key_format: str | None = msgspec.field(default=None, name="keyFormat")
     value_format: str | None = msgspec.field(default=None, name="valueFormat")
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
 
 
 class SliceResponse(msgspec.Struct):
-    """Records of a partition, and where to read on."""
+    """Records of a partition, and where to continue."""
 
     records: list[ConsumedRecord]
     next_offset: int
-    """The offset to request next; `end_offset` if nothing follows now."""
+    """The offset to request next; `end_offset` if nothing follows yet."""
     first_offset: int
     end_offset: int
 
 
 @dataclasses.dataclass(eq=False)
 class TopicEndpoints:
-    """Shows records of topics, a few requests at a time. Nothing is joined, committed or remembered."""
+    """Returns records of topics, a few requests at a time. It joins no group and stores no position."""
 
     _settings: ActiveConsumersConfig
     _admin: Admin
@@ -78,16 +78,18 @@ class TopicEndpoints:
         errors=(*KAFKA, errors.RegistryUnavailable, errors.OffsetOutOfRange, errors.TopicInternal),
     )
     async def records(self, call: Call[None, SliceQuery]) -> HttpResponse:
-        query, settings, topic = call.query, self._settings, check_topic(call.parameters["topic"])
+        query = call.query
+        settings = self._settings
+        topic = check_topic(call.parameters["topic"])
         number = call.parameters["partition"]
         if not re.fullmatch("[0-9]{1,9}", number):
-            raise InvalidRequest(f"partition {number[:60]!r} is no number", parameter="partition")
+            raise InvalidRequest(f"partition {number[:60]!r} is not a number", parameter="partition")
         if self._kind_of(topic) == "state":
             raise TopicInternal(f"{topic} is internal: its records are not readable here", topic=topic)
         keys = self._codecs.for_reading(query.key_format or query.format or settings.key_format)
         values = self._codecs.for_reading(query.value_format or query.format or settings.value_format)
         if self._reads >= _READS:
-            raise TooManyRequests(f"{_READS} others are reading topics here: send this again after a pause")
+            raise TooManyRequests(f"{_READS} reads of topics are in progress in this process; try again later")
         self._reads += 1
         try:
             records, offsets = await self._read(TopicPartition(topic, int(number)), query)
@@ -106,13 +108,14 @@ class TopicEndpoints:
 
     async def _read(self, partition: TopicPartition, query: SliceQuery) -> tuple[Sequence[Record], dict[str, int]]:
         starts, ends = await window(self._admin, partition.topic, partition.partition)
-        first, end = starts[partition], ends[partition]
+        first = starts[partition]
+        end = ends[partition]
         written = (await self._admin.written_offsets([partition]))[partition]
         if query.isolation == "read_uncommitted":
             end = written
         start = first if query.offset is None else query.offset
         if not first <= start <= max(end, written):
-            text = f"{partition} holds offsets from {first} to before {end}, and {start} is requested"
+            text = f"offset {start} is out of range: {partition} has offsets from {first} to before {end}"
             raise OffsetOutOfRange(text, first_offset=first, end_offset=end)
         records, following = await read_slice(
             self._admin.config,

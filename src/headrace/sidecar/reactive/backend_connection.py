@@ -1,4 +1,4 @@
-"""One connection to a backend: a request goes out, its whole response comes back, nothing else is believed.
+"""One connection to a backend: it sends a request and accepts only a complete response to it.
 
 Source: RFC 9112.
 """
@@ -26,24 +26,25 @@ class BackendResponse(NamedTuple):
 class Broken(Exception):
     """No complete response arrived; the text says why.
 
-    `closed` is set when the server closed a connection that had a request, `silent` if also before the first byte of
-    a response.
+    `closed` is set when the server closed a connection that had a request. `silent` is set if no byte of a response
+    had arrived by then.
     """
 
     def __init__(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
         super().__init__(why)
-        self.silent, self.closed = silent, closed
+        self.silent = silent
+        self.closed = closed
 
 
 class Connection(asyncio.Protocol):
-    """A connection that may be kept for the next request, one at a time."""
+    """A connection that serves one request at a time and may be kept for the next one."""
 
     def __init__(self, max_body_bytes: int) -> None:
-        """Refuse answers with a larger body than `max_body_bytes`."""
+        """Reject responses with a larger body than `max_body_bytes`."""
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
-        """When the last response had come, on the loop's clock."""
+        """When the last response was complete, on the loop's clock."""
         self._max_body_bytes = max_body_bytes
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
@@ -53,15 +54,20 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
-        """Send a request; the future ends with its response, or with `Broken` at `end` of the loop's clock at last."""
-        self.reusable = self._keep = self._until_close = False
-        self._status = self._interims = self._head_bytes = self._bare_bytes = 0
+        """Send a request; the future has its response, or `Broken`, at the latest at `end` of the loop's clock."""
+        self.reusable = False
+        self._keep = False
+        self._until_close = False
+        self._status = 0
+        self._interims = 0
+        self._head_bytes = 0
+        self._bare_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
         self._response: BackendResponse | None = None
         self._end = end
         self._waiter = waiter = self._loop.create_future()
-        # A timer of an earlier request looks again when it is due: one per request costs more than all the rest.
+        # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
         try:
@@ -91,7 +97,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             problem = "it switched to another protocol"
         except httptools.HttpParserError as cause:
-            problem = f"it answered something that is not HTTP/1.1 ({cause})"
+            problem = f"its response is not HTTP/1.1 ({cause})"
         if self._response:
             # Bytes after a complete response are unsolicited.
             self._finish(self._response, self._keep and not problem)
@@ -113,7 +119,7 @@ class Connection(asyncio.Protocol):
             silent = not (self._status or self._bare_bytes)
             when = "without a response" if silent else "before its response was complete"
             self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent, closed=True)
-        del self._parser  # which knows this connection too
+        del self._parser  # it refers to this connection, too
 
     def on_message_begin(self) -> None:
         if self._response:
@@ -123,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             raise Broken(f"the head of its response is larger than {MAX_HEAD_BYTES} bytes")
-        if not self._status:  # what comes after the body is left out
+        if not self._status:  # trailers after the body are dropped
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")
             self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
@@ -132,14 +138,15 @@ class Connection(asyncio.Protocol):
         if status < 200:
             self._interims += 1
             if status < 100 or self._interims > MAX_INTERIMS:
-                raise Broken(f"it sent more than {MAX_INTERIMS} interim answers, or one of a status below 100")
+                raise Broken(f"it sent more than {MAX_INTERIMS} interim responses, or one with a status below 100")
             return
-        self._status, headers = status, self._headers
+        self._status = status
+        headers = self._headers
         self._keep = self._parser.should_keep_alive()
         framed = headers.get("transfer-encoding", "").lower()
         packed = headers.get("content-encoding", "").lower()
         if framed not in ("", "chunked") or packed not in ("", "identity"):
-            raise Broken(f"its response is compressed ({packed or framed}), though the request accepts none")
+            raise Broken(f"its response is compressed ({packed or framed}), which the request does not accept")
         if int(headers.get("content-length", "0")) > self._max_body_bytes:
             raise self._too_large()
         self._until_close = not framed and "content-length" not in headers and status not in _BODILESS
@@ -157,26 +164,26 @@ class Connection(asyncio.Protocol):
             self._headers.clear()
 
     def _too_large(self) -> Broken:
-        return Broken(f"its response is larger than {self._max_body_bytes} bytes: shorten it")
+        return Broken(f"its response is larger than {self._max_body_bytes} bytes; shorten it")
 
     def _finish(self, response: BackendResponse, keep: bool) -> None:
         if not self._waiter or self._waiter.done():
             return
         early = self._transport.get_write_buffer_size()
         if early and response.status < 300:
-            self._fail("it answered a success before the request had gone out whole: read all of it first")
+            self._fail("it returned a success before it had the whole request; read all of it first")
             return
         self._waiter.set_result(response)
         self._waiter = self._response = None
-        self._body = bytearray()  # what is kept holds no response
-        # Who answers before the request has gone out whole will not read the rest as a request's body.
+        self._body = bytearray()  # a kept connection holds no response
+        # A server that responds before it has the whole request does not read the rest as its body.
         self.reusable = keep and not early
         self.idle_since = self._loop.time()
 
     def _fail(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_exception(Broken(why, silent=silent, closed=closed))
-            self._waiter = None  # its exception knows this connection, and the body would stay in memory with it
+            self._waiter = None  # its exception refers to this connection, and would keep the body in memory
             self.abort()
 
     def _set_timer(self) -> None:
@@ -191,5 +198,5 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._end:
             self._set_timer()
         else:
-            got = "the response did not end" if self._status or self._bare_bytes else "no response arrived"
+            got = "the response was not complete" if self._status or self._bare_bytes else "no response arrived"
             self._fail(f"{got} in time (timeout_seconds)")

@@ -1,12 +1,10 @@
-"""A client of one backend: kept-alive connections, one request at a time on each, one deadline per request.
+"""A client of one backend: one deadline per request, redirects are never followed, nothing is decompressed.
 
-Names are resolved for every connection, redirects are never followed, nothing is decompressed.
 Source: RFC 9110, RFC 9112.
 """
 
 import asyncio
 import functools
-import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -14,20 +12,20 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connection_problem, forbidden_address
+from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, forbidden_address
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken
+from headrace.sidecar.reactive.connection_pool import ConnectionPool
 from headrace.sidecar.reactive.token import Token, token_headers
 
-_IDLE_SECONDS: Final = 30.0
 _NAMES: Final = 1000
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
 
 
-class Client:
-    """Asks one server; connections are opened when needed and kept."""
+class BackendClient:
+    """Sends requests to one server, over connections that are opened when needed and kept."""
 
     def __init__(
         self,
@@ -44,39 +42,40 @@ class Client:
         """Prepare; no connection is opened.
 
         Args:
-            timeout_seconds: Time of one request as a whole, the opening of a connection included.
-            max_answer_bytes: Largest body of a response.
+            timeout_seconds: Limit of a whole request, including the opening of a connection.
+            max_response_bytes: Largest body of a response.
             tls: Context of `https` connections; the system's authorities when None.
-            token: Goes with every request; one that is refused (401) is replaced once, and the request repeated.
-            forbidden: Says why an IP address must not be connected to, or nothing; called before every connection.
+            token: Sent with every request; one that is refused (401) is replaced once, and the request repeated.
+            forbidden: Returns why an IP address must not be connected to, or nothing; called before every connection.
         """
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """The URL without its query, which may hold secrets."""
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._address = parts.hostname or "", parts.port or (443 if self._tls else 80)
-        """Host and port."""
+        is_https = parts.scheme == "https"
+        self._connections = ConnectionPool(
+            parts.hostname or "",
+            parts.port or (443 if is_https else 80),
+            (tls or ssl.create_default_context()) if is_https else None,
+            max_response_bytes=max_response_bytes,
+            forbidden=forbidden,
+        )
         self._timeout_seconds = timeout_seconds
-        self._max_response_bytes = max_response_bytes
         self._token = token
-        self._forbidden = forbidden
         self._what = what
         self._starts: dict[str, str] = {}
+        """How the line of a header begins, by its name; see `_start_of`."""
         fixed = headers or {}
         self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(list(fixed.items()))}"
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
         self._post = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
-        self._closed = False
 
     def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, BackendResponse]:
-        """Return the response to a request; it is repeated at once only if a kept connection turns out to be closed.
+        """Return the response to a POST; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
-            headers: Headers of this request. Control and other than ASCII characters in values are percent-encoded;
-                left out are names that are no HTTP names, that say how a request is read, or that are set for every
-                request.
+            headers: Headers of this request. In values, control characters and those outside ASCII are
+                percent-encoded. A header is left out if its name is not valid, frames the request, or is set for
+                every request.
 
         Raises:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
@@ -93,16 +92,12 @@ class Client:
         return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
 
     def options(self) -> Coroutine[Any, Any, BackendResponse]:
-        """Return the response to an OPTIONS request for the URL, which changes nothing; raises as `get`."""
+        """Return the response to an OPTIONS request for the URL, which changes nothing; raises like `get`."""
         return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
 
     def close(self) -> None:
-        """Close every connection; requests in flight and later ones end as unavailable."""
-        self._closed = True
-        for connection in [*self._open]:
-            connection.abort()
-        self._open.clear()
-        self._idle.clear()
+        """Close every connection; requests in flight and later ones fail as unavailable."""
+        self._connections.close()
         if self._token:
             self._token.close()
 
@@ -110,98 +105,38 @@ class Client:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             if self._token is None:
-                return await self._ask((f"{head}\r\n".encode(), body), end)
-            return await self._ask_with(self._token, head, body, end)
+                return await self._connections.request((f"{head}\r\n".encode(), body), end)
+            return await self._send_with(self._token, head, body, end)
         except Broken as cause:
             text = f"waiting for the {self._what} {self.url}: {cause}"
             raise DestinationUnavailable(text, url=self.url, broken_off=cause.closed) from cause
 
-    async def _ask_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
+    async def _send_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
         for again in (False, True):
             try:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
                 raise Broken("no token arrived in time (timeout_seconds)") from cause
-            response = await self._ask((f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end)
+            response = await self._connections.request(
+                (f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end
+            )
             if response.status != 401 or again:
                 break
             token.forget(value)
         return response
-
-    async def _ask(self, request: Sequence[bytes], end: float) -> BackendResponse:
-        if kept := self._kept():
-            try:
-                return await self._exchange(kept, request, end)
-            except Broken as cause:
-                if not cause.silent:
-                    raise
-        return await self._exchange(await self._connect(end), request, end)
-
-    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> BackendResponse:
-        try:
-            return await connection.ask(request, end)
-        finally:
-            if connection.reusable:
-                self._idle.append(connection)
-            else:
-                connection.abort()
-                self._open.discard(connection)
-
-    def _kept(self) -> Connection | None:
-        oldest = asyncio.get_running_loop().time() - _IDLE_SECONDS
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.reusable and connection.idle_since >= oldest:
-                return connection
-            connection.abort()
-            self._open.discard(connection)
-        return None
-
-    async def _connect(self, end: float) -> Connection:
-        if self._closed:
-            raise Broken("the client is closed")
-        loop = asyncio.get_running_loop()
-        problem: OSError | None = None
-        try:
-            async with asyncio.timeout_at(end):
-                found = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-            for index, address in enumerate(addresses):
-                if why := self._forbidden(address):
-                    raise Broken(f"its name stands for an address that is not allowed: {why}")
-                # An address that swallows everything leaves the others their share of the time.
-                share = (end - loop.time()) / (len(addresses) - index)
-                try:
-                    async with asyncio.timeout(share):
-                        return await self._open_to(address)
-                except OSError as cause:
-                    problem = cause
-        except OSError as cause:
-            problem = cause
-        raise Broken(connection_problem(problem)) from problem
-
-    async def _open_to(self, address: str) -> Connection:
-        host, port = self._address
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_response_bytes),
-            address,
-            port,
-            ssl=self._tls,
-            server_hostname=host if self._tls else None,
-        )
-        self._open.add(connection)
-        return connection
 
     def _lines(self, headers: Sequence[tuple[str, str]]) -> str:
         values = "".join([value for _, value in headers])
         if not (values.isascii() and values.isprintable()):  # all at once, since nearly all are
             headers = [(name, quote(value, _PRINTABLE, errors="replace")) for name, value in headers]
         found = self._starts.get
-        return "".join([f"{s}{value}\r\n" for name, value in headers if (s := found(name) or self._start_of(name))])
+        return "".join(
+            [f"{start}{value}\r\n" for name, value in headers if (start := found(name) or self._start_of(name))]
+        )
 
     def _start_of(self, name: str) -> str:
-        """Return how a header's line begins, or nothing if it must not be sent; names are few, so this is kept."""
+        """Return how a header's line begins, or nothing if it must not be sent; kept, since names are few."""
         lower = name.lower()
         usable = HEADER_NAME.fullmatch(name) and not FRAMING.fullmatch(lower) and self._starts.get(lower) != ""
         start = f"{name}: " if usable else ""
@@ -211,7 +146,7 @@ class Client:
 
 
 MAX_RESPONSE_BYTES: Final = 1_048_576
-"""Largest response that is read, where it echoes no records."""
+"""Largest response that is read if it echoes no records."""
 
 
 def client_of(
@@ -219,12 +154,12 @@ def client_of(
     clock: Clock,
     tls: ssl.SSLContext | None = None,
     max_response_bytes: int = MAX_RESPONSE_BYTES,
-) -> Client:
-    """Return a client of a configured backend, and of its token server if it has one; see `Client`."""
-    ask = functools.partial(Client, timeout_seconds=backend.timeout_seconds, tls=tls)
+) -> BackendClient:
+    """Return a client of a configured backend, and of its token server if it has one."""
+    client = functools.partial(BackendClient, timeout_seconds=backend.timeout_seconds, tls=tls)
     token = None
     if oauth := backend.oauth:
-        server = ask(
+        server = client(
             oauth.token_url,
             max_response_bytes=MAX_HEAD_BYTES,
             headers=token_headers(oauth),
@@ -232,7 +167,7 @@ def client_of(
             what="token server",
         )
         token = Token(oauth, server.post, server.close, clock)
-    return ask(
+    return client(
         backend.url,
         max_response_bytes=max_response_bytes,
         headers=backend.headers,
@@ -242,7 +177,7 @@ def client_of(
 
 
 def _target(path: str, query: str) -> str:
-    """Return path and query as they stand in a request line."""
+    """Return path and query as a request line has them."""
     return quote(path or "/", safe="/%:@!$&'()*+,;=-._~") + (
         f"?{quote(query, safe='/?%:@!$&()*+,;=-._~')}" if query else ""
     )
@@ -252,13 +187,13 @@ class _StoredOffset(msgspec.Struct):
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None
 
 
-async def ask_offset(client: Client, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
-    """Return where a partition resumes, from a backend that keeps the offsets of the group; None if it has no offset.
+async def get_offset(client: BackendClient, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
+    """Return where a partition resumes, from a backend that stores the offsets of the group; None if it has none.
 
     The request is `GET path?group=&topic=&partition=&epoch=`, and the response `{"offset": n}`, null for none.
 
     Raises:
-        DestinationUnavailable: The backend does not say it.
+        DestinationUnavailable: The backend did not return an offset.
     """
     query = {"group": group, "topic": partition.topic, "partition": partition.partition, "epoch": epoch}
     response = await client.get(f"{path}?{urlencode(query)}")
@@ -268,4 +203,4 @@ async def ask_offset(client: Client, path: str, group: str, partition: TopicPart
         why = f"HTTP {response.status}"
     except (msgspec.MsgspecError, RecursionError) as cause:
         why = f'a body that is not {{"offset": n}}: {cause}'
-    raise DestinationUnavailable(f"GET {path} of {client.url} answers {why}")
+    raise DestinationUnavailable(f"GET {path} of {client.url} returned {why}")

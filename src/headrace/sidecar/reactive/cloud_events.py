@@ -1,4 +1,4 @@
-"""Records as CloudEvents: a record that is an event is sent as it is, any other is wrapped.
+"""Records as CloudEvents: a record that is an event is sent unchanged, any other is wrapped.
 
 Source: CloudEvents 1.0.2 with its JSON format, HTTP binding and Kafka binding; extensions Partitioning and Distributed
 Tracing.
@@ -22,9 +22,9 @@ from headrace.sidecar.record_json import delivery_id
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _VERSION: Final = "1.0"
-_NAME: Final = re.compile(r"[a-z0-9]{1,100}")  # clients keep the names of headers
+_NAME: Final = re.compile(r"[a-z0-9]{1,100}")  # HTTP clients cache the names of headers
 _OTHER_NAMES: Final = ("ce_data", "ce_datacontenttype")
-"""Headers that would be attributes by their names, and are none."""
+"""Headers that are named like attributes, but are not attributes."""
 _MEDIA_TYPE: Final = re.compile(r"[!-~][ -~]*")
 _YEAR_10000_MS: Final = 253_402_300_800_000
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -111,23 +111,23 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
 
 
 def _parse(value: bytes) -> CloudEvent:
-    """Read an event in the JSON format; DecodeError if it is none."""
+    """Read an event in the JSON format, or raise DecodeError."""
     try:
         members = _decode(_valid_json(value))
         attributes = {n: _decode_any(raw) for n, raw in members.items() if n not in ("data", "data_base64")}
         attributes = {name: value for name, value in attributes.items() if value is not None}
         content_type = attributes.pop("datacontenttype", "application/json")
         if not isinstance(content_type, str) or not _MEDIA_TYPE.fullmatch(content_type):
-            raise DecodeError("its datacontenttype is no media type")
+            raise DecodeError("its datacontenttype is not a media type")
         data = _data_of(members, content_type)
     except (DecodeError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as cause:
-        raise DecodeError(f"its content-type says application/cloudevents+json, and it is none: {cause}") from cause
+        raise DecodeError(f"its content-type says application/cloudevents+json, but it is not one: {cause}") from cause
     wrong = [n for n, v in attributes.items() if not _NAME.fullmatch(n) or not isinstance(v, str | int | bool)]
     missing = [name for name in _REQUIRED if not attributes.get(name)]
     if wrong or missing or attributes["specversion"] != _VERSION:
         raise DecodeError(
-            f"its content-type says application/cloudevents+json, and it is no CloudEvent 1.0: missing={missing}, "
-            f"wrong={len(wrong)} of {len(attributes)} attributes"
+            "its content-type says application/cloudevents+json, but it is not a valid CloudEvent 1.0: "
+            f"missing={missing}, wrong={len(wrong)} of {len(attributes)} attributes"
         )
     return CloudEvent(attributes, content_type, data)
 

@@ -22,7 +22,7 @@ _ERROR_CLASS: Final = re.compile(rf"((?:{_NAME}\.){{,9}}(?:[A-Z][\w$]{{,99}}|{_N
 
 
 class _Echo(msgspec.Struct):
-    """Where an echoed record lives; what else is echoed is not looked at."""
+    """Coordinates of an echoed record; other fields are ignored."""
 
     topic: str | None = None
     partition: int | None = None
@@ -30,7 +30,7 @@ class _Echo(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """One entry of a backend's response; unknown fields are ignored."""
+    """One result in a backend's response; unknown fields are ignored."""
 
     processed: bool | None = None
     permanent: object = None
@@ -73,12 +73,12 @@ def replies_of(response: bytes, sent: RecordBatch) -> list[Reply]:
         results = _decode_results(response)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise DestinationRefused(
-            f"the backend's response is not a JSON array of results ({cause}): response one object with "
+            f"the backend's response is not a JSON array of results ({cause}); return one object with "
             '"processed" per record, or set backend.mode: status'
         ) from cause
     if len(results) != len(sent):
         raise DestinationRefused(
-            f"the backend answered {len(results)} results for {len(sent)} records: response one per record"
+            f"the backend answered {len(results)} results for {len(sent)} records; return one per record"
         )
     positions = [result.position for result in results]
     if any(positions):
@@ -89,20 +89,19 @@ def replies_of(response: bytes, sent: RecordBatch) -> list[Reply]:
 def _by_position(
     results: Sequence[_Result], positions: Sequence[tuple[object, ...] | None], sent: RecordBatch
 ) -> list[_Result]:
-    """Return results in the order of the records. As many as records, so without repeats each record has its own."""
+    """Return results in the order of the records: their number is the same, so without repeats each has its own."""
     found: dict[tuple[object, ...], _Result] = {}
     order = [(*sent.topic_partition, offset) for offset in sent.offsets]
     known = {*order}
     for index, (result, position) in enumerate(zip(results, positions, strict=True)):
         problem = ""
         if position is None or None in position:
-            problem = "names no topic, partition and offset, and others do: name all or none"
+            problem = "has no topic, partition and offset, but others have; echo all records or none"
         elif position not in known:
-            problem = (
-                f"is of {position[0]}-{position[1]} offset {position[2]}, which was not sent: echo the record unchanged"
-            )
+            where = f"{position[0]}-{position[1]} offset {position[2]}"
+            problem = f"is for {where}, which was not sent; echo the record unchanged"
         elif position in found:
-            problem = f"is the second of offset {position[2]}: response one per record"
+            problem = f"is the second for offset {position[2]}; return one per record"
         if problem or position is None:
             raise DestinationRefused(f"the backend's result {index} {problem}")
         found[position] = result
@@ -110,8 +109,9 @@ def _by_position(
 
 
 def _failed(result: _Result) -> Reply:
-    reason, stack = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS], ""
-    if reason.lstrip().startswith(_TRACEBACK):  # it ends with what went wrong, so the end is kept
+    reason = (result.stacktrace or "the backend answered processed: false")[:_REASON_CHARACTERS]
+    stack = ""
+    if reason.lstrip().startswith(_TRACEBACK):  # the error is its last line, so the end is kept
         stack = (result.stacktrace or "").strip()[-_REASON_CHARACTERS:]
         reason = stack.splitlines()[-1]
     values = {
@@ -121,12 +121,12 @@ def _failed(result: _Result) -> Reply:
         "result_timestamp": result.timestamp,
     }
     details = tuple((name, str(value)) for name, value in values.items() if value is not None)
-    error, permanent = _class_of(result.stacktrace or ""), result.permanent is True
-    return Reply(error, reason, details=details, stack=stack, permanent=permanent)
+    error = _class_of(result.stacktrace or "")
+    return Reply(error, reason, details=details, stack=stack, permanent=result.permanent is True)
 
 
 def _class_of(trace: str) -> str:
-    """Return the class of error that a stack trace begins with, as Java's does, or ends with, as Python's does."""
+    """Return the error class in the first line of a stack trace, as in Java, or in the last one, as in Python."""
     lines = trace.strip().splitlines() or [""]
     found = _ERROR_CLASS.match(lines[0]) or _ERROR_CLASS.match(lines[-1])
     return found[1] if found else "not processed"

@@ -1,11 +1,11 @@
-"""Starts a consumer when its backend is ready, where `backend.health` is set."""
+"""Starts a consumer once its backend is ready, if `backend.health` is set."""
 
 import logging
 
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
 from headrace.runtime import Clock, Deadline, Readiness, Service
-from headrace.sidecar.reactive.client import Client
+from headrace.sidecar.reactive.client import BackendClient
 
 log = logging.getLogger(__name__)
 
@@ -13,9 +13,9 @@ _PAUSE_SECONDS = 1.0
 
 
 class StartWhenHealthy(Service):
-    """Starts a service when its backend is healthy for the first time, and stands for it from then on."""
+    """Starts a service once its backend is healthy, and represents it from then on."""
 
-    def __init__(self, waiting: Service, client: Client, health: BackendHealth, clock: Clock) -> None:
+    def __init__(self, waiting: Service, client: BackendClient, health: BackendHealth, clock: Clock) -> None:
         super().__init__(waiting.name)
         self._waiting = waiting
         self._client = client
@@ -50,10 +50,10 @@ class StartWhenHealthy(Service):
         self._begun = True
         try:
             await self._waiting.start()
-        except Exception as cause:  # noqa: BLE001 boundary: half of it may run, and must not begin a second time
+        except Exception as cause:  # noqa: BLE001 boundary: a part of it may run, and must not start twice
             self.die(cause)
         else:
-            log.info("%s: the backend is ready, consumption begins", self.name)
+            log.info("%s: the backend is ready, starting to consume", self.name)
 
     async def _problem(self) -> str:
         try:

@@ -1,4 +1,4 @@
-"""A backend as a destination: a POST per delivery over kept-alive connections, a reply per record."""
+"""A backend as a destination: it gets one POST per delivery, and its response gives one reply per record."""
 
 import functools
 import ssl
@@ -22,11 +22,11 @@ from headrace.sidecar.reactive.single import Request, replay_header, single
 _EXCERPT_BYTES: Final = 2000
 _MOST_SUSPECTS: Final = 1000
 _GATEWAY: Final = (502, 503, 504)
-"""Responses of who stands before a backend that is down."""
+"""Responses of a proxy whose backend is down."""
 
 
 class HttpDestination(Service):
-    """Posts records to a backend in the way its mode says."""
+    """Posts records to a backend, in the form that its mode requires."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HttpDestination(Service):
         self._results = backend.mode == "results"
         self._health = backend.health.path if backend.health else ""
         self._suspects: dict[tuple[TopicPartition, int] | None, None] = {}
-        """Records at which it closed the connection, each alone."""
+        """Records that were sent alone, and at which it closed the connection."""
         self._retry = retry
         self._payloads = payloads
         self._clock = clock
@@ -66,7 +66,7 @@ class HttpDestination(Service):
         return self._replies(await self._post(body, headers, records), records)
 
     async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> BackendResponse:
-        """Post; before a record at which the backend closed the connection, alone, ask whether it answers at all."""
+        """Post; before a record that is alone and a suspect, check whether the backend responds at all."""
         position = (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
         is_alive = position in self._suspects and await self._is_alive()
         try:
@@ -99,7 +99,7 @@ class HttpDestination(Service):
         return [replies[offset] for offset in records.offsets]
 
     def _replies(self, response: BackendResponse, sent: RecordBatch) -> list[Reply]:
-        """Say what a response means; raises if it speaks of the backend as a whole, or is not as agreed."""
+        """Return what a response means for each record; raise if it concerns the whole backend or is not valid."""
         status = response.status
         if status < 300:
             return replies_of(response.body, sent) if self._results else [ACK] * len(sent)
@@ -131,7 +131,7 @@ MAX_WAIT_SECONDS: Final = 300.0
 
 
 def retry_after_seconds(value: str, now: float) -> float | None:
-    """Return how long to leave a backend alone, at most 300 s; None if it names no number or date in the future."""
+    """Return how long to wait, at most 300 s; None if the value is not a positive number or a future date."""
     text = value.strip()
     if text.isascii() and text.isdigit():
         seconds = float(text[:20])

@@ -10,11 +10,13 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class PayloadDecoder:
-    """Reads keys and values of one consumer's records."""
+    """Decodes keys and values of one consumer's records."""
 
     def __init__(self, keys: Reader, key_format: str, values: Reader, value_format: str) -> None:
-        self.keys, self._key_format = keys, key_format
-        self.values, self._value_format = values, value_format
+        self.keys = keys
+        self._key_format = key_format
+        self.values = values
+        self._value_format = value_format
         self.content_type = FORMATS[value_format].media_type
         """Of what `body` returns."""
 
@@ -22,7 +24,7 @@ class PayloadDecoder:
         """Fetch the schemas that these records name; await it before anything else.
 
         Raises:
-            RegistryUnavailable: A schema is not known here, and the registry does not answer.
+            RegistryUnavailable: A schema is not cached, and the registry does not respond.
         """
         if self.keys.names_schemas:
             await self.keys.prepare(records.keys)
@@ -30,10 +32,10 @@ class PayloadDecoder:
             await self.values.prepare(records.values)
 
     def key_text(self, record: Record) -> str | None:
-        """Return a key outside of JSON: text as it is, bytes as base64, anything else as JSON text.
+        """Return a key outside of JSON: text unchanged, bytes as base64, anything else as JSON text.
 
         Raises:
-            DecodeError: It is not of its format, as of `body`.
+            DecodeError: It does not fit its format; also raised by `body`.
         """
         found = self.keys.decode(record.key)
         if found is None:
@@ -41,7 +43,7 @@ class PayloadDecoder:
         return _decode_text(found) if self._key_format in STRINGS else found.decode()
 
     def body(self, record: Record) -> bytes:
-        """Return a value as a body of its own; none when it is null."""
+        """Return a value as the body of a request; empty when it is null."""
         value = record.value
         if value is None or self._value_format == "binary":
             return value or b""

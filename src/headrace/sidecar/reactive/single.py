@@ -1,4 +1,4 @@
-"""One record per request: its value as body, and all else of it in headers that any byte survives.
+"""One record per request: its value is the body, and headers hold the rest, whatever its bytes are.
 
 Source: W3C Trace Context; light-4j (the names of the id headers).
 """
@@ -37,7 +37,7 @@ def delivery_headers(payloads: PayloadDecoder, delivery: Delivery, record: Recor
     """Return the headers of a request with one record: identity, topic, partition, offset, key, headers, trace.
 
     Raises:
-        DecodeError: The key is not of its format.
+        DecodeError: The key does not fit its format.
     """
     own = record.headers
     identity = safe(delivery_id(delivery, record.offset, own))
@@ -71,7 +71,7 @@ def replay_header(delivery: Delivery) -> list[tuple[str, str]]:
 
 
 def safe(text: str | bytes) -> str:
-    """Return text as a header's value: what is no visible ASCII, and `"` and `%`, is percent-encoded.
+    """Return text as a header's value: `"`, `%` and what is not visible ASCII are percent-encoded.
 
     Source: CloudEvents HTTP binding 1.0.2, 3.1.3.2.
     """
@@ -85,7 +85,7 @@ def headers_text(headers: Sequence[Header]) -> str:
 
 
 def trace_of(found: dict[str, bytes]) -> dict[str, str]:
-    """Return `traceparent` and `tracestate` of a record's headers (by lower-case name), if they are such."""
+    """Return `traceparent` and `tracestate` of a record's headers (by lower-case name), if they are valid."""
     parent, state = found.get("traceparent", b""), found.get("tracestate", b"")
     if not _TRACE_PARENT.fullmatch(parent):
         return {}

@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(_Granted, strict=False).decode
 
 
 def token_headers(oauth: OAuth) -> dict[str, str]:
-    """Return the headers of a question to the token server."""
+    """Return the headers of a request to the token server."""
     pair = f"{quote(oauth.client_id, safe='')}:{quote(oauth.client_secret.get_secret_value(), safe='')}"
     return {
         "Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
@@ -44,34 +44,36 @@ def token_headers(oauth: OAuth) -> dict[str, str]:
 
 
 class Token:
-    """The token in use; requested when needed, by one task at a time, and kept until shortly before its end."""
+    """The current token: requested when needed, by one task at a time, and kept until shortly before it expires."""
 
     def __init__(
-        self, oauth: OAuth, ask: Callable[[bytes], Awaitable[BackendResponse]], close: Callable[[], None], clock: Clock
+        self, oauth: OAuth, post: Callable[[bytes], Awaitable[BackendResponse]], close: Callable[[], None], clock: Clock
     ) -> None:
-        """Prepare; `ask` posts a form to the token server, `close` ends the connections to it."""
+        """Prepare; `post` sends a form to the token server, `close` closes the connections to it."""
         self.close = close
         parameters = {"scope": oauth.scope, "audience": oauth.audience}
         self._form = urlencode({"grant_type": "client_credentials", **{k: v for k, v in parameters.items() if v}})
         self._url = oauth.token_url.partition("?")[0]
         """Without its query, which may hold secrets."""
-        self._ask = ask
+        self._post = post
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._value = self._problem = ""
-        self._until = self._failed_at = -1.0
+        self._value = ""
+        self._until = -1.0
+        self._problem = ""
+        self._failed_at = -1.0
 
     async def value(self) -> str:
-        """Return a token that is good for some time.
+        """Return a token that is valid for some time.
 
         Raises:
-            DestinationUnavailable: The token server gave none.
+            DestinationUnavailable: The token server returned none.
         """
         since = self._clock.monotonic()
         if since < self._until:
             return self._value
         async with self._lock:
-            if self._failed_at > since:  # those that waited meanwhile get the same response
+            if self._failed_at > since:  # tasks that waited meanwhile get the same error
                 raise DestinationUnavailable(self._problem, url=self._url)
             if self._clock.monotonic() >= self._until:
                 await self._fetch()
@@ -84,9 +86,10 @@ class Token:
 
     async def _fetch(self) -> None:
         try:
-            granted = self._read(await self._ask(self._form.encode()))
+            granted = self._read(await self._post(self._form.encode()))
         except DestinationUnavailable as cause:
-            self._failed_at, self._problem = self._clock.monotonic(), cause.description
+            self._failed_at = self._clock.monotonic()
+            self._problem = cause.description
             raise
         lasts = _UNSAID_SECONDS if granted.expires_in is None else granted.expires_in
         self._value = granted.access_token
@@ -99,12 +102,12 @@ class Token:
             granted = _Granted()
         if response.status != 200:
             named = f" ({granted.error})" if _ERROR.fullmatch(granted.error) else ""
-            check = (
-                ": check oauth.client_id, oauth.client_secret and oauth.scope" if response.status in (400, 401) else ""
-            )
+            check = ""
+            if response.status in (400, 401):
+                check = ": check oauth.client_id, oauth.client_secret and oauth.scope"
             why = f"it answered HTTP {response.status}{named}{check}"
         elif granted.token_type.lower() != "bearer" or not _TOKEN.fullmatch(granted.access_token):
-            why = "its response holds no bearer token: is oauth.token_url the token endpoint?"
+            why = "its response has no bearer token: is oauth.token_url the token endpoint?"
         else:
             return granted
         raise DestinationUnavailable(f"waiting for the token server {self._url}: {why}", url=self._url)

@@ -1,4 +1,4 @@
-"""Two members of a group, whose partitions leave and come back and whose clients lose answers, in random sequences."""
+"""Two members of a group, in random sequences: partitions are revoked and come back, and responses are lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from active_world import P0, P1, World, run_virtual, spec_of
+from active_harness import P0, P1, ActiveHarness, run_virtual, spec_of
 
 from headrace.client import RetryPolicy
 from headrace.client.exchange import HttpReply, HttpRequest, NewRecord, ResponseLost
@@ -46,7 +46,7 @@ class Member:
         self.last: dict[TopicPartition, int] = {}
 
     async def run(self, work: Any, loses: float = 0.0) -> Any:
-        """Carry out an operation of the client; some answers are lost."""
+        """Carry out an operation of the client; some responses are lost."""
         try:
             step = next(work)
             while True:
@@ -63,33 +63,33 @@ class Member:
             return end.value
 
     async def serve(self, request: HttpRequest) -> Any:
-        """Answer as the service does."""
-        world, one, body = self.group.world, self.instance, msgspec.json.encode(request.body)
+        """Respond as the service does."""
+        harness, one, body = self.group.harness, self.instance, msgspec.json.encode(request.body)
         match request.method, request.path.rpartition("/")[2].partition("?")[0]:
             case "GET", "records":
                 return await self.read()
             case "GET", "assignments":
                 return {"partitions": [partition._asdict() for partition in one.assigned]}
             case "PUT", "offsets":
-                found = await world.run(one.membership.committed(msgspec.json.decode(body, type=Partitions).all))
+                found = await harness.run(one.membership.committed(msgspec.json.decode(body, type=Partitions).all))
                 return {"offsets": [Position(*partition, at.offset) for partition, at in found.items()]}
             case "POST", "offsets":
                 found = msgspec.json.decode(body, type=CommitRequest).offsets or []
-                await world.run(one.commit([each.processed() for each in found]))
+                await harness.run(one.commit([each.processed() for each in found]))
             case "POST", "positions":
                 named = [each.processed(0) for each in msgspec.json.decode(body, type=SeekPositions).offsets]
                 targets = {each.partition: each.at.offset for each in named}
-                await world.run(one.seek(targets, [each for each in named if each.assignment]))
+                await harness.run(one.seek(targets, [each for each in named if each.assignment]))
             case "POST", "first":
-                await world.run(one.seek(dict.fromkeys(msgspec.json.decode(body, type=Partitions).all, 0)))
+                await harness.run(one.seek(dict.fromkeys(msgspec.json.decode(body, type=Partitions).all, 0)))
             case "POST", "transactions":
                 if "consumer" in request.body:
                     offsets = msgspec.convert(request.body["consumer"], ConsumerOffsets).offsets
-                    found, committed = await world.run(one.for_transaction([each.processed() for each in offsets]))
+                    found, committed = await harness.run(one.for_transaction([each.processed() for each in offsets]))
                     assert found.member() is not None
                     for partition, at in found.offsets.items():
                         self.group.commit(partition, at)
-                        world.committed[partition] = at
+                        harness.committed[partition] = at
                     committed()
                 self.group.outputs.update(map(tuple, (each.value for each in request.body["topics"][0]["records"])))
                 return {"topics": []}
@@ -98,7 +98,7 @@ class Member:
     async def read(self, stream: object = None) -> list[Any]:
         """Read as the route does; the client gets the response whole, in part, or not at all."""
         work = self.instance.read(max_bytes=200_000, max_records=2, wait_seconds=0.01, stream=stream)
-        found = await self.group.world.run(work)
+        found = await self.group.harness.run(work)
         for before, record in itertools.pairwise(found.records):
             assert before.topic_partition != record.topic_partition or before.offset + 1 == record.offset
         texts = await self.instance.entries.write(found.records, found.assignments)
@@ -122,38 +122,38 @@ class Group:
     """The members, what they have got, and what was made of it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, kind: str, seed: int) -> None:
-        self.kind, self.dice, self.world = kind, random.Random(seed), World(patch)
+        self.kind, self.dice, self.harness = kind, random.Random(seed), ActiveHarness(patch)
         self.got: set[tuple[TopicPartition, int]] = set()
         self.outputs: Counter[tuple[int, int]] = Counter()
         self.wrong: list[str] = []
         self.owner: dict[TopicPartition, Member] = {}
-        self.world.on_commit = self.commit
+        self.harness.on_commit = self.commit
         for partition in (P0, P1):
-            self.world.append(partition, *[4] * RECORDS)
+            self.harness.append(partition, *[4] * RECORDS)
         self.members = [Member(self, "a"), Member(self, "b")]
 
     def commit(self, partition: TopicPartition, at: Committed) -> None:
         """No committed offset passes a record that no client got, and none goes back."""
-        before = self.world.committed.get(partition, Committed(0))
+        before = self.harness.committed.get(partition, Committed(0))
         if before.offset > at.offset or not {(partition, offset) for offset in range(at.offset)} <= self.got:
             self.wrong.append(f"{partition}: {before} to {at}")  # an error would only end the consumer
 
     async def open(self) -> None:
-        await self.world.instances.start()
+        await self.harness.instances.start()
         for one in self.members:
-            one.instance = await self.world.instances.create(spec_of(one.name))
+            one.instance = await self.harness.instances.create(spec_of(one.name))
             await one.instance.membership.subscribe(Topics(["t"]))
-            await self.world.turns()
-            one.kafka = self.world.clients[-1]
+            await self.harness.turns()
+            one.kafka = self.harness.clients[-1]
         for partition in (P0, P1):
             await self.move(partition, self.members[0])
 
     async def move(self, partition: TopicPartition, to: Member) -> None:
         if partition in self.owner:
             self.owner[partition].kafka.rebalance(self.dice.choice(["on_revoke", "on_lost"]), partition)
-            await self.world.rebalanced()
+            await self.harness.rebalanced()
         to.kafka.rebalance("on_assign", partition)
-        await self.world.rebalanced()
+        await self.harness.rebalanced()
         self.owner[partition] = to
 
     async def step(self, one: Member, loses: float = 0.3) -> None:
@@ -179,22 +179,22 @@ class Group:
         assert self.wrong == []
 
     async def light(self, one: Member) -> None:
-        """Read or stream, and commit by name or without a body, with no word of assignments."""
+        """Read or stream, and commit with offsets or without a body, but without assignments."""
         choice = self.dice.randrange(4)
         if choice < 2:
             if choice:
                 with one.instance.turn.stream() as token:
-                    await self.world.run(one.instance.resume([]))
+                    await self.harness.run(one.instance.resume([]))
                     found = await one.read(token)
             else:
                 found = await one.read()
             one.got(*((TopicPartition(each["topic"], each["partition"]), each["offset"]) for each in found))
         elif choice == 2:
-            await self.world.run(one.instance.commit())
+            await self.harness.run(one.instance.commit())
         else:
             last, one.last = one.last, {}
             body = [Position(*partition, offset).processed() for partition, offset in last.items()]
-            await self.world.run(one.instance.commit(body))
+            await self.harness.run(one.instance.commit(body))
 
     async def main(self) -> None:
         await self.open()
@@ -202,14 +202,14 @@ class Group:
             if self.dice.random() < 0.25:
                 await self.move(self.dice.choice([P0, P1]), self.dice.choice(self.members))
             await self.step(self.dice.choice(self.members))
-        await self.world.clock.advance(1)
+        await self.harness.clock.advance(1)
         every = {(partition, n) for partition in (P0, P1) for n in range(RECORDS)}
-        while self.world.committed != {P0: Committed(RECORDS), P1: Committed(RECORDS)}:
+        while self.harness.committed != {P0: Committed(RECORDS), P1: Committed(RECORDS)}:
             for one in self.members:
                 await self.step(one, loses=0.0)
         assert self.got == every
         assert self.kind != "transactions" or self.outputs == Counter((p.partition, n) for p, n in every)
-        await self.world.instances.stop()
+        await self.harness.instances.stop()
 
 
 async def settle(clock: ManualClock) -> None:
@@ -219,7 +219,7 @@ async def settle(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("kind", ["transactions", "commits", "light"])
 def test_each_record_is_processed_and_no_commit_goes_back(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Whoever has a partition, whatever is lost: 350 sequences of each kind of client."""
+    """350 random sequences of each kind of client."""
     monkeypatch.setattr(ManualClock, "settle", settle)  # faster, and enough here
     for seed in range(350):
         with monkeypatch.context() as patch:

@@ -99,8 +99,8 @@ def test_nothing_to_report_is_fine() -> None:
 @pytest.mark.parametrize(
     ("body", "index", "text"),
     [
-        (b"", None, "no array"),
-        (b"\xff", None, "no array"),
+        (b"", None, "not an array"),
+        (b"\xff", None, "not an array"),
         ({"record": RECORD}, None, "Expected `array`"),
         ([{"record": RECORD}, {"processed": True}], 1, "result 1 has no record"),
         ([{"record": {"topic": "orders", "partition": 1}}], 0, "missing required field `offset`"),

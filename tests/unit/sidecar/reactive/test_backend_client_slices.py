@@ -128,7 +128,7 @@ async def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool
     if counts:
         assert (await waiter).status == 413
     else:
-        with pytest.raises(Broken, match="before the request had gone out"):
+        with pytest.raises(Broken, match="before it had the whole request"):
             await waiter
     connection.connection_lost(None)
 

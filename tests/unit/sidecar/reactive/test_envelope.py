@@ -48,21 +48,15 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
     }
 
 
-def test_without_a_live_assignment_there_is_no_epoch() -> None:
-    """A number that cannot be compared with others of the partition would be taken for a late one."""
-    (found,) = json.loads(array_of(DELIVERY._replace(epoch=0), RecordBatch.of([record()]), [None], [None]))
-    assert (found["attempt"], "epoch" in found) == (2, False)
-
-
-@pytest.mark.parametrize("headers", [None, [], [("x", b"")]])
-def test_a_record_without_a_correlation_id_gets_one_that_stays(headers: list[Header] | None) -> None:
-    """As in the original there is always one; ours is the same in every attempt."""
-    assert entry(record(headers=headers))["headers"]["X-Correlation-Id"] == 'g":to"pic:3:7'
-
-
-def test_the_records_own_correlation_id_is_kept() -> None:
-    """Whoever wrote the record chose it."""
-    assert entry(record(headers=[("X-Correlation-Id", b"mine")]))["headers"] == {"X-Correlation-Id": "mine"}
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [(None, 'g":to"pic:3:7'), ([("x", b"")], 'g":to"pic:3:7'), ([("X-Correlation-Id", b"mine")], "mine")],
+)
+def test_each_record_has_a_correlation_id(headers: list[Header] | None, expected: str) -> None:
+    """Its own, or its delivery id, which is the same in every attempt. Without a live assignment it has no epoch."""
+    batch = RecordBatch.of([record(headers=headers)])
+    (found,) = json.loads(array_of(DELIVERY._replace(epoch=0), batch, [None], [None]))
+    assert (found["headers"]["X-Correlation-Id"], found["attempt"], "epoch" in found) == (expected, 2, False)
 
 
 def test_null_key_and_value_are_left_out() -> None:
@@ -93,7 +87,7 @@ def result(offset: int, processed: bool, name: str = "record", **more: Any) -> d
 
 def outcomes(response: Any, *offsets: int) -> list[Any]:
     sent = RecordBatch.of([record(offset) for offset in offsets or (7,)])
-    return list(replies_of(json.dumps(response).encode(), sent))
+    return list(replies_of(response if isinstance(response, bytes) else json.dumps(response).encode(), sent))
 
 
 @given(st.integers(1, 50), st.data())
@@ -175,6 +169,10 @@ ONE = result(7, True)
 @pytest.mark.parametrize(
     ("response", "says"),
     [
+        ([ONE, ONE], "result 1 is the second for offset 7"),
+        ([ONE, {"processed": True}], "result 1 has no topic"),
+        ([{"processed": True}, result(8, True)], "result 0 has no topic"),
+        ([ONE, result(9, True)], "result 1 is for .* offset 9"),
         (b"", "not a JSON array"),
         (b"{}", "not a JSON array"),
         (b"[1]", "not a JSON array"),
@@ -187,35 +185,17 @@ ONE = result(7, True)
         (b'[{"record":{"topic":"t","partition":"3","offset":7},"processed":true}]', "not a JSON array"),
         (b"[" * 100_000, "not a JSON array"),
         (b'[{"x":' + b"[" * 100_000, "not a JSON array"),
-        (b"[{},{}]", "2 results for 1 records"),
-        ([{**ONE, "record": {"topic": "x", "partition": 3, "offset": 7}}], "result 0 is of x-3 offset 7"),
-        ([result(8, True)], "result 0 is of to.pic-3 offset 8, which was not sent"),
-        ([{**ONE, "record": {**PLACE, "partition": 4, "offset": 7}}], "result 0 is of to.pic-4 offset 7"),
-        ([{**ONE, "record": PLACE}], "result 0 names no topic"),
+        (b"[{}]", "1 results for 2 records"),
+        ([{**ONE, "record": {"topic": "x", "partition": 3, "offset": 7}}, ONE], "result 0 is for x-3 offset 7"),
+        ([{**ONE, "record": {**PLACE, "partition": 4, "offset": 7}}, ONE], "result 0 is for to.pic-4 offset 7"),
+        ([{**ONE, "record": PLACE}, ONE], "result 0 has no topic"),
     ],
     ids=lambda value: repr(value)[:40],
 )
 def test_a_response_that_is_not_as_agreed_is_refused(response: Any, says: str) -> None:
-    """Nothing is taken as done by mistake, and the words say what is wrong."""
+    """Nothing is guessed, and the text says what is wrong."""
     with pytest.raises(DestinationRefused, match=says):
-        replies_of(
-            response if isinstance(response, bytes) else json.dumps(response).encode(), RecordBatch.of([record()])
-        )
-
-
-@pytest.mark.parametrize(
-    ("results", "says"),
-    [
-        ([result(7, True), result(7, True)], "result 1 is the second of offset 7"),
-        ([result(7, True), {"processed": True}], "result 1 names no topic"),
-        ([{"processed": True}, result(8, True)], "result 0 names no topic"),
-        ([result(7, True), result(9, True)], "result 1 is of .* offset 9"),
-    ],
-)
-def test_coordinates_are_given_for_each_record_once_or_not_at_all(results: list[Any], says: str) -> None:
-    """Between the two ways of matching nothing is guessed."""
-    with pytest.raises(DestinationRefused, match=says):
-        outcomes(results, 7, 8)
+        outcomes(response, 7, 8)
 
 
 VALUES = st.recursive(

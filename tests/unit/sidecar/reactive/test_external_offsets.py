@@ -12,7 +12,7 @@ from yaml_table import table
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
-from headrace.sidecar.reactive.client import ask_offset
+from headrace.sidecar.reactive.client import get_offset
 
 EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
 
@@ -31,7 +31,7 @@ class Client:
 
 
 def ask(client: Any, partition: TopicPartition) -> int | None:
-    return asyncio.run(ask_offset(client, "/offsets", "g & h", partition, EPOCHS[partition]))
+    return asyncio.run(get_offset(client, "/offsets", "g & h", partition, EPOCHS[partition]))
 
 
 def test_each_partition_is_asked_for_with_its_epoch() -> None:

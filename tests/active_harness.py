@@ -34,7 +34,7 @@ P0, P1, P2 = (TopicPartition("t", n) for n in range(3))
 GROUP = "g"
 
 
-class World:
+class ActiveHarness:
     """The log, the commits and the topics of a cluster, which is also the `Admin` of its instances."""
 
     config = KafkaConfig()
@@ -51,7 +51,7 @@ class World:
         """Set while the admin answers."""
         self.responses.set()
         self.failure: confluent_kafka.KafkaException | None = None
-        """Raised by questions to the coordinator while it is set."""
+        """Raised by requests to the coordinator while it is set."""
         self.instances = self.process()
         self.instance: ActiveInstance
         """One of them, which the test makes."""
@@ -61,7 +61,7 @@ class World:
         patch.setattr("headrace.kafka.consumer.LoopProxy", Proxy)
 
     def append(self, partition: TopicPartition, *sizes: int) -> None:
-        """Append records: JSON strings of so many bytes."""
+        """Append records: JSON strings of these sizes in bytes."""
         log = self.logs[partition]
         for size in sizes:
             log.append(Message(partition, len(log), key=None, value=b'"%s"' % (b"x" * max(0, size - 2))))
@@ -98,7 +98,7 @@ class World:
         return await task
 
     def turn(self) -> None:
-        """Let the thread of each consumer take one turn, and the loop hear of it."""
+        """Let the thread of each consumer take one turn, and the loop process its results."""
         for client in list(self.clients):
             client.steps.turn()
 
@@ -125,16 +125,16 @@ class Client(ConsumerClient):
 
     newest: Client
 
-    def __init__(self, world: World, settings: Mapping[str, Any]) -> None:
+    def __init__(self, harness: ActiveHarness, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.world = world
+        self.harness = harness
         self.steps: Steps
         self.loses_commits = False
         """Whether commits fail."""
         self._events: deque[tuple[str, list[TopicPartition]]] = deque()
         self._reports: deque[tuple[confluent_kafka.KafkaError | None, list[Any]]] = deque()
         self._on_commit = settings["on_commit"]
-        world.clients.append(self)
+        harness.clients.append(self)
         Client.newest = self
 
     def rebalance(self, event: str, *partitions: TopicPartition) -> None:
@@ -163,7 +163,7 @@ class Client(ConsumerClient):
         found: list[Any] = []
         for partition, position in self.assigned.items():
             if partition not in self.paused:
-                records = self.world.logs[partition][position : position + most - len(found)]
+                records = self.harness.logs[partition][position : position + most - len(found)]
                 found += records
                 self.assigned[partition] += len(records)
         return found
@@ -174,29 +174,29 @@ class Client(ConsumerClient):
                 raise confluent_kafka.KafkaException(
                     confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG)
                 )
-            end = len(self.world.logs[where(item)])
+            end = len(self.harness.logs[where(item)])
             marks = {confluent_kafka.OFFSET_BEGINNING: 0, confluent_kafka.OFFSET_END: end}
             self.assigned[where(item)] = marks.get(item.offset, item.offset)
 
     def partitions(self) -> Iterable[TopicPartition]:
-        return self.world.logs
+        return self.harness.logs
 
     def stored(self, partition: TopicPartition) -> tuple[Committed | None, Any]:
-        if self.world.failure:
-            raise self.world.failure
-        return self.world.committed.get(partition), None
+        if self.harness.failure:
+            raise self.harness.failure
+        return self.harness.committed.get(partition), None
 
     def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
-        return 0, len(self.world.logs[where(item)])
+        return 0, len(self.harness.logs[where(item)])
 
     def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
-        if self.world.failure:
-            raise self.world.failure
+        if self.harness.failure:
+            raise self.harness.failure
         for item in [] if self.loses_commits else offsets:
             assert where(item) in self.assigned, f"a commit of {where(item)}, which is not assigned"
             at = Committed(item.offset, item.metadata or "")
-            self.world.on_commit(where(item), at)
-            self.world.committed[where(item)] = at
+            self.harness.on_commit(where(item), at)
+            self.harness.committed[where(item)] = at
         if asynchronous:
             failure = (
                 confluent_kafka.KafkaError(confluent_kafka.KafkaError.NOT_COORDINATOR) if self.loses_commits else None
@@ -205,11 +205,11 @@ class Client(ConsumerClient):
 
     def close(self) -> None:
         super().close()
-        self.world.clients.remove(self)
+        self.harness.clients.remove(self)
 
 
 class Steps:
-    """Stands for the thread of a consumer: it runs when it is told to."""
+    """In place of the thread of a consumer: it runs when a test calls `turn`."""
 
     def __init__(self, name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]) -> None:
         self.poll: Any = run.__self__  # type: ignore[attr-defined]
@@ -294,7 +294,7 @@ class _Selector(selectors.SelectSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everything waits, and nothing will ever happen"
+        assert timeout is not None, "everything waits, and nothing will happen"
         self._loop.now += timeout
         return []  # nothing comes from outside
 
@@ -318,10 +318,10 @@ def spec_of(name: str = "one", **given: Any) -> InstanceSpec:
     return InstanceSpec(**values)
 
 
-async def read(world: World, wait_seconds: float = 0.5, **limits: int) -> Any:
+async def read(harness: ActiveHarness, wait_seconds: float = 0.5, **limits: int) -> Any:
     """Read what is there."""
     given = {"max_bytes": 200_000, "max_records": 10_000, **limits}
-    return await world.run(world.instance.read(wait_seconds=wait_seconds, **given))
+    return await harness.run(harness.instance.read(wait_seconds=wait_seconds, **given))
 
 
 def run_virtual(work: Coroutine[Any, Any, None]) -> None:
@@ -342,22 +342,22 @@ class Compared(TopicPartition):
     __hash__ = TopicPartition.__hash__
 
 
-async def work_of(world: World, count: int) -> int:
-    """Return the comparisons of requests that name so many partitions, of which the first instance has two."""
+async def work_of(harness: ActiveHarness, count: int) -> int:
+    """Return the comparisons of requests that name this many partitions, of which the first instance has two."""
     many: list[TopicPartition] = [Compared("t", n) for n in range(count)]
     first = [Processed(partition, Committed(1)) for partition in many]
-    world.logs |= {partition: [] for partition in many if partition not in world.logs}
+    harness.logs |= {partition: [] for partition in many if partition not in harness.logs}
     Compared.count = 0
     with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
-        await world.run(world.instance.commit(first))
+        await harness.run(harness.instance.commit(first))
     with pytest.raises(InstanceState, match=f"t-11 and {count - 12} more;"):
-        await world.run(world.instance.seek(dict.fromkeys(many, 1)))
-    assigned = await world.instances.create(spec_of("assigned"))
+        await harness.run(harness.instance.seek(dict.fromkeys(many, 1)))
+    assigned = await harness.instances.create(spec_of("assigned"))
     for partitions in (many, many[1:]):
         await assigned.membership.subscribe(Topics(partitions=partitions))
-        await world.turns()
+        await harness.turns()
     await assigned.wait_assigned(many)
     assert assigned.assigned == many[1:]
-    await world.run(assigned.commit(first[1:]))
-    await world.instances.delete(assigned)
+    await harness.run(assigned.commit(first[1:]))
+    await harness.instances.delete(assigned)
     return Compared.count
